@@ -44,7 +44,7 @@ def test_models_of_the_file_carry_their_own_engine_settings(tmp_path: Path) -> N
         ("gateway: {port: 70000}", "gateway.port"),
         ("models: []", "no model to serve"),
         ("models: [{name: a, path: x}, {name: a, path: y}]", "two models share the name 'a'"),
-        ("models: [{name: a}]", "models.0.path"),
+        ("models: [{name: a}]", "models.0"),
         ("- a list", "mapping"),
         ("a: [", "not valid YAML"),
     ],

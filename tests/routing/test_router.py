@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES, Situation, by_prefix, pick_lowest, score, usable
-from kvarn.routing.router import ESTIMATED_BLOCKS, Choice, Router
+from kvarn.routing.router import Choice, Router
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import EngineStats, StepTimes
 
@@ -48,7 +48,7 @@ def choose(router: Router, tokens: list[int] | None = None, now: float = 1.0, **
 
 def hold(router: Router, replica: str, tokens: list[int]) -> None:
     """The replica says that it has cached these tokens."""
-    router._blocks[replica].change(names(tokens), b"")  # type: ignore[union-attr]
+    router._blocks[replica].change(names(tokens), b"")
 
 
 # Filters -------------------------------------------------------------------------------------------------------------
@@ -274,22 +274,6 @@ def test_more_replicas_than_the_index_has_numbers_are_chosen_by_load() -> None:
     watchers = [router.add(str(number)) for number in range(70)]
     assert sum(watcher is not None for watcher in watchers) == 64
     assert len({choose(router, [1]).replica for _ in range(70)}) > 60
-
-
-def test_of_a_replica_that_does_not_tell_is_thought_what_it_was_sent() -> None:
-    router = Router("prefix", seed=0)
-    for number in range(3):
-        assert router.add(str(number), tells_blocks=False) is None
-    first = choose(router, list(range(1600)))
-    first.end()
-    second = choose(router, list(range(1600)) + [5] * 1600)
-    second.end()
-    assert (second.replica, second.cached_tokens) == (first.replica, 1600)
-    filler = 0
-    while filler * 1000 <= 2 * ESTIMATED_BLOCKS:
-        filler += 1
-        choose(router, [filler] * 16_000, excluded={"0", "1", "2"} - {first.replica}).end()
-    assert choose(router, list(range(1600))).cached_tokens == 0
 
 
 def test_the_policies_of_the_configuration_are_all_here() -> None:

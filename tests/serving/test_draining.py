@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvarn
-from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaState
@@ -30,7 +30,7 @@ class Fleet:
     """Replicas of the demo model, and those who wait for answers."""
 
     def __init__(self) -> None:
-        self.replicas = ReplicaSet()
+        self.replicas = ReplicaSet(routing=RoutingConfig())
         self.supervisors: list[EngineSupervisor] = []
         self._numbers = itertools.count()
 

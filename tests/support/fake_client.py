@@ -51,7 +51,6 @@ class FakeReplicaClient:
     """Where set, adapters are not loaded."""
     embedded: list[list[list[int]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
-    tells_blocks: bool = True
     watcher: BlockWatcher | None = None
 
     async def generate(

@@ -139,7 +139,10 @@ def running(server: GatewayServer, *, wait_ready: bool = True) -> Iterator[Gatew
         with server.client() as client:
             wait_for(lambda: uvicorn_server.started, "the gateway to listen")
             models = server.served.values()
-            wait_for(lambda: all(model.text or model.load_error for model in models), "text to be loaded")
+            wait_for(
+                lambda: all(model.text or model.load_error or model.config.external for model in models),
+                "text to be loaded",
+            )
             if wait_ready:
                 wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server

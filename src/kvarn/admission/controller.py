@@ -172,6 +172,12 @@ class AdmissionController:
         self._arrive(demand, now)
         return len(self.queue) >= self._rules.max_queue or self._predict_refusal(demand, now) is not None
 
+    def predicted_ttft_s(self, demand: Demand, now: float) -> float | None:
+        """Seconds from arrival to first token of a request that came now, if it waited its turn; None: unknown. It
+        takes no place in the queue."""
+        self._arrive(demand, now)
+        return None if self._view.predictor is None else self._ttft_s(demand, now, self._view.predictor)
+
     # Predicting ------------------------------------------------------------------------------------------------------
 
     def _predict_refusal(self, demand: Demand, now: float) -> Refusal | None:

@@ -7,6 +7,7 @@ import errno
 import logging
 import signal
 import time
+from pathlib import Path
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
@@ -80,7 +81,7 @@ class _Gateway:
         self._needs_key = needs_key
         models: dict[str, ServedModel] = {}
         for model in config.models:
-            models[model.name] = ServedModel(model.name, model, [], engines.directories[model.name])
+            models[model.name] = ServedModel(model.name, model, [], engines.directories.get(model.name, Path()))
         for supervisor in engines.supervisors.values():
             supervisor.subscribe(models[supervisor.status.model].replicas.update)
         self._models = list(models.values())
@@ -162,7 +163,8 @@ class _Gateway:
         self._shown.set()
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
-        return bool(ready)
+        # Another server's state is no reason to end: it may come up at any time.
+        return bool(ready) or any(model.config.external is not None for model in self._models)
 
     async def _start_processes(self) -> None:
         """Start the other gateway processes once this one serves: it has brought the database up to date by then."""

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
 from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.config.external import BreakerConfig, ExternalConfig, TimeoutsConfig
 from kvarn.config.fleet import FleetConfig, HardwareConfig, UpdateConfig
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.kv_tiers import KVTiersConfig
@@ -17,6 +18,7 @@ from kvarn.config.platform import (
     BatchesConfig,
     LimitsConfig,
     MeteringConfig,
+    PriceConfig,
     ResponsesConfig,
     RetentionConfig,
     SafetyConfig,
@@ -24,6 +26,7 @@ from kvarn.config.platform import (
     StoreConfig,
 )
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
 from kvarn.config.speculation import SpeculationConfig
 
@@ -86,9 +89,12 @@ class ModelConfig(Section):
     aliases: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """More names under which clients reach the model. Answers, limits, key scopes and usage carry `name`."""
 
-    path: str = Field(min_length=1)
+    path: str = ""
     """Directory of a Hugging Face checkpoint (safetensors), a hub id, or the name of a packaged model
-    (`kvarn-demo`)."""
+    (`kvarn-demo`). Needed unless the model is `external`."""
+
+    external: ExternalConfig | None = None
+    """Another server runs the model. Default: Kvarn runs the checkpoint at `path`."""
 
     tokenizer: str | None = Field(None, min_length=1)
     """Directory or hub id of the tokenizer and its chat template. Default: the checkpoint's own."""
@@ -158,9 +164,15 @@ class ModelConfig(Section):
     failover: FailoverConfig = FailoverConfig()
     """What becomes of answers whose engine is lost."""
 
-    fallback: str | None = Field(None, min_length=1)
-    """Name of a smaller served model that answers instead when this one would answer too late. Needs load
-    shedding."""
+    fallback: Annotated[str, Field(min_length=1)] | tuple[FallbackConfig, ...] | None = None
+    """What answers instead when this model cannot begin: a list, tried in this order, or the name of a smaller served
+    model that answers when this one would answer too late (`on: [overload]`). `overload` needs load shedding."""
+
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    """How long each stage of an answer may take."""
+
+    breaker: BreakerConfig = BreakerConfig()
+    """When a replica that fails, or a model that has a fallback, is left alone for a while."""
 
     load_shedding: bool | None = None
     """Refuse this model's requests that would miss its latency targets. Default: `admission.load_shedding`."""
@@ -204,10 +216,25 @@ class ModelConfig(Section):
     """Tokens that are guessed, and verified by the model several at a time."""
 
     @model_validator(mode="after")
+    def _runs_somewhere(self) -> ModelConfig:
+        if not self.path and self.external is None:
+            raise ValueError(f"the model {self.name!r} needs a `path`, or `external`: a server that runs it")
+        if self.path and self.external is not None:
+            raise ValueError(f"the model {self.name!r} has a `path` and is `external`: leave one out")
+        return self
+
+    @model_validator(mode="after")
     def _one_pair(self) -> ModelConfig:
         if self.disaggregation is not None and self.replicas > 1:
             raise ValueError("disaggregation is for a model with one replica: leave out one of both")
         return self
+
+    @property
+    def fallbacks(self) -> tuple[FallbackConfig, ...]:
+        """What answers when this model cannot begin, in order."""
+        if isinstance(self.fallback, str):
+            return (FallbackConfig(model=self.fallback, on=("overload",)),)
+        return self.fallback or ()
 
 
 class KvarnConfig(Section):
@@ -215,6 +242,9 @@ class KvarnConfig(Section):
 
     models: tuple[ModelConfig, ...] = (ModelConfig(name="kvarn-demo", path="kvarn-demo"),)
     """The models to serve. The first is the default of the command line's tools."""
+
+    routes: tuple[RouteConfig, ...] = ()
+    """More names that clients may use, each answered by one of several models."""
 
     gateway: GatewayConfig = GatewayConfig()
     """The HTTP front door."""
@@ -274,11 +304,32 @@ class KvarnConfig(Section):
         if not names:
             raise ValueError("no model to serve: name at least one under `models`")
         for model in self.models:
-            if model.fallback is not None and (model.fallback not in names or model.fallback == model.name):
-                raise ValueError(f"the fallback of {model.name!r} must be another served model, not {model.fallback!r}")
-            if model.fallback is not None and not self.sheds_load(model):
-                raise ValueError(f"the fallback of {model.name!r} is never used: set its `load_shedding` to true")
+            for step in model.fallbacks:
+                if step.model not in names or step.model == model.name:
+                    raise ValueError(f"the fallback of {model.name!r} must be another served model, not {step.model!r}")
+                if step.on == ("overload",) and not self.sheds_load(model):
+                    raise ValueError(f"the fallback of {model.name!r} is never used: set its `load_shedding` to true")
+        self._check_routes(every_name)
         return self
+
+    def _check_routes(self, names: list[str]) -> None:
+        for route in self.routes:
+            if route.name in names or [each.name for each in self.routes].count(route.name) > 1:
+                raise ValueError(f"the route {route.name!r} has the name of a model or of another route")
+            unknown = [name for name in route.models if name not in names and name.partition(":")[0] not in names]
+            if unknown:
+                raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
+
+    @property
+    def prices(self) -> tuple[PriceConfig, ...]:
+        """Prices of all models: those of `metering`, and of external models that these leave out."""
+        known = {price.model for price in self.metering.prices}
+        own = [
+            PriceConfig(model=model.name, since="1970-01-01", **model.external.price.model_dump())
+            for model in self.models
+            if model.external is not None and model.external.price is not None and model.name not in known
+        ]
+        return (*self.metering.prices, *own)
 
     def slo_of(self, model: ModelConfig) -> SloConfig:
         """The latency targets of a model: its own where it has any."""

@@ -44,20 +44,21 @@ class Engines:
         """Of the processes that compute prompts for those."""
         self._sockets: list[Path] = []
         """Directories in which those listen."""
+        models = [model for model in config.models if model.external is None]
         self.directories: dict[str, Path] = {
-            model.name: resolve_checkpoint(model.path, progress=_log_progress) for model in config.models
+            model.name: resolve_checkpoint(model.path, progress=_log_progress) for model in models
         }
         """Of the checkpoints."""
         drafts = {
             model.name: str(resolve_checkpoint(model.speculation.model, progress=_log_progress))
-            for model in config.models
+            for model in models
             if model.speculation.model is not None
         }
-        max_threads = max(model.threads or 0 for model in config.models)
+        max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores else None
         try:
-            for model in config.models:
+            for model in models:
                 spec = ReplicaSpec(
                     model=_with_found_adapters(model).model_dump_json(),
                     directory=str(self.directories[model.name]),
@@ -76,6 +77,8 @@ class Engines:
                     process = None
             for prefill in self._prefills:
                 prefill.launch()
+            if process is not None:  # other servers run all models
+                process.close()
         except BaseException:
             self.kill()
             raise

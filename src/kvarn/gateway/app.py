@@ -53,14 +53,19 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
+from kvarn.serving.external.model import connect
 from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.routing_metrics import RoutingCollector
+from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
@@ -120,6 +125,10 @@ def create_app(
     if shared is None or shared.is_main:
         metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
     metrics.registry.register(RoutingCollector({model.name: model.replicas for model in table}))
+    external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
+    for model in table:
+        if model.config.external is not None:
+            model.external = connect(model, external)
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -127,6 +136,8 @@ def create_app(
     gateway = Gateway(
         config=config,
         models=table,
+        routes=ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s),
+        shadows=Shadows(choice_metrics, services.admission.enter),
         metrics=metrics,
         store=services.store,
         stages=services.stages,
@@ -207,6 +218,9 @@ async def _lifespan(
     if keepers and (gateway.shared is None or gateway.shared.is_main):
         deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    for model in gateway.models:
+        if model.external is not None:
+            workers += model.external.probes()
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:
@@ -230,6 +244,8 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.shadows.stop()
         await gateway.models.close()
+        await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

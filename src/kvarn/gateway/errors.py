@@ -12,7 +12,9 @@ from starlette.routing import Match
 
 from kvarn.gateway.record import record_of
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
+from kvarn.replica.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.serving.errors import to_api_error
+from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import (
     ConflictError,
@@ -31,6 +33,9 @@ _HANDLED: tuple[type[Exception], ...] = (
     ApiError,
     RequestRefusedError,
     ReplicaLostError,
+    ExternalRefusedError,
+    ExternalFailedError,
+    StageTimeoutError,
     TokenizerError,
     ChatTemplateError,
     ConflictError,

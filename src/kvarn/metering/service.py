@@ -58,7 +58,7 @@ class Metering:
         self._settings = config.metering
         self._store = store
         self.metrics = MeteringMetrics(registry)
-        self.prices = PriceBook(config.metering.prices)
+        self.prices = PriceBook(config.prices)
         self.budgets = BudgetTracker()
         self.reservations = BudgetReservations(self.budgets, redis, config.limits.when_away)
         self._journal: LiveJournal | None = None

@@ -16,8 +16,8 @@ from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.errors import shutting_down
+from kvarn.serving.external.chat import count_chat_tokens
 from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.tiers import tier_of
@@ -137,7 +137,7 @@ async def run_turn(
         await serving.responses.unlock(turn.lock)
         raise
     record.closing.push_async_callback(serving.responses.unlock, turn.lock)
-    defaults = chat.model.text.sampling_defaults
+    defaults = chat.model.sampling_defaults
     ending.writer.response = replace(
         ending.writer.response,
         model=chat.model.public_name,  # another one, or another tier, may have been found for it
@@ -157,7 +157,7 @@ async def count_input_tokens(
     model = serving.ready_model(record, name, "generate")
     turn = await read_turn(serving, record, request)
     chat = await _fitting_chat(serving, record, request, turn, model)
-    return InputTokens(input_tokens=len(await render_chat(serving, record, chat, model)))
+    return InputTokens(input_tokens=await count_chat_tokens(serving, record, chat, model))
 
 
 async def _start_chat(
@@ -204,14 +204,14 @@ async def _fitting_chat(
 
     async def fits(chat: ChatCompletionRequest) -> bool:
         try:
-            return len(await render_chat(serving, record, chat, model)) <= max_prompt
+            return await count_chat_tokens(serving, record, chat, model) <= max_prompt
         except PromptTooLongError:
             return False
 
     whole = await chat_from(0)
     starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
     max_prompt = _max_prompt_tokens(request, model.card.max_context_length)
-    if request.truncation != "auto" or not starts or await fits(whole):
+    if request.truncation != "auto" or not starts or not model.card.max_context_length or await fits(whole):
         return whole
     too_early, late_enough = 0, len(starts) - 1  # where even the last item is too long, nothing helps
     while late_enough - too_early > 1:

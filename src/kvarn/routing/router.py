@@ -17,9 +17,6 @@ from kvarn.wire.block_events import NAME_BYTES
 
 MAX_SESSIONS = 65536
 """Conversations of which is remembered who answered them; the one that was silent longest is forgotten first."""
-ESTIMATED_BLOCKS = 65536
-"""Blocks that a replica which does not tell is thought to have cached, of those that it was sent last; up to twice as
-many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +69,6 @@ class ReplicaBlocks:
         self.count = 0
         self._candidate.knows_blocks = False
 
-    def cached(self, held: list[int]) -> int:
-        """Blocks that it has of a prompt, of what the index says."""
-        return held[self.number]
-
-
-class EstimatedBlocks:
-    """What a replica that does not tell probably has cached: what it was sent lately.
-
-    Two numbers of the index take turns: when the younger one is full, the older one is forgotten and begins anew.
-    """
-
-    def __init__(self, candidate: Candidate, index: BlockIndex, numbers: tuple[int, int]) -> None:
-        self.numbers = numbers
-        self._index = index
-        self._count = 0
-        candidate.knows_blocks = True
-
-    def sent(self, names: bytes) -> None:
-        """It was sent a prompt of these blocks."""
-        self._count += len(names) // NAME_BYTES
-        if self._count > ESTIMATED_BLOCKS:
-            self.numbers = self.numbers[1], self.numbers[0]
-            self._index.clear(self.numbers[0])
-            self._count = len(names) // NAME_BYTES
-        self._index.insert(self.numbers[0], names)
-
-    def cached(self, held: list[int]) -> int:
-        """Blocks that it has of a prompt, of what the index says."""
-        return max(held[self.numbers[0]], held[self.numbers[1]])
-
 
 class Router:
     """The replicas of one model.
@@ -117,7 +84,7 @@ class Router:
         """Whether it needs to know what the replicas have cached."""
         self.candidates: dict[str, Candidate] = {}
         """By the replica's name."""
-        self._blocks: dict[str, ReplicaBlocks | EstimatedBlocks] = {}
+        self._blocks: dict[str, ReplicaBlocks] = {}
         self._index: BlockIndex | None = None
         self._free = list(range(MAX_REPLICAS - 1, -1, -1))
         """Numbers of the index that no replica has; one given back is used again last."""
@@ -125,35 +92,28 @@ class Router:
         self._chance = random.Random(seed)
         self._decisions = 0
 
-    def add(self, name: str, config: EngineConfig | None = None, *, tells_blocks: bool = True) -> ReplicaBlocks | None:
+    def add(self, name: str, config: EngineConfig | None = None) -> ReplicaBlocks | None:
         """One more replica. What comes back shall hear which blocks it caches (None: not needed)."""
         candidate = self.candidates[name] = Candidate(name, config)
-        needed = 1 if tells_blocks else 2
-        if not self.reads_names or len(self._free) < needed:
+        if not self.reads_names or not self._free:
             return None  # chosen by its load alone
         if self._index is None:
             self._index = new_block_index()
-        if tells_blocks:
-            told = self._blocks[name] = ReplicaBlocks(candidate, self._index, self._free.pop())
-            return told
-        numbers = self._free.pop(), self._free.pop()
-        self._blocks[name] = EstimatedBlocks(candidate, self._index, numbers)
-        return None
+        told = self._blocks[name] = ReplicaBlocks(candidate, self._index, self._free.pop())
+        return told
 
     def remove(self, name: str) -> None:
         """A replica is gone."""
         self.candidates.pop(name, None)
         blocks = self._blocks.pop(name, None)
-        if blocks is None or self._index is None:
-            return
-        for number in (blocks.number,) if isinstance(blocks, ReplicaBlocks) else blocks.numbers:
-            self._index.clear(number)
-            self._free.insert(0, number)
+        if blocks is not None:
+            blocks.forget()
+            self._free.insert(0, blocks.number)
 
     def known_blocks(self, name: str) -> int | None:
         """Blocks that a replica has told of; None where it does not tell."""
         blocks = self._blocks.get(name)
-        return blocks.count if isinstance(blocks, ReplicaBlocks) else None
+        return None if blocks is None else blocks.count
 
     def choose(self, request: RouteRequest, now: float) -> Choice | None:
         """The replica that a request goes to, whose load it is from now on; None where none may have it."""
@@ -164,7 +124,7 @@ class Router:
             held, blocks = self._index.match(request.names), self._blocks
             for each in candidates:
                 known = blocks.get(each.name)
-                each.cached_tokens = 0 if known is None else known.cached(held) * BLOCK_SIZE
+                each.cached_tokens = 0 if known is None else held[known.number] * BLOCK_SIZE
         else:
             for each in candidates:
                 each.cached_tokens = 0
@@ -177,9 +137,6 @@ class Router:
         picked.expected_cached_total += picked.cached_tokens
         if session:
             self._remember(session, picked.name)
-        estimated = self._blocks.get(picked.name)
-        if isinstance(estimated, EstimatedBlocks) and request.names:
-            estimated.sent(request.names)
         cached = picked.cached_tokens if picked.knows_blocks and request.names else None
         return Choice(picked.name, cached, picked.reserve(request))
 

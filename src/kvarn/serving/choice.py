@@ -14,6 +14,7 @@ from kvarn.text.stop_strings import StopMatcher
 from kvarn.wire.messages import FinishReason as EngineFinishReason
 from kvarn.wire.messages import PositionLogprobs, TokenDelta
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
+from kvarn.wire.openai.completions import CompletionLogprobs
 
 if TYPE_CHECKING:
     from kvarn.serving.moderation.output_watch import OutputWatch
@@ -44,6 +45,8 @@ class ChoiceDelta:
     """Text, reasoning and tool calls in the order in which the model wrote them; None where there is only text."""
     logprobs: list[TokenLogprobs | Raw] | None = None
     """`positions` as a chat's answer has them; None where not asked for."""
+    completion_logprobs: CompletionLogprobs | None = None
+    """Log-probabilities as a text completion has them, where another server has made them."""
     warnings: list[str] = field(default_factory=list)
     """What is wrong with the tool calls, at the end."""
 
@@ -66,8 +69,8 @@ class ChoiceDelta:
 
     @property
     def written(self) -> str:
-        """Text and reasoning as the model wrote them."""
-        return "".join(part if isinstance(part, str) else part.text for part in self.text_parts)
+        """Text, reasoning and tool calls as the model wrote them."""
+        return "".join(map(_written, self.parts)) if self.parts is not None else self.text
 
     def write(self, parts: list[Part]) -> None:
         """Set what was written."""
@@ -77,6 +80,14 @@ class ChoiceDelta:
         self.text = "".join(part for part in parts if isinstance(part, str))
         if any(isinstance(part, Reasoning) for part in parts):
             self.parts = [*joined(parts)]
+
+
+def _written(part: Part | ToolCallDelta) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Reasoning):
+        return part.text
+    return "".join(each for each in (part.function.name, part.function.arguments) if isinstance(each, str))
 
 
 @dataclass(slots=True)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
 
 from msgspec import UNSET
 
+from kvarn.routing.model_choice import RequestFeatures
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.completion_answer import CompletionRun
 from kvarn.serving.context import ServingContext
+from kvarn.serving.external.completions import start_external_completion
 from kvarn.serving.generation import check_token_ids, generate, interleave, make_choices, make_submit
 from kvarn.serving.grammars import grammar_of_completion
 from kvarn.serving.held_bytes import HeldBytes
-from kvarn.serving.logprobs import encoded_bytes, in_parts
+from kvarn.serving.logprobs import in_parts, join_logprobs
+from kvarn.serving.model_choice import BYTES_PER_TOKEN
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.work import RequestRecord, TokenUsage
+from kvarn.serving.work import RequestRecord
 from kvarn.text.detokenizer import IncrementalDetokenizer
-from kvarn.text.sampling import check_sampling, completion_sampling
+from kvarn.text.sampling import DEFAULT_COMPLETION_TOKENS, check_sampling, completion_sampling
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.common import as_list
-from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from kvarn.wire.openai.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
 from kvarn.wire.openai.errors import invalid_request
-from kvarn.wire.openai.usage import Usage
-from kvarn.wire.sse import TextEvents, event
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class CompletionReader:
             index=last.index,
             text="".join(chunk.text for chunk in chunks),
             finish_reason=last.finish_reason,
-            logprobs=_join_logprobs(logprobs) if logprobs else None,
+            logprobs=join_logprobs(logprobs) if logprobs else None,
             stop_reason=last.stop_reason,
             token_ids=[i for chunk in chunks for i in chunk.token_ids or ()] if wants_ids else UNSET,
             prompt_token_ids=chunks[0].prompt_token_ids,
@@ -94,72 +95,11 @@ class CompletionReader:
             return own
         offsets, _ = _offsets(self._detokenizer(), self._prompt.token_ids, 0)
         rows = list(zip(self._prompt.positions, self._prompt.token_ids, offsets, strict=True))
-        return _join_logprobs([*[encoder.completion(part, top) async for part in in_parts(rows)], own])
+        return join_logprobs([*[encoder.completion(part, top) async for part in in_parts(rows)], own])
 
     def _detokenizer(self, after: Sequence[int] = ()) -> IncrementalDetokenizer:
         skip = self._request.skip_special_tokens
         return IncrementalDetokenizer(self._text.tokenizer, skip_special_tokens=skip, after=after)
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRun:
-    """A completion that has been taken: choice `i` of prompt `p` has number `p * n + i`. Let `stream` or `collect` run
-    it."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    include_usage: bool
-    deltas: AsyncGenerator[ChoiceDelta, None]
-    readers: list[CompletionReader]
-    usage: TokenUsage
-    held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
-
-    async def collect(self) -> Completion:
-        """The answer as one object."""
-        chunks: list[list[CompletionChoice]] = [[] for _ in self.readers]
-        async with aclosing(self.deltas) as deltas:
-            async for delta in deltas:
-                chunk = await self.readers[delta.index].read(delta)
-                if chunk.logprobs is not None and chunk.logprobs.top_logprobs is not None:
-                    self.held.take(encoded_bytes(chunk.logprobs.top_logprobs))
-                chunks[delta.index].append(chunk)
-        choices = []
-        for reader, read in zip(self.readers, chunks, strict=True):
-            choices.append(await reader.joined(read))
-            self.held.take(encoded_bytes(choices[-1].prompt_logprobs or ()))
-        return self._completion(choices, self.usage.as_openai(), whole=True)
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events."""
-        texts = [TextEvents(partial(self._text_chunk, index)) for index in range(len(self.readers))]
-        async with aclosing(self.deltas) as deltas:
-            async for delta in deltas:
-                choice = await self.readers[delta.index].read(delta)
-                if choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids is not UNSET:
-                    yield event(self._completion([choice]))
-                elif choice.text:
-                    yield texts[delta.index].event(choice.text)
-        if self.include_usage:
-            yield event(self._completion([], self.usage.as_openai()))
-
-    def _completion(
-        self, choices: list[CompletionChoice], usage: Usage | None = None, whole: bool = False
-    ) -> Completion:
-        """The answer's object, whole or one chunk of its stream."""
-        return Completion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            system_fingerprint=self.fingerprint,
-            choices=choices,
-            usage=usage if whole or self.include_usage else UNSET,
-        )
-
-    def _text_chunk(self, index: int, text: str) -> Completion:
-        return self._completion([CompletionChoice(index=index, text=text, finish_reason=None)])
 
 
 async def start_completion(serving: ServingContext, record: RequestRecord, request: CompletionRequest) -> CompletionRun:
@@ -168,12 +108,27 @@ async def start_completion(serving: ServingContext, record: RequestRecord, reque
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    return await serving.with_model(record, request.model, partial(_start, serving, record, request))
+    features = RequestFeatures(
+        prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
+        max_output_tokens=DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
+    )
+    seed = serving.shadows.seed_of(serving.routes.find(request.model), record, request.seed)
+    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
+    start = partial(_start, serving, record, asked)
+    run = await serving.with_model(record, request.model, start, features, request.user)
+    return serving.shadows.watch(
+        serving,
+        record,
+        run,
+        lambda context, own, name: start_completion(context, own, asked.model_copy(update={"model": name})),
+    )
 
 
 async def _start(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
 ) -> CompletionRun:
+    if model.external is not None:
+        return await start_external_completion(serving, record, request, model, model.external)
     text, limits = model.text, serving.limits
     checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
     given = as_list(request.prompt)
@@ -242,13 +197,3 @@ def _offsets(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int], offs
         offsets.append(offset)
         offset += len(detokenizer.push((token_id,)))
     return offsets, offset
-
-
-def _join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
-    tops = [part.top_logprobs for part in parts]
-    return CompletionLogprobs(
-        tokens=[token for part in parts for token in part.tokens],
-        token_logprobs=[value for part in parts for value in part.token_logprobs],
-        top_logprobs=None if None in tops else [entry for top in tops for entry in top or ()],
-        text_offset=[offset for part in parts for offset in part.text_offset],
-    )

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import check_adapter, check_endpoint, check_model, may_see_adapter, may_use_model
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.routing.candidate import RouteRequest
+from kvarn.routing.model_choice import RequestFeatures
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
 from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.tiers import priority_of, tier_of
 from kvarn.serving.work import DegradedError, RequestRecord, Stage, Work, salt_of
 from kvarn.store.engine import Store
 from kvarn.store.ledger import BATCH_TIER
-from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.errors import invalid_request, unavailable
+
+if TYPE_CHECKING:
+    from kvarn.serving.chat.answer import ChatRun
+    from kvarn.serving.completion_answer import CompletionRun
 
 ResultT = TypeVar("ResultT")
+RunT = TypeVar("RunT", bound="ChatRun | CompletionRun")
 
 _OPERATIONS = {"generate": "chat and text completions", "embed": "embeddings"}
 
@@ -34,6 +42,8 @@ class ServingContext:
 
     config: KvarnConfig
     models: ModelTable
+    routes: ModelRoutes
+    shadows: Shadows
     metrics: GatewayMetrics
     store: Store
     stages: Sequence[Stage]
@@ -62,7 +72,6 @@ class ServingContext:
         prompt_tokens: int,
         prompt: Sequence[int] = (),
         cache_salt: str | None = None,
-        session: str | None = None,
         max_output_tokens: int = 0,
         sequences: int = 1,
         output_bounded: bool = True,
@@ -77,7 +86,6 @@ class ServingContext:
             prompt_tokens: To compute, over all its prompts.
             prompt: The prompt, of several the longest: what of it a replica has cached is found by its tokens.
             cache_salt: See `make_submit`.
-            session: Names the conversation, where the client says so.
             max_output_tokens: Most it may write, over all choices.
             sequences: Answers it asks for.
             output_bounded: See `Work`.
@@ -95,7 +103,7 @@ class ServingContext:
             model=model.name,
             model_version=model.version,
             adapter=model.adapter if isinstance(model, ReadyModel) else "",
-            replica=model.replica_name if isinstance(model, BuiltInModel) else "",
+            replica=model.replica_name,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
             priority=runs_at,
@@ -105,8 +113,8 @@ class ServingContext:
         )
         try:
             check_endpoint(record.principal, record.endpoint)  # not all come by HTTP
-            if isinstance(model, ReadyModel):
-                await self._choose_replica(work, model.served, prompt, cache_salt, session)
+            if isinstance(model, ReadyModel) and model.external is None:
+                await self._choose_replica(work, model.served, prompt, cache_salt)
             for enter in self.stages:
                 await enter(work)
         except BaseException:
@@ -118,9 +126,9 @@ class ServingContext:
         return work
 
     async def _choose_replica(
-        self, work: Work, model: ServedModel, prompt: Sequence[int], cache_salt: str | None, session: str | None
+        self, work: Work, model: ServedModel, prompt: Sequence[int], cache_salt: str | None
     ) -> None:
-        principal, replicas, names = work.principal, model.replicas, b""
+        principal, replicas, names, session = work.principal, model.replicas, b"", work.record.session
         if prompt and replicas.reads_names:
             salt = salt_of(principal, cache_salt)
             tenant = principal.organization_id
@@ -146,7 +154,7 @@ class ServingContext:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
-        model, adapter = self._find(record, name)
+        model, adapter = self._find(record, self.routes.choose(record, name))
         ready = model.when_ready(adapter)
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
@@ -154,15 +162,65 @@ class ServingContext:
         return ready
 
     async def with_model(
-        self, record: RequestRecord, name: str, start: Callable[[ReadyModel], Awaitable[ResultT]]
-    ) -> ResultT:
-        """Start an answer with the model a request names, or with the one that admission puts in its place. Raises as
-        `ready_model` and `start` do."""
+        self,
+        record: RequestRecord,
+        name: str,
+        start: Callable[[ReadyModel], Awaitable[RunT]],
+        features: RequestFeatures = NO_FEATURES,
+        user: str | None = None,
+    ) -> RunT:
+        """Start an answer with the model that a name stands for. Where that one cannot begin, another one does, as the
+        configuration says: an answer that may be given to another has begun when this returns. Raises as `ready_model`
+        and `start` do, and what ends the answer before its beginning."""
+        routes, first_error = self.routes, None
+        tried = [self.models.canonical(routes.choose(record, name, features, user))]
+        while True:
+            model = tried[-1]
+            record.overload_fallbacks = routes.overload_fallbacks(record, tried)
+            try:
+                return await self._start_with(record, model, tried, start)
+            except Exception as error:
+                reason = reason_of(error)
+                if isinstance(error, DegradedError):
+                    following: str | None = error.model
+                else:
+                    following = None if reason is None else routes.next_model(record, reason, tried)
+                    first_error = first_error or error
+                if reason is None or following is None:
+                    raise (first_error or error) from None
+            self._give_up(record)
+            routes.metrics.fallbacks.labels(self.models.name_of(model), self.models.name_of(following), reason).inc()
+            record.degraded_from = record.degraded_from or model
+            record.headers["x-kvarn-fallback"] = f"{reason}; from={model}"
+            tried.append(following)
+
+    async def _start_with(
+        self, record: RequestRecord, model: str, tried: list[str], start: Callable[[ReadyModel], Awaitable[RunT]]
+    ) -> RunT:
+        """Start an answer with this very model; wait for its beginning where another one may answer else."""
+        if not self.routes.may_move(record, tried):
+            return await start(self.ready_model(record, model, "generate"))
+        permit = self.routes.admit(model)
+        if permit is None:
+            raise unavailable(f"The model {model!r} has failed too often lately. Try again.", "replica_lost")
+        error: BaseException | None = None
         try:
-            return await start(self.ready_model(record, name, "generate"))
-        except DegradedError as degraded:
-            record.degraded_from = name
-            return await start(self.ready_model(record, degraded.model, "generate"))
+            run = await start(self.ready_model(record, model, "generate"))
+            return replace(run, deltas=await begin_answer(run.deltas, record.client_left))
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self.routes.ended(model, permit, error)
+
+    def _give_up(self, record: RequestRecord) -> None:
+        """Settle the work of a model that could not begin."""
+        if record.work is not None:
+            record.work.usage.failed = True
+            record.work.closing.close()
+            record.work = None
+        record.headers.pop("x-kvarn-replica", None)
+        record.early_replica = ""
 
     def find_model(self, record: RequestRecord, name: str) -> ServedModel:
         """The model a request names, whether it is ready or not.
@@ -170,7 +228,7 @@ class ServingContext:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope.
         """
-        return self._find(record, name)[0]
+        return self._find(record, self.routes.choose(record, name))[0]
 
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
         """The model, and the adapter's name where it names one."""
@@ -180,8 +238,9 @@ class ServingContext:
         else:
             model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
             adapter = ""
-        check_model(record.principal, model.name)
-        if adapter:
-            check_adapter(record.principal, adapter)
+        if record.route is None or name not in record.route.models:  # who may use a route may use its models by it
+            check_model(record.principal, model.name)
+            if adapter:
+                check_adapter(record.principal, adapter)
         record.model = model.name
         return model, adapter

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
+from kvarn.serving.external.embeddings import embed_external, external_inputs
 from kvarn.serving.failover import embed_anywhere
 from kvarn.serving.generation import check_token_ids
 from kvarn.serving.held_bytes import HeldBytes
@@ -36,12 +37,16 @@ from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 _BYTES = 64
 """Memory of a number of an answer: as float32, as Python's object, and as JSON."""
+_SIZE_UNKNOWN = 4096
+"""Numbers in a vector of a model of which that is not known yet, at most as a rule."""
 _BYTES_IN_BASE64 = 16
 """The same where vectors are sent in base64."""
 
 Vector = tuple[float, ...]
 Named = list[tuple[str, str | list[int]]]
 """Inputs, text or token ids, each with the name of its field."""
+Inputs = list[list[int]] | list[str | list[int]]
+"""What is embedded: token ids, or texts where another server runs the model."""
 
 
 async def start_embedding(
@@ -55,7 +60,7 @@ async def start_embedding(
     model = serving.ready_model(record, request.model, "embed")
     inputs, size = as_list(request.input), model.card.embedding_size
     _check_count(serving, len(inputs), "input")
-    if request.dimensions is not None and request.dimensions != size:
+    if request.dimensions is not None and model.external is None and request.dimensions != size:
         message = (
             f"'dimensions' may only be {size}, the size of {model.name!r}: its vectors are not made to be shortened."
         )
@@ -63,13 +68,14 @@ async def start_embedding(
     if "" in inputs:
         raise invalid_request("'input' may not hold an empty string.", "input")
     named: Named = [(f"input[{position}]", each) for position, each in enumerate(inputs)]
-    batch = await serving.run(record, lambda: _tokenize(model, named))
+    batch, tokens = await serving.run(record, lambda: _tokenize(model, named))
+    size = request.dimensions or size or _SIZE_UNKNOWN
     as_base64 = request.encoding_format == "base64"
     held = HeldBytes(serving.held, record, len(batch) * size * (_BYTES_IN_BASE64 if as_base64 else _BYTES))
-    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
+    work = await serving.begin(record, model, prompt_tokens=tokens)
 
     async def run() -> EmbeddingList:
-        vectors = await _embed(record.id, batch, model, work)
+        vectors = await _embed(record.id, batch, model, work, request.dimensions)
         encoded = await serving.run(record, lambda: [_encode(vector, as_base64) for vector in vectors])
         data = [Embedding(index=i, embedding=each) for i, each in enumerate(encoded)]
         return EmbeddingList(model=model.name, data=data, usage=_usage(work))
@@ -86,8 +92,8 @@ async def start_rerank(
     texts = request.texts
     _check_count(serving, len(texts), "documents")
     named: Named = [("query", request.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
-    batch = await serving.run(record, lambda: _tokenize(model, named, request.max_tokens_per_doc))
-    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
+    batch, tokens = await serving.run(record, lambda: _tokenize(model, named, request.max_tokens_per_doc))
+    work = await serving.begin(record, model, prompt_tokens=tokens)
     show = show_documents if request.return_documents is None else request.return_documents
 
     async def run() -> RerankAnswer:
@@ -102,7 +108,7 @@ async def start_rerank(
                 for i in ranked
             ],
             usage=_usage(work),
-            meta={"tokens": {"input_tokens": work.prompt_tokens}},
+            meta={"tokens": {"input_tokens": work.usage.prompt_tokens}},
         )
 
     return run()
@@ -118,8 +124,8 @@ async def start_score(
     _check_count(serving, len(right), "text_2")
     named: Named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
     named += [(f"text_2[{i}]", text) for i, text in enumerate(right)]
-    batch = await serving.run(record, lambda: _tokenize(model, named))
-    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
+    batch, tokens = await serving.run(record, lambda: _tokenize(model, named))
+    work = await serving.begin(record, model, prompt_tokens=tokens)
 
     async def run() -> ScoreAnswer:
         vectors = [_numbers(vector) for vector in await _embed(record.id, batch, model, work)]
@@ -144,13 +150,19 @@ def cosine(left: Vector, right: Vector) -> float:
     return max(-1.0, min(1.0, sum(map(mul, left, right)) / size)) if size else 0.0
 
 
-async def _embed(request_id: str, batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
-    """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `ReplicaClient.embed` does."""
+async def _embed(
+    request_id: str, batch: Inputs, model: ReadyModel, work: Work, dimensions: int | None = None
+) -> list[bytes]:
+    """Vectors of inputs, float32 little-endian, counted to `work`. Raises as `ReplicaClient.embed` and
+    `embed_external` do."""
+    if model.external is not None:
+        return await embed_external(model.external, batch, work, dimensions)
     usage = work.usage
     try:
         assert work.choice is not None, "a replica is chosen when work begins"
+        given = [each for each in batch if isinstance(each, list)]
         vectors = await embed_anywhere(
-            model.served.replicas, work.choice, request_id, batch, model.served.config.failover
+            model.served.replicas, work.choice, request_id, given, model.served.config.failover
         )
     except (RequestRefusedError, ReplicaLostError):
         usage.failed = True
@@ -169,13 +181,16 @@ def _check_count(serving: ServingContext, count: int, param: str) -> None:
         raise invalid_request(f"{param!r} has {count} texts; this server takes at most {limit}.", param)
 
 
-def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) -> list[list[int]]:
-    """Token ids of inputs; those after the first are cut to `max_tokens`."""
+def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) -> tuple[Inputs, int]:
+    """Token ids of inputs, and how many there are; those after the first are cut to `max_tokens`."""
+    empty = next((where for where, given in named if not given), None)
+    if empty is not None:
+        raise invalid_request(f"{empty!r} may not be empty.", empty)
+    if model.external is not None:
+        return external_inputs(model.external, named, max_tokens)
     batch: list[list[int]] = []
     longest = model.card.max_context_length
     for position, (where, given) in enumerate(named):
-        if not given:
-            raise invalid_request(f"{where!r} may not be empty.", where)
         if isinstance(given, str):
             given = model.text.tokenizer.encode(given, add_special_tokens=True)
         if max_tokens is not None and position:
@@ -184,7 +199,7 @@ def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) ->
             raise ContextLengthError(longest, len(given), 0, where)
         check_token_ids(given, model, where)
         batch.append(given)
-    return batch
+    return batch, sum(map(len, batch))
 
 
 def _numbers(vector: bytes) -> Vector:
@@ -196,4 +211,5 @@ def _encode(vector: bytes, as_base64: bool) -> list[float] | str:
 
 
 def _usage(work: Work) -> EmbeddingUsage:
-    return EmbeddingUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens)
+    tokens = work.usage.prompt_tokens
+    return EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)

@@ -15,6 +15,7 @@ from kvarn.serving.failover import client_of, generate_anywhere
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
+from kvarn.serving.timeouts import NO_TIMEOUTS, StageTimeoutError, timeouts_of, within_timeouts
 from kvarn.serving.work import Work, salt_of
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.reasoning.splitter import ReasoningSplitter
@@ -117,13 +118,18 @@ async def generate(
     Raises:
         RequestRefusedError: The engine refused or gave up the request.
         ReplicaLostError: The engine is not ready, died or fell silent.
+        StageTimeoutError: A stage took longer than the model's `timeouts`.
         ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
     """
     observer = metrics.generation(model.name, work.record.received)
     usage, running = work.usage, len(choices)
     usage.count(prompt=len(submit.prompt_token_ids))
     try:
-        async with aclosing(_tokens(model, submit, work, held, observer)) as new_tokens:
+        tokens = _tokens(model, submit, work, held, observer)
+        timeouts = timeouts_of(model.served.config.timeouts, external=False)
+        if timeouts != NO_TIMEOUTS:
+            tokens = within_timeouts(tokens, timeouts, lambda new: bool(new.token_ids))
+        async with aclosing(tokens) as new_tokens:
             async for new in new_tokens:
                 choice = choices[new.index]
                 if choice.ended:
@@ -148,7 +154,7 @@ async def generate(
                 yield delta
                 if not running:
                     return
-    except (RequestRefusedError, ReplicaLostError, ApiError) as error:
+    except (RequestRefusedError, ReplicaLostError, StageTimeoutError, ApiError) as error:
         usage.failed = True
         usage.refused = usage.refused or isinstance(error, RequestRefusedError)
         observer.failed()

@@ -121,3 +121,14 @@ def encoded_bytes(positions: Iterable[object]) -> int:
 def _numbers(logprobs: tuple[float, ...]) -> list[bytes]:
     """Each as JSON."""
     return encode_json(logprobs)[1:-1].split(b",")
+
+
+def join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
+    """Those of consecutive parts of a text as one."""
+    tops = [part.top_logprobs for part in parts]
+    return CompletionLogprobs(
+        tokens=[token for part in parts for token in part.tokens],
+        token_logprobs=[value for part in parts for value in part.token_logprobs],
+        top_logprobs=None if None in tops else [entry for top in tops for entry in top or ()],
+        text_offset=[offset for part in parts for offset in part.text_offset],
+    )

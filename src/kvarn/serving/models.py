@@ -12,12 +12,13 @@ from dataclasses import InitVar, asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kvarn
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.observe.metrics import UNKNOWN
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.replica.spec import replica_names
 from kvarn.serving.logprobs import LogprobsEncoder
@@ -33,7 +34,10 @@ from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import AdapterInfo, ModelCard
-from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
+from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found, unavailable
+
+if TYPE_CHECKING:
+    from kvarn.serving.external.model import ExternalModel
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -72,10 +76,13 @@ class ReadyModel:
 
     name: str
     served: ServedModel
-    text: ModelText
+    loaded_text: ModelText | None
+    """None where another server runs the model and its tokenizer is not configured."""
     card: ModelCard
     adapter: str = ""
     """Name of the adapter that it answers with."""
+    replica_name: str = ""
+    """Which of the servers that run it answers; empty where Kvarn runs it."""
 
     @property
     def public_name(self) -> str:
@@ -83,9 +90,41 @@ class ReadyModel:
         return self.adapter or self.name
 
     @property
+    def text(self) -> ModelText:
+        """Its tokenizer and template.
+
+        Raises:
+            ApiError: 400, there are none here.
+        """
+        if self.loaded_text is None:
+            why = f"The model {self.name!r} is served by another server, and this one does not have its tokenizer."
+            raise invalid_request(why, "model", "model_not_supported")
+        return self.loaded_text
+
+    @property
+    def external(self) -> ExternalModel | None:
+        """What sends requests to the servers that run it; None where Kvarn runs it."""
+        return self.served.external
+
+    @property
+    def exact_prompts(self) -> bool:
+        """Whether the tokens of a chat can be counted exactly."""
+        return self.loaded_text is not None and self.loaded_text.chat_template.exists
+
+    @property
+    def reasons(self) -> bool:
+        """Whether its reasoning is told from its answers, as far as is known."""
+        return self.external is not None or self.text.reasoning_format is not None
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Sampling parameters of requests that leave them out."""
+        return SamplingDefaults() if self.loaded_text is None else self.loaded_text.sampling_defaults
+
+    @property
     def version(self) -> str:
-        """Fingerprint of the checkpoint."""
-        return self.text.version
+        """Fingerprint of the checkpoint; what the server says of itself where another runs it."""
+        return self.card.kernels if self.external is not None else self.text.version
 
     async def render(
         self, pool: TextPool, tenant: str, size: int, messages: Callable[[], list[dict[str, Any]]], **options: Any
@@ -118,6 +157,9 @@ class ReadyModel:
     def fingerprint(self) -> str:
         """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
         tokenizer, the chat template and the sampling parameters by default."""
+        if self.external is not None:
+            parts = [kvarn.__version__, self.replica_name, self.version]
+            return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
         card, text = self.card, self.text
         parts = [kvarn.__version__, text.version, card.dtype, card.quantization, card.kernels, card.kv_dtype]
         if self.adapter and (found := self.served.adapters.get(self.adapter)) is not None:
@@ -138,6 +180,8 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
+    external: ExternalModel | None = None
+    """Sends requests to other servers, where these run the model."""
     load_error: str | None = None
     process: int = 0
     """Number of the gateway process."""
@@ -148,7 +192,8 @@ class ServedModel:
     def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
         names = replica_names(self.name, len(clients))
         by_name = dict(zip(names, clients, strict=True))
-        self.replicas = ReplicaSet(by_name, self.process, self.config.routing, self.config.engine)
+        routing = None if self.config.external is not None else self.config.routing  # `ExternalModel` chooses
+        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine)
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 
@@ -183,7 +228,11 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
-        return self.text is not None and any(self.replicas[name].card is not None for name in self.replicas.ready)
+        return self._has_text and any(self.replicas[name].card is not None for name in self.replicas.ready)
+
+    @property
+    def _has_text(self) -> bool:
+        return self.text is not None or (self.config.external is not None and self.config.tokenizer is None)
 
     def when_ready(self, adapter: str = "") -> ReadyModel:
         """This model with its parts, to answer with an adapter where one is named.
@@ -194,7 +243,7 @@ class ServedModel:
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
         replica = self.replicas.foremost
-        if replica is None or replica.state is not ReplicaState.READY or replica.card is None or self.text is None:
+        if replica is None or replica.state is not ReplicaState.READY or replica.card is None or not self._has_text:
             raise self.not_ready()
         return ReadyModel(self.name, self, self.text, replica.card, adapter)
 
@@ -209,17 +258,19 @@ class ServedModel:
         if state is ReplicaState.STARTING:
             stage, fraction = self.progress
             return f"starting ({stage}, {fraction:.0%})"
-        return "loading its tokenizer" if state is ReplicaState.READY and self.text is None else str(state)
+        return "loading its tokenizer" if state is ReplicaState.READY and not self._has_text else str(state)
 
     async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
         """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
-        if self.text is not None:
+        if self._has_text:
             return
         run = partial(asyncio.get_running_loop().run_in_executor, threads)
         try:
             directory = self.directory
             if self.config.tokenizer:
                 directory = await run(resolve_tokenizer, self.config.tokenizer)
+            if self.config.external is not None:  # there is no checkpoint
+                self.directory = directory
             template = await run(ChatTemplate.load, directory, self.config.chat_template, limits)
             self._template = template
             self.text, _ = await asyncio.gather(run(self._load_text, directory, template), template.start())
@@ -269,6 +320,16 @@ class ModelTable:
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
+
+    def canonical(self, name: str) -> str:
+        """A model's own name where it is called by an alias; any other name as it is."""
+        found = self._names.get(name)
+        return name if found is None else found.name
+
+    def name_of(self, name: str) -> str:
+        """The configured name of a model that may be named by an alias or with an adapter: a label of metrics."""
+        found = self._names.get(name) or self._names.get(name.partition(":")[0])
+        return UNKNOWN if found is None else found.name
 
     def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
         """The adapter of that name, or of `model:name`, and its model. A model's own name goes first."""

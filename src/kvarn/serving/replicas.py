@@ -24,7 +24,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     Args:
         clients: Those that are there from the start.
         gateway: Number of this gateway process, whom engines answer.
-        routing: How one is chosen.
+        routing: How one is chosen; None: somebody else chooses.
         engine: How they schedule.
     """
 
@@ -35,7 +35,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         routing: RoutingConfig | None = None,
         engine: EngineConfig | None = None,
     ) -> None:
-        self._policy = (routing or RoutingConfig()).policy
+        self._routing = routing
         self._engine = engine
         self._clients = dict(clients or {})
         self._gateway = gateway
@@ -137,12 +137,11 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
 
     def _count_changed(self) -> None:
         """Have replicas tell of their caches as long as there are several."""
-        if len(self._clients) > 1:
-            self.router = self.router or Router(self._policy)
+        if len(self._clients) > 1 and self._routing is not None:
+            self.router = self.router or Router(self._routing.policy)
             for name, client in self._clients.items():
                 if name not in self.router.candidates:
-                    watcher = self.router.add(name, self._engine, tells_blocks=client.tells_blocks)
-                    client.watch_blocks(watcher)
+                    client.watch_blocks(self.router.add(name, self._engine))
         elif self.router is not None:
             self.router = None
             for client in self._clients.values():

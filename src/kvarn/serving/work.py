@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvarn.admission.demand import Demand
+from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import Choice
@@ -104,6 +105,14 @@ class RequestRecord:
     batch gives way to another."""
     degraded_from: str | None = None
     """The model it asked for, where another one answers."""
+    route: RouteConfig | None = None
+    """The route it asked for."""
+    chosen_model: str = ""
+    """The model that was chosen for it then."""
+    session: str = ""
+    """The client's session, where it names one."""
+    overload_fallbacks: Sequence[str] = ()
+    """Models that may answer where the one it asks for would be late."""
     early_demand: Demand | None = None
     """What admission knew of it before it was parsed."""
     early_replica: str = ""

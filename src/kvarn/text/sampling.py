@@ -82,8 +82,8 @@ def check_sampling(
         stop_token_ids=sorted({*model_ends, *request_ends}),
         min_tokens=request.min_tokens,
         max_tokens=defaults.max_tokens or MAX_INT,
-        prompt_logprobs=_at_most("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs),
-        n=_at_most("n", request.n, limits.max_n) or 1,
+        prompt_logprobs=at_most("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs),
+        n=at_most("n", request.n, limits.max_n) or 1,
     )
 
 
@@ -108,7 +108,7 @@ def chat_sampling(
     requested: int | None = getattr(request, name)
     default = max(checked.max_tokens, checked.min_tokens)
     max_tokens = _max_tokens(name, requested, default, prompt_tokens, context_length, "messages")
-    top = _at_most("top_logprobs", request.top_logprobs or 0, limits.max_logprobs)
+    top = at_most("top_logprobs", request.top_logprobs or 0, limits.max_logprobs)
     return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 
 
@@ -128,7 +128,7 @@ def completion_sampling(
     """
     default, requested = DEFAULT_COMPLETION_TOKENS, request.max_tokens
     max_tokens = _max_tokens("max_tokens", requested, default, prompt_tokens, context_length, "prompt")
-    logprobs = _at_most("logprobs", request.logprobs, limits.max_logprobs)
+    logprobs = at_most("logprobs", request.logprobs, limits.max_logprobs)
     params = _fit(request, checked, max(max_tokens, 1), logprobs, draw_seed)
     if request.echo and logprobs is not None:
         return msgspec.structs.replace(params, prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
@@ -166,7 +166,7 @@ def _fit(
     return msgspec.structs.replace(
         checked,
         seed=draw_seed() if request.seed is None else checked.seed,
-        min_tokens=_at_most("min_tokens", checked.min_tokens, max_tokens, "the tokens of the answer"),
+        min_tokens=at_most("min_tokens", checked.min_tokens, max_tokens, "the tokens of the answer"),
         max_tokens=max_tokens,
         logprobs=logprobs,
     )
@@ -186,7 +186,8 @@ def _max_tokens(name: str, value: int | None, default: int, prompt_tokens: int, 
     return value
 
 
-def _at_most(name: str, value: IntT, highest: int, why: str = "") -> IntT:
+def at_most(name: str, value: IntT, highest: int, why: str = "") -> IntT:
+    """A number of a request; refused (`ApiError`) where it is above a bound."""
     if value is not None and value > highest:
         raise invalid_request(f"{name!r} may be at most {highest}{why and f' ({why})'}, not {value}.", name)
     return value

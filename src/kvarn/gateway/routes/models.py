@@ -7,8 +7,10 @@ from dataclasses import asdict
 import msgspec
 from fastapi import APIRouter
 
+from kvarn.config.routes import RouteConfig
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import may_see_adapter, may_use_adapter, may_use_model
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import AdapterInfo
@@ -28,7 +30,8 @@ async def list_models(gateway: GatewayDep, principal: PrincipalDep) -> ModelList
         for adapter in model.adapters.values()
         if may_see_adapter(principal, adapter) and may_use_adapter(principal, adapter.name)
     ]
-    return ModelList(data=[*map(_describe, models), *adapters])
+    routes = [_describe_route(gateway, route) for route in gateway.routes if may_use_model(principal, route.name)]
+    return ModelList(data=[*map(_describe, models), *adapters, *routes])
 
 
 @router.get("/{model:path}", summary="Describe one model")
@@ -38,6 +41,9 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)
 
+    route = gateway.routes.find(model)
+    if route is not None and visible(route.name):
+        return _describe_route(gateway, route)
     adapter = gateway.models.find_adapter(model)
     if adapter is not None and visible(adapter[0].name):
         served, info = adapter
@@ -49,6 +55,14 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
         raise model_not_found(model[:200], [served.name for served in gateway.models if visible(served.name)])
     record.model = found.name
     return _describe(found)
+
+
+def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:
+    """As the target is that gets most of the requests, under the route's name."""
+    target = max(route.targets, key=lambda each: each.weight).model
+    found = gateway.models.find_adapter(target)
+    model = gateway.models.find(gateway.models.name_of(target)) if found is None else found[0]
+    return msgspec.structs.replace(_describe(model), id=route.name, aliases=[], parent=target)
 
 
 def _describe_adapter(model: ServedModel, adapter: AdapterInfo) -> Model:

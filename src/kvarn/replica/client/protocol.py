@@ -123,9 +123,6 @@ class ReplicaClient(Protocol):
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
         ...
 
-    tells_blocks: bool
-    """Whether it says which blocks it has cached."""
-
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
         ...

@@ -53,8 +53,6 @@ class ZmqReplicaClient:
         gateway: Number of this gateway process, whom the engine answers.
     """
 
-    tells_blocks = True
-
     def __init__(self, name: str, gateway: int = 0) -> None:
         self.state = ReplicaState.STARTING
         self.progress = ("start", 0.0)

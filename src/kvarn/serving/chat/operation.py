@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
 
+from kvarn.routing.model_choice import RequestFeatures
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.prompt import opening_of, phase_after_prompt, render_chat
 from kvarn.serving.chat.stored import keep_completion
 from kvarn.serving.chat.tool_calls import ToolCallReader
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.context import ServingContext
+from kvarn.serving.external.chat import start_external_chat
 from kvarn.serving.generation import generate, make_choices, make_submit
 from kvarn.serving.grammars import grammar_of_chat
 from kvarn.serving.held_bytes import HeldBytes
+from kvarn.serving.model_choice import BYTES_PER_TOKEN, NO_FEATURES
 from kvarn.serving.models import ModelText, ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
 from kvarn.serving.work import RequestRecord
@@ -32,12 +36,38 @@ async def start_chat(serving: ServingContext, record: RequestRecord, request: Ch
     """
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    return await serving.with_model(record, request.model, partial(_start, serving, record, request))
+    route, user = serving.routes.find(request.model), request.safety_identifier or request.user
+    features = NO_FEATURES if route is None else chat_features(request)
+    record.session = record.session or request.prompt_cache_key or ""
+    seed = serving.shadows.seed_of(route, record, request.seed)
+    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
+    start = partial(_start, serving, record, asked)
+    run = await serving.with_model(record, request.model, start, features, user)
+    copied = asked.model_copy(update={"store": None, "service_tier": None, "priority": 0})
+    return serving.shadows.watch(
+        serving,
+        record,
+        run,
+        lambda context, own, name: start_chat(context, own, copied.model_copy(update={"model": name})),
+    )
+
+
+def chat_features(request: ChatCompletionRequest) -> RequestFeatures:
+    """What of a chat decides which model answers it."""
+    written = sum(len(text.encode()) for text in chat_texts(request.plain_messages, request.active_tools))
+    return RequestFeatures(
+        prompt_tokens=math.ceil(written / BYTES_PER_TOKEN),
+        max_output_tokens=request.max_completion_tokens or request.max_tokens,
+        tools=request.tool_use is not None,
+        reasoning_effort=request.reasoning_effort,
+    )
 
 
 async def _start(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> ChatRun:
+    if model.external is not None:
+        return await start_external_chat(serving, record, request, model, model.external)
     text = model.text
     checked = await serving.run(
         record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)
@@ -58,7 +88,6 @@ async def _start(
         prompt_tokens=len(prompt),
         prompt=prompt,
         cache_salt=request.cache_salt,
-        session=request.prompt_cache_key,
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
         output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,

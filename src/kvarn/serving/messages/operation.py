@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.context import ServingContext
 from kvarn.serving.errors import to_api_error
+from kvarn.serving.external.chat import count_chat_tokens
 from kvarn.serving.messages.request import chat_request, in_anthropic_terms
 from kvarn.serving.messages.writer import MessageWriter
 from kvarn.serving.work import RequestRecord
@@ -79,7 +79,7 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
     except ApiError as error:
         raise in_anthropic_terms(error) from None
     asked = request.thinking is not None and request.thinking.type != "disabled"
-    if asked and run.model.text.reasoning_format is None:
+    if asked and not run.model.reasons:
         record.warnings.append("ignored 'thinking', this model does not reason apart from its answer")
     return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.model.public_name, run.work.usage))
 
@@ -88,4 +88,4 @@ async def count_tokens(serving: ServingContext, record: RequestRecord, request: 
     """How many tokens the prompt of a request would have. Raises as `start_message` does."""
     model = serving.ready_model(record, request.model, "generate")
     chat = chat_request(request)
-    return TokenCount(input_tokens=len(await render_chat(serving, record, chat, model)))
+    return TokenCount(input_tokens=await count_chat_tokens(serving, record, chat, model))

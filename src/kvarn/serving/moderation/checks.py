@@ -81,6 +81,17 @@ class Moderation:
             work.usage.failed = True
             raise
 
+    def refuse_token_ids(self, param: str) -> None:
+        """Refuse a prompt of token ids that nobody here can read, where prompts are moderated.
+
+        Raises:
+            ApiError: 400 that names the field.
+        """
+        if self._config.moderate_input:
+            raise invalid_request(
+                f"{param!r} must be text: this server moderates prompts, and cannot read these ids.", param
+            )
+
     def watch(self, work: Work) -> OutputWatch | None:
         """Who looks at a choice of an answer; nobody where answers are not moderated."""
         if not self._config.moderate_output:

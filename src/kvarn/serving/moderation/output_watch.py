@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from kvarn.safety.verdict import Verdict
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.logprobs import join_logprobs
 
 _CONTEXT_CHARS = 1000
 """Of what was shown, looked at again with what comes next."""
@@ -98,5 +99,13 @@ def _join(deltas: list[ChoiceDelta]) -> ChoiceDelta | None:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
-    whole.write([part for delta in deltas for part in delta.text_parts])
+    if any(delta.tool_calls for delta in deltas):
+        whole.parts = [part for delta in deltas for part in (delta.parts or [delta.text])]
+        whole.text = "".join(delta.text for delta in deltas)
+    else:
+        whole.write([part for delta in deltas for part in delta.text_parts])
+    logprobs = [each for delta in deltas for each in delta.logprobs or ()]
+    whole.logprobs = logprobs or None
+    completion = [delta.completion_logprobs for delta in deltas if delta.completion_logprobs is not None]
+    whole.completion_logprobs = join_logprobs(completion) if completion else None
     return whole

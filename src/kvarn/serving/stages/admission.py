@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
@@ -13,6 +13,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
+from kvarn.routing.model_choice import RequestFeatures
 from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
 from kvarn.serving.work import DegradedError, RequestRecord, Work
@@ -80,7 +81,7 @@ class AdmissionStage:
         refusal = replica.controller.accept(demand, replica.update())
         if refusal is None:
             record.closing.callback(replica.controller.prepared, demand)
-        elif model.config.fallback is None:
+        elif not any("overload" in step.on for step in model.config.fallbacks):
             record.model = name
             raise self._refused(demand, refusal, name, generates=True)
 
@@ -164,25 +165,25 @@ class AdmissionStage:
             self._replicas[replica] = found
         return found
 
-    def _fallback(self, work: Work) -> str | None:
-        """The first fallback that is ready, open to the key, and would take the work."""
-        # Another model's vectors are no answer, and another model has not the adapter.
-        if work.record.degraded_from is not None or not work.max_output_tokens or work.adapter:
-            return None
-        return next((name for name in self._fallbacks(work.model) if self._would_take(name, work)), None)
+    def predicted_ttft_s(self, name: str, record: RequestRecord, features: RequestFeatures) -> float | None:
+        """Seconds to the first token that the quickest replica of a model would take for a request; None: unknown."""
+        model = self._models.get(self._names.get(name, name))
+        found = [] if model is None else [self._replica(model.name, each) for each in model.replicas.ready]
+        predicted = [each.predicted_ttft_s(record, features.prompt_tokens) for each in found]
+        return min([seconds for seconds in predicted if seconds is not None], default=None)
 
-    def _fallbacks(self, name: str) -> Iterator[str]:
-        """The model's fallback, that one's, and so on."""
-        seen = {name}
-        while (fallback := self._models[name].config.fallback) is not None and fallback not in seen:
-            seen.add(fallback)
-            yield fallback
-            name = fallback
+    def _fallback(self, work: Work) -> str | None:
+        """The first fallback that is ready and would take the work."""
+        # Another model's vectors are no answer, and another model has not the adapter.
+        if not work.max_output_tokens or (work.adapter and work.record.route is None):
+            return None
+        return next((name for name in work.record.overload_fallbacks if self._would_take(name, work)), None)
 
     def _would_take(self, name: str, work: Work) -> bool:
-        model = self._models[name]
-        if not model.ready or not may_use_model(work.principal, name):
+        model = self._models.get(self._names.get(name.partition(":")[0], name))
+        if model is None or not model.ready:
             return False
+        name = model.name
         replicas = [self._replica(name, replica) for replica in model.replicas.ready]
         return any(not _would_refuse(each, work) for each in replicas)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.journal import Slot
 from kvarn.metering.service import Metering, wall_clock_of
@@ -46,4 +48,6 @@ def _settle(metering: Metering, request: InFlight, slot: Slot | None, work: Work
     measured = Measured(
         str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
     )
+    if work.replica != request.replica:  # another one went on with it
+        request = msgspec.structs.replace(request, replica=work.replica)
     metering.finish(slot, request, measured)

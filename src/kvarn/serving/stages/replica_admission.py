@@ -134,6 +134,19 @@ class ReplicaAdmission:
             body_bytes=0 if fields.has_context_elsewhere else len(body),
         )
 
+    def predicted_ttft_s(self, record: RequestRecord, prompt_tokens: int) -> float | None:
+        """Seconds to the first token of a request that came now; None: unknown."""
+        principal, tenant = record.principal, record.principal.organization_id
+        demand = Demand(
+            tenant=tenant,
+            weight=principal.weight,
+            priority=principal.priority,
+            prompt_tokens=self.traffic.expected_prompt(prompt_tokens),
+            output_tokens=self.traffic.expected_output(tenant, MANY_TOKENS),
+            arrival_s=time.monotonic(),
+        )
+        return self.controller.predicted_ttft_s(demand, self.update())
+
     async def enter(self, demand: Demand, client_left: Callable[[], Awaitable[None]] | None) -> Refusal | None:
         """Wait for admission; None once the request may go to the engine.
 

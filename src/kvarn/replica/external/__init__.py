@@ -1,0 +1,1 @@
+"""Replicas that another server runs: their answers, their errors, their health."""
