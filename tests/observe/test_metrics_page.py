@@ -11,8 +11,10 @@ from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.config.platform import SloConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.routing_metrics import RoutingCollector
@@ -24,7 +26,7 @@ def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics(["m"]).registry
     registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
     registry.register(RoutingCollector({}))
-    for part in (AdmissionMetrics, LimitMetrics, MeteringMetrics):
+    for part in (AdmissionMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}
