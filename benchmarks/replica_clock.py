@@ -116,7 +116,9 @@ class Outcome:
 class ClockReplica:
     """An engine whose clock is set by hand."""
 
-    def __init__(self, name: str, router: Router, num_blocks: int, speed: float, config: EngineConfig) -> None:
+    def __init__(
+        self, name: str, router: Router, num_blocks: int, speed: float, config: EngineConfig, *, tells: bool
+    ) -> None:
         self.name = name
         self.now = 0.0
         self.inbox: list[Submit] = []
@@ -141,7 +143,7 @@ class ClockReplica:
         self.candidate.update(self.service.stats(), 0.0)
         self.publisher = BlockEventPublisher(self.service.cache, self._deliver, clock)
         self._reader = None
-        if watcher is not None:
+        if watcher is not None and tells:
             self._reader = BlockEventReader(watcher, lambda: self.publisher.subscribe(0, wanted=True))
             self.publisher.subscribe(0, wanted=True)
 
@@ -179,13 +181,23 @@ def _tokens(segment: Segment) -> list[int]:
 
 
 def run(
-    requests: Iterable[BenchRequest], policy: str, *, replicas: int, num_blocks: int, speed: float = 1.0, seed: int = 0
+    requests: Iterable[BenchRequest],
+    policy: str,
+    *,
+    replicas: int,
+    num_blocks: int,
+    speed: float = 1.0,
+    tells: bool = True,
+    seed: int = 0,
 ) -> Outcome:
     """Send the requests as they arrive to so many replicas, each with so many KV blocks. `speed` divides the times of
-    their steps."""
+    their steps; `tells`: they tell which blocks they have cached."""
     config = EngineConfig(max_waiting_requests=1_000_000, max_waiting_tokens=1_000_000_000)
     router, root = Router(policy, seed), root_hash(PrefixScope())
-    engines = {str(number): ClockReplica(str(number), router, num_blocks, speed, config) for number in range(replicas)}
+    engines = {
+        str(number): ClockReplica(str(number), router, num_blocks, speed, config, tells=tells)
+        for number in range(replicas)
+    }
     order, sent, outcome = itertools.count(), dict[str, Sent](), Outcome()
     events: list[tuple[float, int, BenchRequest | ClockReplica]] = []
     for request in requests:

@@ -58,8 +58,10 @@ def at_rate(requests: list[BenchRequest], rate: float) -> list[BenchRequest]:
 
 
 def compare(requests: list[BenchRequest], replicas: int, blocks: int) -> dict[str, Outcome]:
-    """Each policy's outcome, and that of one replica as large and as fast as all."""
+    """Each policy's outcome; `prefix` with replicas that do not tell what they have (rendezvous hashing with bounded
+    load); and one replica as large and as fast as all."""
     outcomes = {name: run(requests, name, replicas=replicas, num_blocks=blocks) for name in ORDER}
+    outcomes["blind"] = run(requests, "prefix", replicas=replicas, num_blocks=blocks, tells=False)
     outcomes["one of all"] = run(requests, "random", replicas=1, num_blocks=blocks * replicas, speed=replicas)
     return outcomes
 

@@ -11,8 +11,6 @@ from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.rendezvous import order_by_rank
 from kvarn.wire.block_events import NAME_BYTES
 
-OWN_WORK = 1.0
-"""What is computed although another replica has it takes that time from others, too: it counts this many times more."""
 EVICTED = 0.25
 """A cached token that must go is likely to be computed again: it counts as this part of one to compute."""
 AFFINITY = 0.1
@@ -37,6 +35,8 @@ class Situation:
     chance: random.Random
     last: str | None = None
     """Name of the replica that answered the request's conversation before."""
+    busy_share: float = 0.0
+    """Part of the candidates that have prompts to compute before this one."""
 
 
 Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]
@@ -61,7 +61,9 @@ def score(request: RouteRequest, candidate: Candidate, situation: Situation) -> 
     The weights were chosen on the Mooncake conversation trace (`benchmarks/routing.py`, docs/routing.md).
     """
     prompt, uncached = request.prompt_tokens, candidate.uncached(request.prompt_tokens)
-    seconds = candidate.wait_s(situation.now) + (1 + OWN_WORK) * candidate.prefill_s(prompt)
+    # What is computed although another replica has it is at the cost of those who wait, if any do.
+    own_weight = 1 + situation.busy_share
+    seconds = candidate.wait_s(situation.now) + own_weight * candidate.prefill_s(prompt)
     seconds += candidate.load * candidate.row_s
     needed = uncached + candidate.reserved_tokens
     if needed > candidate.empty_tokens:
@@ -71,7 +73,7 @@ def score(request: RouteRequest, candidate: Candidate, situation: Situation) -> 
     if request.adapter and request.adapter not in candidate.resident_adapters:
         seconds += ADAPTER_S
     if candidate.name == situation.last:
-        seconds -= AFFINITY * (1 + OWN_WORK) * prompt / candidate.speed
+        seconds -= AFFINITY * own_weight * prompt / candidate.speed
     return seconds
 
 
@@ -90,6 +92,8 @@ def by_prefix(request: RouteRequest, candidates: Sequence[Candidate], situation:
     """The lowest score; while nothing is known of any cache, the same replica for prompts that begin alike."""
     if not any(each.knows_blocks for each in candidates):
         return _by_beginning(request, candidates, situation)
+    busy = sum([each.queue_tokens + each.reserved_tokens > 0 for each in candidates])
+    situation = Situation(situation.now, situation.chance, situation.last, busy / len(candidates))
     scores = [score(request, each, situation) for each in candidates]
     return candidates[pick_lowest(scores, situation.chance)]
 
