@@ -42,10 +42,13 @@ class Started:
 
 
 @contextmanager
-def serving(model: str, path: str, log: Path, settings: dict[str, Any] | None = None) -> Iterator[Started]:
+def serving(
+    model: str, path: str, log: Path, settings: dict[str, Any] | None = None, sections: dict[str, Any] | None = None
+) -> Iterator[Started]:
     """Run `kvarn serve` on a free port with one model, as long as the context lasts.
 
-    `settings` are further fields of the model's configuration. The server's output goes to `log`.
+    `settings` are further fields of the model's configuration, `sections` further sections of the whole. The server's
+    output goes to `log`.
 
     Raises:
         ServerError: It ended, or was not ready within ten minutes.
@@ -56,7 +59,7 @@ def serving(model: str, path: str, log: Path, settings: dict[str, Any] | None = 
     described = {
         "models": [{"name": model, "path": path, **(settings or {})}],
         "gateway": {"port": port},
-    }
+    } | (sections or {})
     config.write_text(json.dumps(described), encoding="utf-8")  # JSON is YAML
     kvarn = Path(sys.executable).with_name("kvarn")
     url = f"http://127.0.0.1:{port}"

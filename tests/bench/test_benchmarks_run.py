@@ -18,6 +18,7 @@ SMOKE = {
     "decode_step": (f"--model {DEMO} --steps 2", "ms"),
     "device_idle": ("--rows 4 --steps 10", "2 in flight"),
     "disaggregation": ("--rounds 1 --bursts 1 --burst 1 --prompt 300 --streams 1 --every-s 0.1", "together"),
+    "failover": ("--events 2 --every-s 0.5 --streams 3 --heartbeat-timeout-s 1", "0 lost or other"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
     "kernels.instruction_sets": ("--rounds 1", "avx2"),

@@ -18,7 +18,7 @@ from kvarn.replica.spec import ReplicaSpec
 from kvarn.routing.candidate import RouteRequest
 from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.replicas import ReplicaSet
-from kvarn.wire.messages import Submit
+from kvarn.wire.messages import AdapterInfo, Submit
 from kvarn.wire.sampling import SamplingParams
 from profiles import effort
 
@@ -108,3 +108,20 @@ async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(
     assert all(len(tokens) == 400 for answer in answers for tokens in answer)
     leaving.retire()
     assert list(fleet.replicas) == [other] and leaving.pid is None
+
+
+async def test_an_adapter_that_was_loaded_while_a_replica_was_away_is_there_when_it_is_back(fleet: Fleet) -> None:
+    away, staying = fleet.supervisors
+    name, other = away.status.replica, staying.status.replica
+    await away.stop()
+    pirate = AdapterInfo(name="pirate", path=str(DEMO.parent / "adapters" / "pirate"))
+    await fleet.replicas[other].load_adapter("load", pirate)
+    await away.restart(0)
+    await away.wait_until_ready()
+    late = await asyncio.gather(fleet.start())
+    for replica in (name, other, late[0].status.replica):
+        client = fleet.replicas[replica]
+        sampling = SamplingParams(seed=1, temperature=0.0, max_tokens=20)
+        submit = Submit(request_id=f"p-{replica}", prompt_token_ids=[300, 301], sampling=sampling, adapter="pirate")
+        assert sum([len(delta.token_ids) async for delta in client.generate(submit)]) == 20
+        assert client.adapters["pirate"].digest == fleet.replicas[other].adapters["pirate"].digest != ""

@@ -108,6 +108,7 @@ class _Gateway:
             config,
             models,
             shared=self._processes.shared if self._processes else None,
+            take_out=engines.take_out,
             start_after=None if inherited is None else self._wait_for_models,
         )
         self.server = build_server(self._app, config.gateway)

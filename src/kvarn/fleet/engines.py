@@ -14,6 +14,7 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.quality.watch import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec, replica_names
@@ -92,6 +93,15 @@ class Engines:
     async def stop(self) -> None:
         """End them now."""
         await asyncio.gather(*[supervisor.stop() for supervisor in (*self.supervisors.values(), *self._prefills)])
+
+    async def take_out(self, drift: Drift) -> None:
+        """Take a replica that answers wrongly out of service at once; its requests go on with another."""
+        supervisor = self.supervisors[drift.replica]
+        match drift.action:
+            case Action.RESTART:
+                await supervisor.restart(timeout_s=0)
+            case Action.KEEP_OUT:
+                await supervisor.drain(timeout_s=0)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""

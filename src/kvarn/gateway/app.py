@@ -56,10 +56,13 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.quality.metrics import QualityCollector
+from kvarn.quality.watch import OnDrift, QualityWatch
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
+from kvarn.serving.golden import GoldenModel
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
@@ -106,6 +109,7 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    take_out: OnDrift | None = None,
     start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
@@ -115,6 +119,7 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
@@ -133,6 +138,11 @@ def create_app(
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
+    golden = [GoldenModel(model, text, config.quality.prompts) for model in table]
+    watch = None
+    if take_out is not None and config.quality.enabled:
+        watch = QualityWatch(lambda: golden, config.quality, take_out)
+        metrics.registry.register(QualityCollector(watch))
     gateway = Gateway(
         config=config,
         models=table,
@@ -151,6 +161,8 @@ def create_app(
         bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
         reports=Reports(services.store),
         shared=shared,
+        golden=golden,
+        watch=watch,
     )
 
     app = FastAPI(
@@ -209,7 +221,7 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic] = [
+    workers: list[Worker[Any] | Periodic | QualityWatch] = [
         gateway.responses,
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
@@ -218,6 +230,8 @@ async def _lifespan(
     if keepers and (gateway.shared is None or gateway.shared.is_main):
         deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    if gateway.watch is not None:
+        workers.append(gateway.watch)
     for model in gateway.models:
         if model.external is not None:
             workers += model.external.probes()
@@ -233,14 +247,17 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
+    loading = [asyncio.create_task(gateway.models.load_text(pool, config.gateway))]
+    if gateway.watch is not None:
+        loading += [asyncio.create_task(model.render()) for model in gateway.golden]
     try:
         if start_after is not None:
             await start_after()
         yield
     finally:
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])

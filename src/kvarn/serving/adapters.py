@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.replica.client.protocol import AdapterChangeError, ReplicaClient
+from kvarn.replica.client.protocol import AdapterChangeError, ReplicaClient, ReplicaLostError
 from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ServedModel
 from kvarn.store.ids import new_id
@@ -94,7 +94,19 @@ def _model_of(serving: ServingContext, name: str | None) -> ServedModel:
 
 
 async def _change(model: ServedModel, change: Callable[[ReplicaClient], Awaitable[None]]) -> None:
-    try:
-        await asyncio.gather(*[change(replica) for replica in model.replicas.values()])
-    except AdapterChangeError as error:
-        raise ApiError(_STATUS[error.code], str(error), code=_CODES[error.code]) from None
+    """Change the adapters of all replicas that are ready; those that are not hear of it when they are.
+
+    Raises:
+        ApiError: The adapter cannot be loaded or unloaded.
+        ReplicaLostError: None of them did it.
+    """
+    ready = [model.replicas[name] for name in model.replicas.ready]
+    results = await asyncio.gather(*[change(replica) for replica in ready], return_exceptions=True)
+    lost = [each for each in results if isinstance(each, ReplicaLostError)]
+    for error in results:
+        if isinstance(error, AdapterChangeError):
+            raise ApiError(_STATUS[error.code], str(error), code=_CODES[error.code])
+        if isinstance(error, BaseException) and error not in lost:
+            raise error
+    if len(lost) == len(ready):
+        raise lost[0] if lost else ReplicaLostError(f"{model.name} is not ready")

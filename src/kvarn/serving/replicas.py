@@ -77,10 +77,17 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         if client is None:
             client = ZmqReplicaClient(status.model, self._gateway)
             self.add(status.replica, client)
-            known = [each for each in self._clients.values() if isinstance(each, ZmqReplicaClient)]
-            client.know_adapters_of(max(known, key=lambda each: each.adapters_revision))
         assert isinstance(client, ZmqReplicaClient), "only engine processes have supervisors"
+        if client.state is not ReplicaState.READY:
+            self._tell_adapters(client)
         client.update(status)
+
+    def _tell_adapters(self, client: ZmqReplicaClient) -> None:
+        """What was loaded while a replica was away, it loads when it is back."""
+        others = [each for each in self._clients.values() if isinstance(each, ZmqReplicaClient)]
+        newest = max(others, key=lambda each: each.adapters_revision)
+        if newest.adapters_revision > client.adapters_revision:
+            client.know_adapters_of(newest)
 
     def close(self) -> None:
         """Leave all engines; requests in flight fail."""
