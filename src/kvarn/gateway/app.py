@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 import kvarn
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.deleted_tenants import DeletedTenants
@@ -39,6 +40,7 @@ from kvarn.gateway.routes import (
 from kvarn.gateway.routes.organization import (
     audit_logs,
     budgets,
+    deployments,
     keys,
     projects,
     rate_limits,
@@ -65,7 +67,7 @@ from kvarn.serving.external.model import connect
 from kvarn.serving.golden import GoldenModel
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.routing_metrics import RoutingCollector
 from kvarn.serving.shadow import Shadows
@@ -99,7 +101,7 @@ _ROUTERS = [
             batches,
             operation,
         ),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
 
@@ -109,6 +111,7 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    fleet: FleetController | None = None,
     take_out: OnDrift | None = None,
     start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
@@ -119,6 +122,7 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        fleet: Who makes deployments so, where this process does.
         take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
@@ -128,8 +132,8 @@ def create_app(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
-        metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
-    metrics.registry.register(RoutingCollector({model.name: model.replicas for model in table}))
+        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+    metrics.registry.register(RoutingCollector(models_by_name))
     external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
     for model in table:
         if model.config.external is not None:
@@ -161,6 +165,7 @@ def create_app(
         bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
         reports=Reports(services.store),
         shared=shared,
+        fleet=fleet,
         golden=golden,
         watch=watch,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.identity.key_cache import KeyCache
@@ -21,6 +22,8 @@ class Gateway(ResponsesContext):
     key_cache: KeyCache
     bodies: BodyReader
     reports: Reports
+    fleet: FleetController | None
+    """Who makes deployments so; None: another process does."""
     shared: SharedState | None
     """What is counted together with other gateway processes of this server; None: there are none."""
     golden: Sequence[GoldenModel] = ()

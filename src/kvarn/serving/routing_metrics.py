@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvarn.serving.replicas import ReplicaSet
+from kvarn.serving.models import ServedModel
 
 _LABELS = ("model", "replica")
 
@@ -16,10 +16,10 @@ class RoutingCollector(Collector):
     """Reads the routers at each scrape; models with one replica have none.
 
     Args:
-        models: The replicas of each model.
+        models: What is served, by name.
     """
 
-    def __init__(self, models: Mapping[str, ReplicaSet]) -> None:
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -35,8 +35,8 @@ class RoutingCollector(Collector):
         known = GaugeMetricFamily(
             "kvarn_routing_known_blocks", "Cached blocks that the replica has told of.", labels=_LABELS
         )
-        for model, replicas in self._models.items():
-            router = replicas.router
+        served = [version for model in list(self._models.values()) for version in model.versions or [model]]
+        for router, model in [(each.replicas.router, each.name) for each in served]:
             for name, candidate in {} if router is None else router.candidates.items():
                 picked.add_metric((model, name), candidate.picked_total)
                 expected.add_metric((model, name), candidate.expected_cached_total)

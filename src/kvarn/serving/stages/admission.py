@@ -136,7 +136,8 @@ class AdmissionStage:
     def _replica_for(self, work: Work) -> ReplicaAdmission:
         """The replica that was chosen for the work or, where that would refuse it, the next best that would not."""
         chosen = self._replica(work.model, work.replica)
-        replicas, first, route = self._models[work.model].replicas, work.choice, work.route
+        replicas = self._models[work.model].version_of(work.replica).replicas
+        first, route = work.choice, work.route
         if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, work):
             return chosen
         refusing = {chosen.name}
@@ -161,7 +162,7 @@ class AdmissionStage:
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
         found = self._replicas.get(replica)
         if found is None:
-            found = ReplicaAdmission(self._config, self._models[model], replica, self._metrics)
+            found = ReplicaAdmission(self._config, self._models[model].version_of(replica), replica, self._metrics)
             self._replicas[replica] = found
         return found
 
