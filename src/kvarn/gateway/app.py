@@ -142,7 +142,8 @@ def create_app(
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
-    golden = [GoldenModel(model, text, config.quality.prompts) for model in table]
+    own = [model for model in table if model.config.external is None]
+    golden = [GoldenModel(model, text, config.quality.prompts) for model in own]
     watch = None
     if take_out is not None and config.quality.enabled:
         watch = QualityWatch(lambda: golden, config.quality, take_out)
