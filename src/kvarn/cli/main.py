@@ -19,6 +19,7 @@ _COMMANDS = {
     "chat": ("client", "Talk with a model of a running server."),
     "complete": ("client", "Let a model of a running server continue a text."),
     "models": ("client", "List the models of a running server, and whether they are ready."),
+    "rollout": ("rollout", "Have a new version of a model take over, step by step."),
     "config": ("configure", "Print the effective configuration."),
     "keys": ("administration.keys", "Make, list and revoke API keys."),
     "tenants": ("administration.tenants", "Organisations: make, list, show, set, delete."),

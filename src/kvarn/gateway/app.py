@@ -34,6 +34,7 @@ from kvarn.gateway.routes import (
     models,
     operation,
     responses,
+    rollouts,
     tokens,
 )
 from kvarn.gateway.routes.organization import (
@@ -67,6 +68,7 @@ from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -96,6 +98,7 @@ _ROUTERS = [
             adapters,
             files,
             batches,
+            rollouts,
             operation,
         ),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
@@ -141,11 +144,22 @@ def create_app(
     if take_out is not None and config.quality.enabled:
         watch = QualityWatch(lambda: golden, config.quality, take_out)
         metrics.registry.register(QualityCollector(watch))
+    model_routes = ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s)
+    shadows = Shadows(choice_metrics, services.admission.enter)
     gateway = Gateway(
         config=config,
         models=table,
-        routes=ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s),
-        shadows=Shadows(choice_metrics, services.admission.enter),
+        routes=model_routes,
+        shadows=shadows,
+        rollouts=Rollouts(
+            model_routes,
+            config.routes,
+            shadows,
+            table,
+            services.store,
+            text,
+            may_judge=shared is None or shared.is_main,
+        ),
         metrics=metrics,
         store=services.store,
         stages=services.stages,
@@ -219,8 +233,9 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityWatch] = [
+    workers: list[Worker[Any] | Periodic | QualityWatch | Rollouts] = [
         gateway.responses,
+        gateway.rollouts,
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
