@@ -26,7 +26,7 @@ from kvarn.config.platform import (
     StoreConfig,
 )
 from kvarn.config.quality import QualityConfig
-from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
@@ -160,6 +160,9 @@ class ModelConfig(Section):
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
     shared among them. When one fails, the others go on with its answers."""
 
+    routing: RoutingConfig = RoutingConfig()
+    """Which of its replicas answers a request."""
+
     failover: FailoverConfig = FailoverConfig()
     """What becomes of answers whose engine is lost."""
 
@@ -225,6 +228,11 @@ class ModelConfig(Section):
             raise ValueError(f"the model {self.name!r} needs a `path`, or `external`: a server that runs it")
         if self.path and self.external is not None:
             raise ValueError(f"the model {self.name!r} has a `path` and is `external`: leave one out")
+        if self.external is not None:
+            own = {"adapters": (), "kv_tiers": None, "disaggregation": None, "replicas": 1}
+            for name, default in own.items():
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name} of {self.name!r} is its server's matter: the model is `external`")
         return self
 
     @model_validator(mode="after")
@@ -319,6 +327,8 @@ class KvarnConfig(Section):
                     raise ValueError(f"the fallback of {model.name!r} must be another served model, not {step.model!r}")
                 if step.on == ("overload",) and not self.sheds_load(model):
                     raise ValueError(f"the fallback of {model.name!r} is never used: set its `load_shedding` to true")
+            if model.external is not None and model.name == self.safety.model:
+                raise ValueError(f"safety.model names {model.name!r}, which is `external`: Kvarn must run it itself")
         self._check_routes(every_name)
         return self
 

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 import kvarn
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.deleted_tenants import DeletedTenants
@@ -40,6 +41,7 @@ from kvarn.gateway.routes import (
 from kvarn.gateway.routes.organization import (
     audit_logs,
     budgets,
+    deployments,
     keys,
     projects,
     rate_limits,
@@ -63,12 +65,13 @@ from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
-from kvarn.serving.golden import GoldenModel
+from kvarn.serving.golden import GoldenModels
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.rollouts import Rollouts
+from kvarn.serving.routing_metrics import RoutingCollector
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -101,7 +104,7 @@ _ROUTERS = [
             rollouts,
             operation,
         ),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
 
@@ -111,6 +114,7 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    fleet: FleetController | None = None,
     take_out: OnDrift | None = None,
     start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
@@ -121,6 +125,7 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        fleet: Who makes deployments so, where this process does.
         take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
@@ -130,7 +135,8 @@ def create_app(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
-        metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
+        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+    metrics.registry.register(RoutingCollector(models_by_name))
     external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
     for model in table:
         if model.config.external is not None:
@@ -139,10 +145,9 @@ def create_app(
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
-    golden = [GoldenModel(model, text, config.quality.prompts) for model in table]
-    watch = None
+    watch, golden = None, GoldenModels(table, text, config.quality.prompts)
     if take_out is not None and config.quality.enabled:
-        watch = QualityWatch(lambda: golden, config.quality, take_out)
+        watch = QualityWatch(golden, config.quality, take_out)
         metrics.registry.register(QualityCollector(watch))
     model_routes = ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics, services.admission.enter)
@@ -173,8 +178,9 @@ def create_app(
         bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
         reports=Reports(services.store),
         shared=shared,
-        golden=golden,
+        fleet=fleet,
         watch=watch,
+        golden=golden,
     )
 
     app = FastAPI(
@@ -260,20 +266,18 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    loading = [asyncio.create_task(gateway.models.load_text(pool, config.gateway))]
-    if gateway.watch is not None:
-        loading += [asyncio.create_task(model.render()) for model in gateway.golden]
+    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
     try:
         if start_after is not None:
             await start_after()
         yield
     finally:
-        for task in loading:
-            task.cancel()
-        await asyncio.gather(*loading, return_exceptions=True)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.golden.stop()
         await gateway.shadows.stop()
         await gateway.models.close()
         await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])

@@ -6,6 +6,7 @@ import itertools
 
 from kvarn.quality.golden import GoldenQuestion
 from kvarn.quality.probe import TENANT
+from kvarn.replica.client.protocol import ReplicaLostError
 from kvarn.serving.golden import render_question
 from kvarn.serving.models import ServedModel
 from kvarn.serving.text_pool import TextPool
@@ -47,5 +48,9 @@ async def answers_rightly(model: ServedModel, text: TextPool, question: GoldenQu
         tenant=TENANT,
         priority=_PRIORITY,
     )
-    token_ids = [token async for delta in ready.replica.generate(request) for token in delta.token_ids]
+    replicas = model.replicas
+    if not replicas.ready:
+        raise ReplicaLostError(f"no replica of {model.name} is ready")
+    client = replicas[replicas.ready[0]]
+    token_ids = [token async for delta in client.generate(request) for token in delta.token_ids]
     return tokenizer.decode(token_ids).strip() == right

@@ -72,17 +72,17 @@ class ModelText:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model whose parts are all there, and the replica that answers a request."""
+    """A model whose parts are all there, and which a replica serves."""
 
     name: str
     served: ServedModel
     loaded_text: ModelText | None
     """None where another server runs the model and its tokenizer is not configured."""
-    replica: ReplicaClient
     card: ModelCard
-    replica_name: str
     adapter: str = ""
     """Name of the adapter that it answers with."""
+    replica_name: str = ""
+    """Which of the servers that run it answers; empty where Kvarn runs it."""
 
     @property
     def public_name(self) -> str:
@@ -162,7 +162,7 @@ class ReadyModel:
             return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
         card, text = self.card, self.text
         parts = [kvarn.__version__, text.version, card.dtype, card.quantization, card.kernels, card.kv_dtype]
-        if self.adapter and (found := self.replica.adapters.get(self.adapter)) is not None:
+        if self.adapter and (found := self.served.adapters.get(self.adapter)) is not None:
             parts.append(found.digest)
         parts += [self.served.config.tokenizer or "", text.chat_template.source, repr(text.sampling_defaults)]
         return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
@@ -185,15 +185,30 @@ class ServedModel:
     load_error: str | None = None
     process: int = 0
     """Number of the gateway process."""
+    version: int = 0
+    """Of the model's deployment; 0: the configuration's."""
+    versions: list[ServedModel] = field(default_factory=list)
+    """All versions under this name that are served while one replaces another; empty: this one alone."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
 
     def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
         names = replica_names(self.name, len(clients))
-        self.replicas = ReplicaSet(dict(zip(names, clients, strict=True)), self.process)
+        by_name = dict(zip(names, clients, strict=True))
+        routing = None if self.config.external is not None else self.config.routing  # `ExternalModel` chooses
+        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine)
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
+
+    def version_of(self, replica: str) -> ServedModel:
+        """The version that a replica belongs to; this one where it is none's."""
+        return next((each for each in self.versions if replica in each.replicas), self)
+
+    def choose_version(self) -> ServedModel:
+        """The version that answers the next request: each gets a share by its ready replicas."""
+        ready = [each for each in self.versions if each.ready for _ in each.replicas.ready]
+        return random.choice(ready) if ready else self
 
     def draw_seed(self) -> int:
         """The seed of a request that has none."""
@@ -203,13 +218,13 @@ class ServedModel:
     def state(self) -> ReplicaState:
         """That of the replica that is furthest in its life, as is all that is said of the model as one."""
         replica = self.replicas.foremost
-        return ReplicaState.DOWN if replica is None else replica.state
+        return ReplicaState.STARTING if replica is None else replica.state
 
     @property
     def progress(self) -> tuple[str, float]:
         """Stage and fraction of the start; while down, why."""
         replica = self.replicas.foremost
-        return ("it has no replicas", 0.0) if replica is None else replica.progress
+        return ("wait for a replica", 0.0) if replica is None else replica.progress
 
     @property
     def card(self) -> ModelCard | None:
@@ -232,22 +247,22 @@ class ServedModel:
     def _has_text(self) -> bool:
         return self.text is not None or (self.config.external is not None and self.config.tokenizer is None)
 
-    def when_ready(self, picked: str | None = None, adapter: str = "") -> ReadyModel:
-        """This model with its parts, and the replica that answers (with an adapter): the one that was picked before, or
-        the next.
+    def when_ready(self, adapter: str = "") -> ReadyModel:
+        """This model with its parts, to answer with an adapter where one is named.
 
         Raises:
             ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
         """
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
-        client = None if picked is None else self.replicas.get(picked)
-        if client is None or client.state is not ReplicaState.READY:
-            picked = self.replicas.pick()
-            client = None if picked is None else self.replicas[picked]
-        if picked is None or client is None or client.card is None or not self._has_text:
-            raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
-        return ReadyModel(self.name, self, self.text, client, client.card, picked, adapter)
+        replica = self.replicas.foremost
+        if replica is None or replica.state is not ReplicaState.READY or replica.card is None or not self._has_text:
+            raise self.not_ready()
+        return ReadyModel(self.name, self, self.text, replica.card, adapter)
+
+    def not_ready(self) -> ApiError:
+        """Why no request can be answered now: 503 with Retry-After."""
+        return unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
 
     @property
     def state_text(self) -> str:
@@ -258,7 +273,7 @@ class ServedModel:
             return f"starting ({stage}, {fraction:.0%})"
         return "loading its tokenizer" if state is ReplicaState.READY and not self._has_text else str(state)
 
-    async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
+    async def load_text(self, threads: Executor | None, limits: TemplateLimits) -> None:
         """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
         if self._has_text:
             return
@@ -298,15 +313,31 @@ class ServedModel:
             await self._template.close()
 
 
-class ModelTable:
-    """Finds the model a request names."""
+class ReplicasByModel(Mapping[str, Mapping[str, ReplicaClient]]):
+    """The replicas of each model, of all its versions, by their names."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self._models = dict(models)
-        self._names = {alias: model for model in models.values() for alias in model.config.aliases} | self._models
+        self._models = models
+
+    def __getitem__(self, model: str) -> Mapping[str, ReplicaClient]:
+        served = self._models[model]
+        return {name: client for each in served.versions or [served] for name, client in each.replicas.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._models))
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+
+class ModelTable:
+    """Finds the model a request names. What is served may change."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = models
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
+        return iter(list(self._models.values()))
 
     def find(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
         """The model of that name or alias. `visible` says which models the client may hear of.
@@ -314,30 +345,34 @@ class ModelTable:
         Raises:
             ApiError: 404 `model_not_found`; names those that are visible.
         """
-        model = self._names.get(name)
+        model = self._named(name)
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
     def canonical(self, name: str) -> str:
         """A model's own name where it is called by an alias; any other name as it is."""
-        found = self._names.get(name)
+        found = self._named(name)
         return name if found is None else found.name
 
     def name_of(self, name: str) -> str:
         """The configured name of a model that may be named by an alias or with an adapter: a label of metrics."""
-        found = self._names.get(name) or self._names.get(name.partition(":")[0])
+        found = self._named(name) or self._named(name.partition(":")[0])
         return UNKNOWN if found is None else found.name
+
+    def _named(self, name: str) -> ServedModel | None:
+        found = self._models.get(name)
+        return found or next((model for model in self if name in model.config.aliases), None)
 
     def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
         """The adapter of that name, or of `model:name`, and its model. A model's own name goes first."""
-        if name in self._names:
+        if self._named(name) is not None:
             return None
         for model in self:
             if name in model.adapters:
                 return model, model.adapters[name]
         for place, letter in enumerate(name):
-            if letter == ":" and (found := self._names.get(name[:place])) is not None:
+            if letter == ":" and (found := self._named(name[:place])) is not None:
                 adapter = found.adapters.get(name[place + 1 :])
                 if adapter is not None:
                     return found, adapter

@@ -23,12 +23,12 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.quality.gates import Outcome
 from kvarn.quality.golden import GoldenSetError, golden_set_path, read_golden_set, spread
 from kvarn.quality.matching import MatchedPairs
-from kvarn.quality.refusals import is_refusal
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.golden_score import answers_rightly
-from kvarn.serving.model_choice import ModelRoutes, reason_of
+from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.rollout_outcomes import is_fault, outcome_of
 from kvarn.serving.shadow import ComparedAnswer, ShadowResult, Shadows
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.work import RequestRecord
@@ -392,27 +392,3 @@ class Rollouts:
         """What clients may call it: its aliases too, where it is a served model."""
         served = self._served(model)
         return [model, *(() if served is None else served.config.aliases)]
-
-
-def outcome_of(answer: ComparedAnswer, prompt_tokens: int) -> Outcome:
-    """What the gates look at, of an answer that came to its end."""
-    count, tpot_s = len(answer.token_ids), None
-    if count > 1 and answer.first_s is not None:
-        tpot_s = (answer.total_s - answer.first_s) / (count - 1)
-    return Outcome(
-        prompt_tokens=prompt_tokens,
-        ttft_s=answer.first_s,
-        tpot_s=tpot_s,
-        completion_tokens=count,
-        refusal=is_refusal(answer.text, answer.finish_reason),
-    )
-
-
-def is_fault(error: Exception, *, copied: bool = False) -> bool:
-    """Whether an error lies with the version. `copied`: the stable version has answered the same request."""
-    reason = reason_of(error)
-    if reason is not None:
-        return reason in ("error", "timeout")
-    if isinstance(error, ApiError):
-        return error.status not in (429, 503) and (copied or error.status >= 500)
-    return copied and not isinstance(error, RequestRefusedError)

@@ -56,6 +56,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: str
     """Its name, the same for each engine process that runs it in turn."""
+    version: int = 0
+    """Of the model; 0: the configuration's."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Of the start; while down, why."""
@@ -124,6 +126,5 @@ class ReplicaClient(Protocol):
         ...
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
-        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more. A
-        replica that does not tell never calls it."""
+        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
         ...
