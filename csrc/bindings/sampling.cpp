@@ -1,5 +1,10 @@
+#include <vector>
+
+#include <nanobind/stl/vector.h>
+
 #include "bindings/backend.h"
 #include "bindings/topics.h"
+#include "sampling/mask.h"
 #include "sampling/sampling.h"
 
 namespace nb = nanobind;
@@ -47,6 +52,14 @@ void draw(Backend& self, std::uintptr_t logits, std::int64_t vocab, std::int64_t
     KVARN_CALL(self.isa, draw_tokens, call);
 }
 
+void mask(Backend& self, std::uintptr_t logits, std::int64_t vocab, std::int64_t stride,
+          const std::vector<std::int64_t>& rows, const std::vector<std::uintptr_t>& masks) {
+    std::vector<const std::uint32_t*> words;
+    for (const std::uintptr_t each : masks) words.push_back(at<const std::uint32_t>(each));
+    const Turn turn(self);
+    mask_logits({at<float>(logits), vocab, stride, rows.data(), words.data(), static_cast<std::int64_t>(rows.size())});
+}
+
 // The weights of one row as a draw computes them: what tests compare an exact reference with.
 void weights_of(Backend& self, std::uintptr_t logits, std::int64_t vocab, int bits, float row_max, float temperature,
                 float min_p, std::uintptr_t out) {
@@ -70,6 +83,7 @@ void bind_sampling(BackendClass& backend) {
     backend.def("most_likely", &most_likely_token, "logits"_a, "rows"_a, "vocab"_a, "stride"_a, "tokens"_a, "values"_a);
     backend.def("draw_tokens", &draw, "logits"_a, "vocab"_a, "stride"_a, "bits"_a, "rows"_a, "count"_a, "row_max"_a,
                 "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "uniforms"_a, "tokens"_a);
+    backend.def("mask_logits", &mask, "logits"_a, "vocab"_a, "stride"_a, "rows"_a, "masks"_a);
     backend.def("token_weights", &weights_of, "logits"_a, "vocab"_a, "bits"_a, "row_max"_a, "temperature"_a, "min_p"_a,
                 "out"_a);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,47 @@ def test_a_fallback_that_would_never_answer_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "models:\n  - {name: a, path: x, fallback: b}\n  - {name: b, path: x}\n")
     with pytest.raises(ConfigError, match="the fallback of 'a' is never used: set its `load_shedding` to true"):
         load_config(path)
+
+
+FAR = "{name: far, external: {base_url: 'http://x/v1'}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("models: [{name: a, path: p, external: {base_url: 'http://x/v1'}}]", "leave one out"),
+        ("models: [{name: a, external: {base_url: 'x:80'}}]", "models.0.external.base_url"),
+        ("models: [{name: a, external: {base_url: []}}]", "give the address"),
+        ("models: [{name: a, external: {base_url: ['http://x', 'http://x/']}}]", "the same address twice"),
+        (
+            "models: [{name: a, replicas: 2, external: {base_url: 'http://x'}}]",
+            "is its server's matter",
+        ),
+        (f"models: [{FAR}]\nsafety: {{model: far}}", "Kvarn must run it itself"),
+        (f"models: [{FAR}]\nroutes: [{{name: r, targets: []}}]", "routes.0.targets"),
+        (f"models: [{FAR}]\nroutes: [{{name: far, targets: [{{model: far}}]}}]", "the name of a model"),
+        (
+            f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: nowhere}}]}}]",
+            "names 'nowhere', which",
+        ),
+        (f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far, weight: 0}}]}}]", "weight 0"),
+        (f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far}}], rules: [{{model: far}}]}}]", "a condition"),
+        (
+            f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far}}], pins: [{{model: far}}]}}]",
+            "names one of",
+        ),
+    ],
+)
+def test_models_elsewhere_and_routes_are_checked(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "kvarn.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load_config(tmp_path / "kvarn.yaml")
+
+
+def test_prices_of_external_models_hold_where_metering_has_none(tmp_path: Path) -> None:
+    price = "price: {input_per_million: 2}"
+    models = ", ".join(f"{{name: {name}, external: {{base_url: 'http://x/v1', {price}}}}}" for name in "ab")
+    metering = "metering: {prices: [{model: a, input_per_million: 9}]}"
+    (tmp_path / "kvarn.yaml").write_text(f"models: [{models}]\n{metering}")
+    prices = {each.model: each.input_per_million for each in load_config(tmp_path / "kvarn.yaml").prices}
+    assert prices == {"a": 9, "b": 2}

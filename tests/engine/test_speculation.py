@@ -163,3 +163,50 @@ def test_the_lengths_are_those_of_the_most_tokens_a_second(chances):
 
         best = max(rate(lengths) for lengths in itertools.product(range(5), repeat=3))
         assert rate(found) == pytest.approx(best, rel=0.01)
+
+
+def test_a_head_that_saves_less_than_it_takes_is_left_alone(make_world):
+    """What follows each step takes its time whether or not its guesses are verified."""
+
+    class Following(ScriptedProposer):
+        overhead_s = 0.005
+
+    proposer = Following([(8, 0)], is_free=False)  # always wrong
+    world = world_of(make_world, priced(0.01, 1e-3, 1e-5), proposer)
+    world.submit("a", 20, max_tokens=1500)
+    world.run()
+    world.assert_answered("a")
+    asked = [bool(row.num_proposals) for plan in world.executor.plans for row in plan.rows]
+    assert any(asked[:80]) and not any(asked[100:1000])
+
+
+def test_a_head_that_saves_more_than_it_takes_is_always_asked(make_world):
+    class Following(ScriptedProposer):
+        overhead_s = 0.002
+
+    proposer = Following([(4, 99)], is_free=False)  # always right
+    world = world_of(make_world, priced(0.01, 1e-3, 1e-5), proposer)
+    world.submit("a", 20, max_tokens=1500)
+    world.run()
+    assert len(world.executor.plans) < 400
+
+
+def test_guesses_that_do_not_pay_are_looked_for_in_few_steps(make_world):
+    """And all at once: most steps do nothing for them."""
+    asked: list[int] = []
+
+    class Slow(ScriptedProposer):
+        def seconds(self, num_sequences: int) -> float:
+            return 1e-4 * num_sequences
+
+        def propose(self, wanted):
+            asked.append(len(wanted))
+            return super().propose(wanted)
+
+    world = world_of(make_world, priced(0.01, 1e-3, 1e-3), Slow([(8, 0)]))
+    for index in range(8):
+        world.submit(f"r{index}", 20, max_tokens=800)
+    world.run()
+    steps = len(world.executor.plans)
+    assert len(asked) < steps / 4
+    assert asked[-3:] == [8, 8, 8]

@@ -334,3 +334,36 @@ def test_moderation_looks_at_answers_and_their_tool_calls(
         answer = client.post(CHAT, json=harmless)
         assert answer.json()["choices"][0]["message"]["content"] == "all is well "
         assert json.loads(answer.text)["usage"]["completion_tokens"] == 3
+
+
+def test_more_than_a_server_takes_at_once_is_answered_elsewhere(
+    checkpoint: Path, tmp_path: Path, foreign: ForeignServer, wait_for: Any
+) -> None:
+    external, fallback = {"max_concurrency": 1}, [{"model": "tiny", "on": ["overload"]}]
+    fields = {"external": external, "fallback": fallback, "load_shedding": True}
+    with two_gateway(checkpoint, tmp_path, [foreign], **fields) as gateway, gateway.client() as client:
+        gateway.chat.answer = lambda request, index: answer_text("from here")
+        foreign.control(fault="hang_after", after=1)
+        with client.stream("POST", CHAT, json={**LONG, "stream": True}) as first:
+            lines = first.iter_lines()  # the connection is closed when this is gone
+            next(lines)
+            foreign.control(fault=None)
+            second = httpx.post(f"{gateway.url}{CHAT}", json=LONG, timeout=20)
+            assert second.json()["model"] == "tiny"
+        replica = next(iter(gateway.served["far"].replicas.values()))
+        wait_for(lambda: replica.in_flight == 0, "the first to end")
+        assert client.post(CHAT, json=LONG).json()["model"] == "far"
+
+
+def test_retries_stop_at_their_budget(
+    checkpoint: Path, tmp_path: Path, foreign: ForeignServer, foreign_servers: list[ForeignServer], wait_for: Any
+) -> None:
+    external = {"retries": {"share": 0, "min_retries": 2, "window_s": 3600}}
+    breaker = {"min_requests": 1_000}
+    with two_gateway(checkpoint, tmp_path, foreign_servers, external=external, breaker=breaker) as gateway:
+        wait_for(lambda: len(gateway.served["far"].replicas.ready) == 2, "both to be ready")
+        for server in foreign_servers:
+            server.control(fault="status", status=500)
+        with gateway.client() as client:
+            assert [client.post(CHAT, json=LONG).status_code for _ in range(5)] == [503] * 5
+    assert sum(len(server.requests) for server in foreign_servers) == 5 + 2

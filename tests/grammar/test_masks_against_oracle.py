@@ -167,3 +167,18 @@ def test_behind_an_end_token_there_are_only_end_tokens(mask_of: Callable[..., Gr
     assert [allowed(masks[place]) for place in (2, 3, 4)] == [{END}] * 3
     assert allowed(mask_of(LANGUAGES["choices"][0]).pack(0, [*written, END, END], [])[0]) == {END}
     assert mask.problem is None
+
+
+def test_what_is_left_of_a_long_forced_text_is_what_is_forced_there(mask_of: Callable[..., GrammarMask]) -> None:
+    """A step takes a part of it; then the answer goes on, goes back, or ends with other tokens."""
+    text = from_ebnf('start: ("a" "ba12b"~40 | "b") /[ab]/')
+    mask, begun = mask_of(text), [ord("a")]
+    assert mask.forced(0, []) == []
+    forced = mask.forced(0, begun)
+    assert len(forced) > 40
+    for cut in (1, 7, len(forced) - 1):
+        assert mask.forced(0, begun + forced[:cut]) == forced[cut:]
+        assert mask_of(text).forced(0, begun + forced[:cut]) == forced[cut:]
+    assert mask.forced(0, begun + forced) == []
+    assert mask.forced(0, begun + forced[:3]) == forced[3:]
+    assert mask_of(text).forced(0, [ord("b")]) == []

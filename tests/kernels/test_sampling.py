@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvarn.kernels.dispatch import BACKENDS, kernels_for
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.philox import uniforms
@@ -151,3 +152,23 @@ def test_exp_gives_the_same_bits_at_every_place_of_a_tensor() -> None:
             part = torch.empty(offset + length)[offset:].copy_(values[:length])
             assert torch.equal(part.exp_(), expected[:length])
     assert torch.equal(values.repeat(700).exp(), expected.repeat(700))
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300, 40_000])
+def test_masks_leave_what_they_allow(backend: str, vocab_size: int) -> None:
+    kernels = kernels_for(backend)
+    chance = np.random.default_rng(vocab_size)
+    words = -(-vocab_size // 32)
+    masks = {
+        row: chance.choice(np.array([0, 0xFFFFFFFF, 0x80000001, 0x0F0F0000], dtype=np.uint32), words)
+        for row in (0, 2, 3)
+    }
+    logits = torch.from_numpy(chance.standard_normal((5, vocab_size)).astype(np.float32))
+    expected = logits.clone()
+    for row, mask in masks.items():
+        for token in range(vocab_size):
+            if not mask[token // 32] >> (token % 32) & 1:
+                expected[row, token] = -torch.inf
+    kernels.mask_logits(logits, {row: mask.tobytes() for row, mask in masks.items()})
+    assert torch.equal(logits, expected)

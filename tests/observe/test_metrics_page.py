@@ -9,11 +9,16 @@ from prometheus_client import generate_latest
 
 from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.config.platform import SloConfig
+from kvarn.config.quality import QualityConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
+from kvarn.quality.metrics import QualityCollector
+from kvarn.quality.watch import Drift, QualityWatch
 from kvarn.serving.engine_metrics import EngineCollector
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -22,11 +27,16 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics(["m"]).registry
     registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
-    for part in (AdmissionMetrics, LimitMetrics, MeteringMetrics):
+    for part in (AdmissionMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
+    registry.register(QualityCollector(QualityWatch(list, QualityConfig(), _not_called)))
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}
     assert _described() == exported
+
+
+async def _not_called(drift: Drift) -> None:
+    raise AssertionError(drift)
 
 
 def _described() -> dict[str, str]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from fake_replica import answer_text
 from foreign_server import foreign_gateway
 from kvarn.config.routes import RouteConfig
 from kvarn.replica.client.protocol import ReplicaState
+from kvarn.store.models import UsageEvent
 from kvarn.store.owner import Scopes
 from kvarn.wire.messages import EngineStats, StepTimes
 
@@ -138,6 +140,23 @@ def test_a_key_of_a_route_needs_no_scope_for_its_models(routed: Any) -> None:
     assert "from small" in routed.http.post(CHAT, json=body(), headers=by_route).text
     listed = routed.http.get("/v1/models", headers=by_route).json()["data"]
     assert [model["id"] for model in listed] == ["chat"]
+
+
+def test_the_ledger_has_the_route_and_the_model_that_answered(routed: Any, wait_for: Any) -> None:
+    replica_of(routed, "large").state = ReplicaState.DOWN
+    replica_of(routed, "next").state = ReplicaState.DOWN
+    with routed.add_tenant("payer", key_id="key_1") as tenant:
+        for model in ("chat", "small"):
+            assert tenant.post(CHAT, json=body(model)).json()["model"] == "small"
+    organization = routed.authenticator.principals["payer"].organization_id
+
+    async def read() -> list[tuple[str, str]]:
+        async with routed.gateway.store.reading() as session:
+            query = select(UsageEvent.route, UsageEvent.model).where(UsageEvent.organization_id == organization)
+            return sorted(tuple(row) for row in await session.execute(query))
+
+    wait_for(lambda: len(routed.do(read())) == 2, "the events")
+    assert routed.do(read()) == [("", "small"), ("chat", "small")]
 
 
 def test_a_tenant_is_pinned_to_a_model(routed: Any) -> None:

@@ -323,6 +323,8 @@ class ScriptedProposer:
     """Proposes as many tokens as its script says next, of which the one at the place that it says is wrong."""
 
     grades = (0.5,)
+    call_s = 0.0
+    overhead_s = 0.0
 
     def __init__(self, script: Sequence[tuple[int, int]], is_free: bool = True) -> None:
         self.is_free = is_free

@@ -13,6 +13,8 @@ class FreeProposer:
 
     grades: tuple[float, ...] = (0.8,)
     is_free = True
+    call_s = 0.0
+    overhead_s = 0.0
 
     def __init__(self) -> None:
         self.num_proposed = 0

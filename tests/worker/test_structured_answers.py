@@ -106,7 +106,14 @@ def written(vocabulary: Vocabulary, answer: Any) -> str:
     return b"".join(map(vocabulary.bytes_of, tokens)).decode()
 
 
-FORMATS = jsonschema.FormatChecker(formats=("date", "ipv4", "uuid"))
+FORMATS = jsonschema.FormatChecker(formats=("ipv4", "uuid"))
+
+
+@FORMATS.checks("date", raises=ValueError)
+def is_day(value: object) -> bool:
+    """RFC 3339's `full-date`, which has a year 0000, as Python's calendar has not."""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", str(value), re.ASCII)
+    return bool(datetime.date.fromisoformat(re.sub("^0000", "2000", str(value))))
 
 
 @FORMATS.checks("time")
@@ -120,7 +127,7 @@ def is_time(value: object) -> bool:
 def is_moment(value: object) -> bool:
     """RFC 3339's `date-time`."""
     day, time = re.fullmatch(r"(.{10})[tT ](.*)", str(value)).groups()
-    return bool(datetime.date.fromisoformat(day)) and is_time(time)
+    return is_day(day) and is_time(time)
 
 
 def assert_valid(name: str, text: str) -> None:

@@ -7,16 +7,51 @@ the main process knows of the engines, and metrics.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from kvarn.config.schema import ModelConfig
+from kvarn.fleet.controller import ServedVersion
+from kvarn.fleet.desired import Desired
 from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.serving.models import ServedModel
 
 # Methods that each may call of the other: to a process beside the main one, and from it.
 START = "start"  # first: `Start`
 REPLICA = "replica"  # at each change: `ReplicaStatus`
+VERSION = "version"  # a version of a model will be served: `Version`
+VERSION_REMOVED = "version.removed"  # it is served no longer: `RemovedVersion`
 SNAPSHOT = "metrics.snapshot"  # what it has counted, as a list of `MetricFamily`
 METRICS = "metrics.all"  # to the main process: what all have counted, in the same form
 SERVING = "serving"  # to the main process: it takes requests
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model."""
+
+    model: str  # JSON of the `ModelConfig`
+    number: int
+    directory: str  # of the checkpoint
+    created: int  # when it was first served, as `/v1/models` tells
+
+    @classmethod
+    def of(cls, served: ServedModel) -> Version:
+        """That a process serves."""
+        config = served.config.model_dump_json()
+        return cls(model=config, number=served.version, directory=str(served.directory), created=served.created)
+
+    def found(self) -> ServedVersion:
+        """As the other process serves it."""
+        model = ModelConfig.model_validate_json(self.model)
+        return ServedVersion(Desired(model, self.number), Path(self.directory), self.created)
+
+
+class RemovedVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model that has no replicas any more."""
+
+    model: str
+    number: int
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +59,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int  # of this process, from 1 on; never used again
     config: str  # JSON of the `KvarnConfig`
-    directories: dict[str, str]  # of the checkpoints, by the model's name
-    created: dict[str, int]  # when each model was first served, as `/v1/models` tells
+    versions: list[Version]  # that are served
     broken: list[str]  # models whose tokenizer or template the main process cannot load either
     replicas: list[ReplicaStatus]

@@ -9,15 +9,27 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from kvarn.api_servers import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
+from kvarn.api_servers import (
+    METRICS,
+    REPLICA,
+    SERVING,
+    SNAPSHOT,
+    START,
+    VERSION,
+    VERSION_REMOVED,
+    RemovedVersion,
+    Start,
+    Version,
+)
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
+from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.restart import keep_running
 from kvarn.fleet.shared_counts import SharedState, main_scripts, script_handlers
@@ -25,7 +37,7 @@ from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus
-from kvarn.serving.models import ServedModel
+from kvarn.serving.live_models import LiveModels
 
 _SNAPSHOT_S = 2.0
 _STOP_GRACE_S = 20.0  # beyond `drain_timeout_s`, for what a process writes at its end; then it is killed
@@ -51,14 +63,14 @@ class GatewayProcesses:
         config: The whole configuration.
         port: On which this process listens.
         models: What is served.
-        replicas: The engines, by the model's name, as this process supervises them.
+        replicas: The engines, by the replica's name, as this process supervises them; changes with the fleet.
     """
 
     def __init__(
         self,
         config: KvarnConfig,
         port: int,
-        models: Sequence[ServedModel],
+        models: LiveModels,
         replicas: Mapping[str, EngineSupervisor],
     ) -> None:
         gateway = config.gateway.model_copy(update={"port": port})
@@ -142,9 +154,8 @@ class GatewayProcesses:
             start = Start(
                 number=number,
                 config=self._config.model_dump_json(),
-                directories={model.name: str(model.directory) for model in self._models},
-                created={model.name: model.created for model in self._models},
-                broken=[model.name for model in self._models if model.load_error is not None],
+                versions=[Version.of(model) for model in self._models.versions],
+                broken=[model.name for model in self._models.versions if model.load_error is not None],
                 replicas=[replica.status for replica in self._replicas.values()],
             )
             channel.send(START, msgspec.msgpack.encode(start))
@@ -197,12 +208,29 @@ class GatewayProcesses:
         else:
             running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
 
+    async def version_added(self, version: ServedVersion) -> None:
+        """See `FleetListener`."""
+        model, number = version.desired.model, version.desired.version
+        directory, created = str(version.directory), version.created
+        self._send(VERSION, Version(model=model.model_dump_json(), number=number, directory=directory, created=created))
+
+    def replica_added(self, supervisor: EngineSupervisor) -> None:
+        """See `FleetListener`."""
+        supervisor.subscribe(self._tell)
+
+    def version_removed(self, model: str, version: int) -> None:
+        """See `FleetListener`."""
+        self._send(VERSION_REMOVED, RemovedVersion(model=model, number=version))
+
     def _tell(self, status: ReplicaStatus) -> None:
         """Tell all processes what becomes of an engine."""
-        message = msgspec.msgpack.encode(status)
+        self._send(REPLICA, status)
+
+    def _send(self, method: str, message: msgspec.Struct) -> None:
+        body = msgspec.msgpack.encode(message)
         for each in self._running.values():
             if each.channel is not None:
-                each.channel.send(REPLICA, message)
+                each.channel.send(method, body)
 
 
 def _spawn(channel: int) -> subprocess.Popen[bytes]:

@@ -12,17 +12,26 @@ import os
 import signal
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from kvarn.api_servers import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
+from kvarn.api_servers import (
+    METRICS,
+    REPLICA,
+    SERVING,
+    SNAPSHOT,
+    START,
+    VERSION,
+    VERSION_REMOVED,
+    RemovedVersion,
+    Start,
+    Version,
+)
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.channel import Channel
+from kvarn.fleet.channel import Channel, Handler
 from kvarn.fleet.shared_counts import RemoteScripts, SharedState
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
@@ -31,9 +40,10 @@ from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.safety.errors import SafetyError
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.live_models import LiveModels
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
+from kvarn.text.template_process import TemplateLimits
 
 _EXIT_LOST = 1  # the main process is gone, or a tokenizer cannot be loaded
 _EXIT_NOT_STARTED = 2
@@ -46,13 +56,19 @@ class Worker:
     """One gateway process, from the main process's first message on."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ServedModel] = {}
+        self._models: LiveModels | None = None
         self._gateway: Gateway | None = None
         self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
 
     async def run(self, end: socket.socket) -> int:
         """Serve until told to stop; returns the exit status."""
-        handlers = {START: self._started, REPLICA: self._replica_changed, SNAPSHOT: self._snapshot}
+        handlers: dict[str, Handler] = {
+            START: self._started,
+            REPLICA: self._replica_changed,
+            VERSION: self._version_added,
+            VERSION_REMOVED: self._version_removed,
+            SNAPSHOT: self._snapshot,
+        }
         channel = await Channel.open(end, handlers)
         orphaned = asyncio.create_task(_end_with(channel))
         start = await self._start
@@ -60,11 +76,13 @@ class Worker:
         here = {"batches": config.batches.model_copy(update={"enabled": False})}  # batches run in the main process
         config = config.model_copy(update=here)
         configure_gateway_logging(config.log_level, config.log_format, start.number)
-        models = self._models
+        live = self._models
+        assert live is not None
         # Before it takes connections: the main process is ready by now.
-        with ThreadPoolExecutor(len(models)) as threads:
-            await ModelTable(models).load_text(threads, config.gateway)
-        for model in models.values():
+        limits = TemplateLimits(config.gateway.template_timeout_s, config.gateway.template_memory_bytes)
+        loading = [model.load_text(None, limits) for model in live.versions]
+        await asyncio.gather(*loading, return_exceptions=True)  # a failure is kept by the model
+        for model in live.versions:
             if model.load_error is not None and model.name not in start.broken:
                 _log.error(model.load_error)
                 return _EXIT_LOST
@@ -73,8 +91,9 @@ class Worker:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
 
         shared = SharedState(RemoteScripts(channel), metrics, is_main=False)
-        app = create_app(config, models, shared=shared)
-        self._gateway = app.state.gateway
+        app = create_app(config, live.by_name, shared=shared)
+        gateway = self._gateway = app.state.gateway
+        live.on_added = lambda model: gateway.metrics.add_model(model.name, config.slo_of(model.config))
         server = build_server(app, config.gateway)
         collect_garbage_less()
         loop = asyncio.get_running_loop()
@@ -89,22 +108,31 @@ class Worker:
         finally:
             telling.cancel()
             orphaned.cancel()
-            for model in models.values():
-                model.replicas.close()
+            live.close()
         return 0
 
     def _started(self, body: bytes) -> None:
         start = msgspec.msgpack.decode(body, type=Start)
-        for model in KvarnConfig.model_validate_json(start.config).models:
-            directory, created = Path(start.directories[model.name]), start.created[model.name]
-            self._models[model.name] = ServedModel(model.name, model, [], directory, created, process=start.number)
+        live = self._models = LiveModels(KvarnConfig.model_validate_json(start.config).gateway, start.number)
+        for version in start.versions:
+            live.add(version.found())
         for status in start.replicas:
-            self._models[status.model].replicas.update(status)
+            live.update(status)
         self._start.set_result(start)
 
     def _replica_changed(self, body: bytes) -> None:
-        status = msgspec.msgpack.decode(body, type=ReplicaStatus)
-        self._models[status.model].replicas.update(status)
+        assert self._models is not None, "`Start` is the first message"
+        self._models.update(msgspec.msgpack.decode(body, type=ReplicaStatus))
+
+    async def _version_added(self, body: bytes) -> bytes:
+        assert self._models is not None, "`Start` is the first message"
+        await self._models.version_added(msgspec.msgpack.decode(body, type=Version).found())
+        return b""
+
+    def _version_removed(self, body: bytes) -> None:
+        assert self._models is not None, "`Start` is the first message"
+        removed = msgspec.msgpack.decode(body, type=RemovedVersion)
+        self._models.version_removed(removed.model, removed.number)
 
     def _snapshot(self, body: bytes) -> bytes:
         return msgspec.msgpack.encode([] if self._gateway is None else self._gateway.metrics.snapshot())

@@ -46,6 +46,15 @@ class Server:
             models: list[dict[str, Any]] = _json(response.read()).get("data", [])
         return models
 
+    def ask(self, method: str, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request.
+
+        Raises:
+            ClientError: The server cannot be reached, or refuses.
+        """
+        with self._request(method, operation, body) as response:
+            return _json(response.read())
+
     def stream(self, operation: str, body: dict[str, Any]) -> Iterator[str]:
         """The pieces of an answer's text as they come.
 
@@ -125,7 +134,7 @@ def chat(
     """Talk with a model of a running server."""
     messages = [{"role": "system", "content": system}] if system else []
     question = question or _piped()
-    with _one_line_errors():
+    with one_line_errors():
         options = options.with_model(server)
         if question is not None:
             messages.append({"role": "user", "content": question})
@@ -150,7 +159,7 @@ def complete(
     prompt = prompt or _piped()
     if prompt is None:
         raise typer.BadParameter("give a prompt, or pipe one in", param_hint="prompt")
-    with _one_line_errors():
+    with one_line_errors():
         _print(server.stream("completions", asdict(options.with_model(server)) | {"prompt": prompt}))
 
 
@@ -160,7 +169,7 @@ def models(
     server: Server, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
 ) -> None:
     """List the models and adapters of a running server, and whether they are ready."""
-    with _one_line_errors():
+    with one_line_errors():
         listed = server.models()
     if not as_json:
         listed = [
@@ -215,7 +224,8 @@ def _piped() -> str | None:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
+    """An error of the server ends the command with one line."""
     try:
         yield
     except ClientError as error:

@@ -7,7 +7,6 @@ import errno
 import logging
 import signal
 import time
-from pathlib import Path
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
@@ -15,7 +14,9 @@ from kvarn.cli.options import ServeOptions
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.desired import DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
+from kvarn.fleet.launchers import launcher_of
 from kvarn.fleet.process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
@@ -54,9 +55,11 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         configure_gateway_logging(config.log_level, config.log_format, process)
         for warning in warnings:
             log.warning(warning)
-        engines = Engines(config, engine)
+        desired = DesiredState(config)
+        config = desired.merged_config()
+        engines = Engines(config, engine, desired.models)
         try:
-            gateway = _Gateway(config, engines, began, needs_key=mode == "keys")
+            gateway = _Gateway(config, engines, desired, began, needs_key=mode == "keys")
             with asyncio.Runner(loop_factory=gateway.server.config.get_loop_factory()) as runner:
                 return runner.run(gateway.run())
         finally:
@@ -69,22 +72,29 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
 class _Gateway:
     """The main gateway process, with the engines and the other gateway processes that it supervises."""
 
-    def __init__(self, config: KvarnConfig, engines: Engines, began: float, *, needs_key: bool) -> None:
+    def __init__(
+        self, config: KvarnConfig, engines: Engines, desired: DesiredState, began: float, *, needs_key: bool
+    ) -> None:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
+        from kvarn.fleet.controller import FleetController
         from kvarn.gateway.app import create_app
         from kvarn.gateway.server import bind, build_server, collect_garbage_less, inherited_listener, share_port
-        from kvarn.serving.models import ServedModel
+        from kvarn.serving.live_models import LiveModels
 
         self._engines = engines
         self._began = began
         self._needs_key = needs_key
-        models: dict[str, ServedModel] = {}
-        for model in config.models:
-            models[model.name] = ServedModel(model.name, model, [], engines.directories.get(model.name, Path()))
+        self._live = live = LiveModels(config.gateway)
+        self._launcher = launcher_of(config, engines)
+        self._controller = FleetController(config, engines, self._launcher, desired.models, self._read_desired)
+        for version in self._controller.versions:
+            live.add(version)
         for supervisor in engines.supervisors.values():
-            supervisor.subscribe(models[supervisor.status.model].replicas.update)
-        self._models = list(models.values())
+            supervisor.subscribe(live.update)
+        self._controller.listen(live)
+        self._desired = desired
+        self._models = [model for name, model in live.by_name.items() if desired.models[name].count]
         inherited = inherited_listener(config.gateway)
         if inherited is not None and config.gateway.api_server_count > 1:
             raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
@@ -102,14 +112,19 @@ class _Gateway:
         self._processes = None
         if config.gateway.api_server_count > 1:
             share_port(self._listener)
-            self._processes = GatewayProcesses(config, port, self._models, engines.supervisors)
+            self._processes = GatewayProcesses(config, port, live, engines.supervisors)
+            self._controller.listen(self._processes)
         self._shown = asyncio.Event()
         self._app = create_app(
             config,
-            models,
+            live.by_name,
             shared=self._processes.shared if self._processes else None,
+            fleet=self._controller,
+            take_out=engines.take_out,
             start_after=None if inherited is None else self._wait_for_models,
         )
+        gateway = self._app.state.gateway
+        live.on_added = lambda model: gateway.metrics.add_model(model.name, config.slo_of(model.config))
         self.server = build_server(self._app, config.gateway)
         self.server.hands_over = inherited is not None
         collect_garbage_less()
@@ -120,6 +135,7 @@ class _Gateway:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end, number)
         self._engines.start()
+        self._launcher.start()
         serving = asyncio.create_task(self._serve_http())
         starting = asyncio.create_task(self._show_start())
         try:
@@ -133,7 +149,9 @@ class _Gateway:
             await asyncio.gather(starting, return_exceptions=True)
             if self._processes is not None:
                 await self._processes.stop()
+            await self._controller.stop()
             await self._engines.stop()
+            await self._launcher.stop()
         return EXIT_OK if any_ready else EXIT_NO_MODEL
 
     def _end(self, number: int) -> None:
@@ -166,12 +184,19 @@ class _Gateway:
         # Another server's state is no reason to end: it may come up at any time.
         return bool(ready) or any(model.config.external is not None for model in self._models)
 
+    async def _read_desired(self) -> DesiredModels:
+        from kvarn.store.repositories.deployments import read_desired
+
+        return self._desired.update(await read_desired(self._app.state.gateway.store))
+
     async def _start_processes(self) -> None:
-        """Start the other gateway processes once this one serves: it has brought the database up to date by then."""
-        if self._processes is None:
-            return
+        """Look after the fleet, and start the other gateway processes, once this one serves: it has brought the
+        database up to date by then."""
         while not self.server.started:  # noqa: ASYNC110  it has no event to wait for
             await asyncio.sleep(_POLL_S)
+        self._controller.start()
+        if self._processes is None:
+            return
         self._processes.start(self._app.state.gateway.metrics)
         await self._processes.wait_until_serving()
 

@@ -25,6 +25,7 @@ from kvarn.config.platform import (
     SloConfig,
     StoreConfig,
 )
+from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
@@ -209,6 +210,11 @@ class ModelConfig(Section):
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""
 
+    golden_prompts: str | None = Field(None, min_length=1)
+    """File of golden prompts, with which replicas and new versions of the model are checked: JSON Lines with `id`,
+    `messages` (or `prompt_token_ids`) and `answer`. Default: built-in token ids, for which no answer is right. See
+    docs/quality.md."""
+
     speculation: SpeculationConfig = SpeculationConfig()
     """Tokens that are guessed, and verified by the model several at a time."""
 
@@ -218,6 +224,11 @@ class ModelConfig(Section):
             raise ValueError(f"the model {self.name!r} needs a `path`, or `external`: a server that runs it")
         if self.path and self.external is not None:
             raise ValueError(f"the model {self.name!r} has a `path` and is `external`: leave one out")
+        if self.external is not None:
+            own = {"adapters": (), "kv_tiers": None, "disaggregation": None, "replicas": 1}
+            for name, default in own.items():
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name} of {self.name!r} is its server's matter: the model is `external`")
         return self
 
     @model_validator(mode="after")
@@ -273,6 +284,9 @@ class KvarnConfig(Section):
     admission: AdmissionConfig = AdmissionConfig()
     """Which requests wait at the gateway, and which are refused."""
 
+    quality: QualityConfig = QualityConfig()
+    """The watch for replicas that answer wrongly without failing."""
+
     safety: SafetyConfig = SafetyConfig()
     """What is looked at on the way in and on the way out."""
 
@@ -306,6 +320,8 @@ class KvarnConfig(Section):
                     raise ValueError(f"the fallback of {model.name!r} must be another served model, not {step.model!r}")
                 if step.on == ("overload",) and not self.sheds_load(model):
                     raise ValueError(f"the fallback of {model.name!r} is never used: set its `load_shedding` to true")
+            if model.external is not None and model.name == self.safety.model:
+                raise ValueError(f"safety.model names {model.name!r}, which is `external`: Kvarn must run it itself")
         self._check_routes(every_name)
         return self
 

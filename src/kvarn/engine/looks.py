@@ -1,9 +1,12 @@
-"""In which steps a sequence's guess is looked for, where guesses are cheap but not free.
+"""In which steps guesses are asked for, where that takes time which guesses may not be worth.
 
-A look takes some microseconds of the engine's thread: nothing beside the step of a large model with few sequences, much
-beside that of a small one with many. What looks have saved is averaged, of each sequence and of all: where it is more
-than a look takes, the sequence's guess is looked for in each step. The others are looked at together, every so many
-steps that it takes a small share of the time; the steps between do nothing at all.
+`Looks` is for guesses that are cheap but not free. A look takes some microseconds of the engine's thread: nothing
+beside the step of a large model with few sequences, much beside that of a small one with many. What looks have saved is
+averaged, of each sequence and of all: where it is more than a look takes, the sequence's guess is looked for in each
+step. The others are looked at together, every so many steps that it takes a small share of the time; the steps between
+do nothing at all.
+
+`Trial` is for proposers that take a part of each step while they are asked at all.
 """
 
 from __future__ import annotations
@@ -76,3 +79,35 @@ class Looks:
 
     def _pays(self, record: GuessRecord) -> bool:
         return self._always or record.gain_s > self._look_s
+
+
+class Trial:
+    """Leaves a proposer alone for a while where guesses have saved less than they and its part of each step took."""
+
+    LENGTH = 64
+    """Steps after which that is seen."""
+    REST = 1024
+    """Steps in which it is left alone."""
+
+    def __init__(self, always: bool) -> None:
+        """`always`: never leave it alone."""
+        self._always = always
+        self._balance_s = 0.0
+        self._steps = 0
+        self._rests_until = 0
+
+    def saved(self, seconds: float) -> None:
+        """Guesses have saved so many seconds; less than 0 where they took them."""
+        self._balance_s += seconds
+
+    def goes_on(self, now: int, overhead_s: float) -> bool:
+        """Whether guesses may be asked for in step `now`, of which the proposer takes `overhead_s` then."""
+        if now < self._rests_until:
+            return False
+        self._balance_s -= overhead_s
+        self._steps += 1
+        if self._steps == self.LENGTH:
+            if self._balance_s < 0 and overhead_s and not self._always:
+                self._rests_until = now + self.REST
+            self._balance_s, self._steps = 0.0, 0
+        return True

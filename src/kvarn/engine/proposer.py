@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class Proposer(Protocol):
     is_free: bool
     """Guesses take next to no time: they are asked for, and then it is chosen how many of them are verified. Else it is
     chosen first, with the price of guessing."""
+
+    call_s: float
+    """Seconds that a call takes beside `seconds`."""
+    overhead_s: float
+    """Seconds that each step takes longer while guesses are asked for at all."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """For each sequence at most so many tokens that may follow its known ones; none where there is no guess."""
@@ -106,3 +112,14 @@ class GuessRecord:
         while right < len(known) and known[right] == guess[right]:
             right += 1
         return (len(known), right)
+
+
+@dataclass(slots=True)
+class SpeculationTotals:
+    """Counts since the start."""
+
+    rows: int = 0
+    """Rows that verified proposals."""
+    proposed: int = 0
+    accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)

@@ -15,26 +15,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.kv_memory import KVMemory
-from kvarn.engine.looks import Looks
-from kvarn.engine.proposer import NO_GUESS, Acceptance, Guess, GuessRecord, Proposer
+from kvarn.engine.looks import Looks, Trial
+from kvarn.engine.proposer import NO_GUESS, Acceptance, Guess, GuessRecord, Proposer, SpeculationTotals
 from kvarn.engine.request import Sequence
 from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
-
-
-@dataclass(slots=True)
-class SpeculationTotals:
-    """Counts since the start."""
-
-    rows: int = 0
-    """Rows that verified proposals."""
-    proposed: int = 0
-    accepted: int = 0
-    accepted_by_position: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +78,7 @@ class Speculation:
         self._now = 0
         self._left_alone = 0
         self._needs_results_until = self.KNOWN_AFTER
+        self._trial = Trial(always=not config.adaptive)
 
     @property
     def needs_results(self) -> bool:
@@ -101,6 +91,8 @@ class Speculation:
         `ahead`: steps are in flight. Then it is only found out whether guesses would be worth waiting for them.
         """
         self._now += 1
+        if not self._trial.goes_on(self._now, self._proposer.overhead_s):
+            return
         if not step.tokens_left or (self._now < self._looks.next and not step.admitted):
             return
         prices = self._prices(step)
@@ -137,8 +129,10 @@ class Speculation:
             totals.accepted_by_position[place] += 1
         assert record is not None, "who proposed has a record"
         self._learn(record, proposed, accepted)
-        saved_s = accepted * prices.step_s / prices.rows
-        self._looks.looked(record, self._now, saved_s - proposed * prices.proposal_s(sequence.num_tokens))
+        saved_s = accepted * max(0.0, prices.step_s - self._proposer.overhead_s) / prices.rows
+        saved_s -= proposed * prices.proposal_s(sequence.num_tokens)
+        self._trial.saved(saved_s)
+        self._looks.looked(record, self._now, saved_s)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended."""
@@ -229,32 +223,34 @@ class Speculation:
         """How many tokens to guess for each, where the n-th guesses of all sequences are made together."""
         if not self._adaptive:
             return _within_budget([candidate.limit for candidate in candidates], tokens_left)
-        lengths = [0] * len(candidates)
+        lengths, most = [0] * len(candidates), self._length
         expected, seconds = float(prices.rows), prices.step_s
-        guess_s = self._proposer.seconds(len(candidates))
         costs = [prices.proposal_s(candidate.end) for candidate in candidates]
-        if len(candidates) * seconds <= self.MARGIN * (guess_s + sum(costs)) * expected:  # not even if all were right
+        least_s = self._proposer.call_s / most + self._proposer.seconds(len(candidates)) + sum(costs)
+        if len(candidates) * seconds <= self.MARGIN * least_s * expected:  # not even if all were right
             self._left_alone += 1
             if self._left_alone % self.PROBE_EVERY == 0:  # perhaps times have changed
                 lengths[0] = min(candidates[0].limit, 2)
             return lengths
         chances = [self._chances(each.record, 0, each.limit, 0.0) for each in candidates]
-        for level in range(self._length):
+        seconds += self._proposer.call_s
+        for level in range(most):
+            price = self.MARGIN * expected / seconds
             chosen = [
                 index
                 for index, own in enumerate(chances)
-                if level < len(own)
-                and lengths[index] == level
-                and own[level] * seconds > self.MARGIN * costs[index] * expected
+                if level < len(own) and lengths[index] == level and own[level] > price * costs[index]
             ][:tokens_left]
             gain = sum(chances[index][level] for index in chosen)
             cost = sum(costs[index] for index in chosen) + self._proposer.seconds(len(chosen))
-            if not chosen or gain * seconds <= self.MARGIN * cost * expected:
+            if not chosen or gain <= price * cost:
                 break
             for index in chosen:
                 lengths[index] += 1
             tokens_left -= len(chosen)
             expected, seconds = expected + gain, seconds + cost
+        if expected * prices.step_s < prices.rows * seconds:  # the call alone takes more than all of them bring
+            return [0] * len(candidates)
         return lengths
 
     def _ask(self, candidates: Items[_Candidate], lengths: Items[int]) -> list[Guess]:
@@ -264,6 +260,7 @@ class Speculation:
             found = self._proposer.propose([(candidates[index].sequence, lengths[index]) for index in chosen])
             for index, guess in zip(chosen, found, strict=True):
                 guesses[index] = guess
+            self._trial.saved(-self._proposer.call_s - max(lengths) * self._proposer.seconds(len(chosen)))
         return guesses
 
     # How likely ------------------------------------------------------------------------------------------------------

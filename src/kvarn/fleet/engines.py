@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -12,65 +13,88 @@ from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
+from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.quality.watch import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
-from kvarn.replica.spec import ReplicaSpec, replica_names
+from kvarn.replica.spec import ReplicaSpec, replica_name, replica_names
 from kvarn.text.checkpoint import resolve_adapter, resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
 
-class Engines:
-    """Finds the models' checkpoints and launches an engine for each replica. An engine dies with this process.
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What a version's engines load, found on this machine."""
 
+    model: ModelConfig
+    """With the adapters' directories."""
+    directory: Path
+    draft_directory: Path | None
+
+
+def find_checkpoints(model: ModelConfig) -> Checkpoints:
+    """Find a model's checkpoint, adapters and draft model; download what is on the hub.
+
+    Raises:
+        TextError: Something cannot be found.
+    """
+    draft = model.speculation.model
+    return Checkpoints(
+        _with_found_adapters(model),
+        resolve_checkpoint(model.path, progress=_log_progress),
+        None if draft is None else resolve_checkpoint(draft, progress=_log_progress),
+    )
+
+
+class Engines:
+    """The engines of this server by their supervisors. Those of this machine die with this process.
+
+    Finds the models' checkpoints and launches an engine for each replica, unless another launcher does that later.
     Where there are CPUs to spare, the engines get some and this process the others. Replicas of a model share its CPUs
     among them.
 
     Args:
         config: The whole configuration.
         process: One that was spawned ahead, for the first replica.
+        desired: How many replicas of which version the models have at first. Default: those of the configuration.
 
     Raises:
         TextError: A checkpoint cannot be found.
         OSError: No process can be started.
     """
 
-    def __init__(self, config: KvarnConfig, process: EngineProcess | None = None) -> None:
+    def __init__(
+        self, config: KvarnConfig, process: EngineProcess | None = None, desired: DesiredModels | None = None
+    ) -> None:
+        desired = desired or {model.name: Desired(model) for model in config.models}
         self.supervisors: dict[str, EngineSupervisor] = {}
         """By the replica's name."""
+        self._config = config
         self._prefills: list[EngineSupervisor] = []
         """Of the processes that compute prompts for those."""
         self._sockets: list[Path] = []
         """Directories in which those listen."""
         models = [model for model in config.models if model.external is None]
-        self.directories: dict[str, Path] = {
-            model.name: resolve_checkpoint(model.path, progress=_log_progress) for model in models
-        }
+        found = {model.name: find_checkpoints(model) for model in models}
+        self.directories = {name: each.directory for name, each in found.items()}
         """Of the checkpoints."""
-        drafts = {
-            model.name: str(resolve_checkpoint(model.speculation.model, progress=_log_progress))
-            for model in models
-            if model.speculation.model is not None
-        }
+        is_local = config.fleet.launcher == "local"
         max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
-        affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores else None
+        affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores and is_local else None
+        self._cpus = affinity.engines if affinity else ()
+        """Of the engines; empty: any."""
         try:
-            for model in models:
-                spec = ReplicaSpec(
-                    model=_with_found_adapters(model).model_dump_json(),
-                    directory=str(self.directories[model.name]),
-                    draft_directory=drafts.get(model.name, ""),
-                    heartbeat_interval_s=config.replica.heartbeat_interval_s,
-                    log_level=config.log_level,
-                    log_format=config.log_format,
-                )
+            for model in models if is_local else ():
+                version, count = desired[model.name].version, desired[model.name].count
+                spec = self.spec_of(model, found[model.name], version)
                 if model.disaggregation is not None:
                     spec = self._with_prefill(spec, model, config)
-                shares = share_cpus(affinity.engines if affinity else (), model.replicas)
-                for replica, cpus in zip(replica_names(model.name, model.replicas), shares, strict=True):
+                shares = share_cpus(self._cpus, count)
+                for replica, cpus in zip(_names(model.name, version, count), shares, strict=True):
                     named = msgspec.structs.replace(spec, replica=replica, cpus=cpus)
                     supervisor = self.supervisors[replica] = EngineSupervisor(named, config.replica)
                     supervisor.launch(process)
@@ -82,7 +106,24 @@ class Engines:
         except BaseException:
             self.kill()
             raise
+        finally:
+            if process is not None:
+                process.close()
         pin_to_cpus(affinity.gateway if affinity else ())
+
+    def spec_of(self, model: ModelConfig, found: Checkpoints, version: int) -> ReplicaSpec:
+        """The spec of a version's engines."""
+        config = self._config
+        return ReplicaSpec(
+            model=found.model.model_dump_json(),
+            version=version,
+            directory=str(found.directory),
+            draft_directory=str(found.draft_directory or ""),
+            heartbeat_interval_s=config.replica.heartbeat_interval_s,
+            log_level=config.log_level,
+            log_format=config.log_format,
+            cpus=self._cpus,
+        )
 
     def start(self) -> None:
         """Supervise them in the running event loop."""
@@ -90,8 +131,19 @@ class Engines:
             supervisor.start()
 
     async def stop(self) -> None:
-        """End them now."""
-        await asyncio.gather(*[supervisor.stop() for supervisor in (*self.supervisors.values(), *self._prefills)])
+        """End those of this machine now; others go on."""
+        is_local = self._config.fleet.launcher == "local"
+        supervisors = [*self.supervisors.values(), *self._prefills]
+        await asyncio.gather(*[each.stop() if is_local else each.leave() for each in supervisors])
+
+    async def take_out(self, drift: Drift) -> None:
+        """Take a replica that answers wrongly out of service at once; its requests go on with another."""
+        supervisor = self.supervisors[drift.replica]
+        match drift.action:
+            case Action.RESTART:
+                await supervisor.restart(timeout_s=0)
+            case Action.KEEP_OUT:
+                await supervisor.drain(timeout_s=0)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""
@@ -107,6 +159,12 @@ class Engines:
         second = prefill_spec(spec, model, str(directory / "prefill"))
         self._prefills.append(EngineSupervisor(second, config.replica))
         return msgspec.structs.replace(spec, role="decode", prefill_socket=second.prefill_socket)
+
+
+def _names(model: str, version: int, count: int) -> list[str]:
+    if version:
+        return [replica_name(model, version, each, on_this_machine=True) for each in range(count)]
+    return replica_names(model, count)
 
 
 def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpec:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from kvarn.fleet.packing import Device, Needs, describe_room, place
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.replica.endpoint import Endpoint
@@ -41,6 +43,9 @@ class LaunchedEngine(Protocol):
 
 class Launcher(Protocol):
     """Starts engine processes for replicas. A replica's runs are numbered."""
+
+    on_this_machine: bool
+    """They run here, and end with this process."""
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """Start a process.
@@ -100,11 +105,62 @@ def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> Loc
 
 
 class LocalLauncher:
-    """Child processes. They end with this one, so there is none to adopt."""
+    """Child processes. They end with this one, so there is none to adopt.
+
+    Args:
+        devices: Where there is room for them; empty: nobody counts.
+        needs_of: What a replica needs.
+    """
+
+    on_this_machine = True
+
+    def __init__(
+        self, devices: Sequence[Device] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
+    ) -> None:
+        self._devices = devices
+        self._needs_of = needs_of
+        self._placed: dict[str, tuple[str, Needs]] = {}
+        """The device and the needs of each replica that has an engine."""
+
+    def start(self) -> None:
+        """Nothing has to run."""
+
+    async def stop(self) -> None:
+        """Nothing has to end."""
+
+    def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> None:
+        """Give a replica a place; `anyway`: it runs already, whether there is room or not.
+
+        Raises:
+            LaunchError: There is none.
+        """
+        if not self._devices:
+            return
+        needs, used = self._needs_of(spec), dict[str, list[Needs]]()
+        for replica, (device, each) in self._placed.items():
+            if replica != spec.replica:
+                used.setdefault(device, []).append(each)
+        found = place(needs, self._devices, used)
+        if found is None and anyway:
+            found = self._devices[0]
+        if found is None:
+            raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._devices, used)}")
+        self._placed[spec.replica] = found.name, needs
+
+    def vacate(self, replica: str) -> None:
+        """A replica has no engine any more."""
+        self._placed.pop(replica, None)
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
-        return launch_local(spec)
+        self.occupy(spec)
+        try:
+            engine = launch_local(spec)
+        except OSError:
+            self.vacate(spec.replica)
+            raise
+        engine.exited.add_done_callback(lambda _: self.vacate(spec.replica))
+        return engine
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""

@@ -4,6 +4,7 @@ checkpoint's files."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,3 +85,20 @@ def place(needs: Needs, devices: Sequence[Device], used: Mapping[str, Collection
     room = [(left(device), device) for device in devices]
     fitting = [(after, device) for after, device in room if min(after) >= 0]
     return min(fitting, key=lambda each: (each[0], each[1].name))[1] if fitting else None
+
+
+def this_machine() -> Device:
+    """This machine's memory and cores."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("cpu", memory, float(os.cpu_count() or 1))
+
+
+def describe_room(needs: Needs, devices: Sequence[Device], used: Mapping[str, Collection[Needs]]) -> str:
+    """What a replica needs and what is free, in words."""
+    free = [
+        f"{(device.memory_bytes - sum(each.memory_bytes for each in used.get(device.name, ()))) / GIB:.1f} GiB and "
+        f"{device.cpus - sum(each.cpus for each in used.get(device.name, ())):g} cores"
+        for device in devices
+    ]
+    cpus = f" and {needs.cpus:g} cores" if needs.cpus else ""
+    return f"it needs {needs.memory_bytes / GIB:.1f} GiB{cpus}, and {', '.join(free)} are free"

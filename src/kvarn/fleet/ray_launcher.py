@@ -73,6 +73,8 @@ class RayLauncher:
         needs_of: What a replica needs of a machine.
     """
 
+    on_this_machine = False
+
     def __init__(self, config: RayConfig, needs_of: Callable[[ReplicaSpec], Needs]) -> None:
         self._config = config
         self._needs_of = needs_of

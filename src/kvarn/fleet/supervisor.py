@@ -46,11 +46,12 @@ class EngineSupervisor:
         self, spec: ReplicaSpec, config: ReplicaConfig, launcher: Launcher | None = None, *, last_run: int = 0
     ) -> None:
         model = spec.model_config.name
-        self.status = ReplicaStatus(model=model, replica=spec.replica or replica_names(model, 1)[0])
+        name = spec.replica or replica_names(model, 1)[0]
+        self.status = ReplicaStatus(model=model, replica=name, version=spec.version)
         self.failure: str | None = None
         """Why the latest engine process ended; None while one serves."""
         self.lifecycle = self._new_lifecycle(config, last_run)
-        self._spec = spec
+        self.spec = spec
         self._config = config
         self._launcher = launcher or LocalLauncher()
         self._launched: LaunchedEngine | None = None
@@ -82,7 +83,7 @@ class EngineSupervisor:
         Raises:
             OSError: No process can be started.
         """
-        engine = launch_local(self._spec, process)
+        engine = launch_local(self.spec, process)
         self._launched = engine
         return engine.process
 
@@ -208,7 +209,7 @@ class EngineSupervisor:
     async def _launch(self, run: int) -> None:
         try:
             engine, self._launched = self._launched, None
-            engine = self._engines[run] = engine or await self._launcher.launch(self._spec, run)
+            engine = self._engines[run] = engine or await self._launcher.launch(self.spec, run)
         except (OSError, LaunchError) as error:
             self._ended(run, f"the engine process cannot be started: {error}")
             return
@@ -221,7 +222,13 @@ class EngineSupervisor:
         if run == self.lifecycle.run:
             self._was_ready = False
             self._set_status(
-                ReplicaStatus(model=before.model, replica=before.replica, card=before.card, endpoint=engine.endpoint)
+                ReplicaStatus(
+                    model=before.model,
+                    replica=before.replica,
+                    version=before.version,
+                    card=before.card,
+                    endpoint=engine.endpoint,
+                )
             )
         try:
             watch = self._runs[run] = EngineRun(

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 import kvarn
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.deleted_tenants import DeletedTenants
@@ -39,6 +40,7 @@ from kvarn.gateway.routes import (
 from kvarn.gateway.routes.organization import (
     audit_logs,
     budgets,
+    deployments,
     keys,
     projects,
     rate_limits,
@@ -56,13 +58,16 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.quality.metrics import QualityCollector
+from kvarn.quality.watch import OnDrift, QualityWatch
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
+from kvarn.serving.golden import GoldenModel
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
@@ -95,7 +100,7 @@ _ROUTERS = [
             batches,
             operation,
         ),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
 
@@ -105,6 +110,8 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    fleet: FleetController | None = None,
+    take_out: OnDrift | None = None,
     start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
@@ -114,6 +121,8 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        fleet: Who makes deployments so, where this process does.
+        take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
@@ -122,7 +131,7 @@ def create_app(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
-        metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
+        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
     external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
     for model in table:
         if model.config.external is not None:
@@ -131,6 +140,12 @@ def create_app(
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
+    own = [model for model in table if model.config.external is None]
+    golden = [GoldenModel(model, text, config.quality.prompts) for model in own]
+    watch = None
+    if take_out is not None and config.quality.enabled:
+        watch = QualityWatch(lambda: golden, config.quality, take_out)
+        metrics.registry.register(QualityCollector(watch))
     gateway = Gateway(
         config=config,
         models=table,
@@ -149,6 +164,9 @@ def create_app(
         bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
         reports=Reports(services.store),
         shared=shared,
+        fleet=fleet,
+        golden=golden,
+        watch=watch,
     )
 
     app = FastAPI(
@@ -207,7 +225,7 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic] = [
+    workers: list[Worker[Any] | Periodic | QualityWatch] = [
         gateway.responses,
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
@@ -216,6 +234,8 @@ async def _lifespan(
     if keepers and (gateway.shared is None or gateway.shared.is_main):
         deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    if gateway.watch is not None:
+        workers.append(gateway.watch)
     for model in gateway.models:
         if model.external is not None:
             workers += model.external.probes()
@@ -231,14 +251,17 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
+    loading = [asyncio.create_task(gateway.models.load_text(pool, config.gateway))]
+    if gateway.watch is not None:
+        loading += [asyncio.create_task(model.render()) for model in gateway.golden]
     try:
         if start_after is not None:
             await start_after()
         yield
     finally:
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])

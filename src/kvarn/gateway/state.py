@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
+from kvarn.quality.watch import QualityWatch
 from kvarn.responses.background_runs import ResponsesContext
+from kvarn.serving.golden import GoldenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +22,11 @@ class Gateway(ResponsesContext):
     key_cache: KeyCache
     bodies: BodyReader
     reports: Reports
+    fleet: FleetController | None
+    """Who makes deployments so; None: another process does."""
     shared: SharedState | None
     """What is counted together with other gateway processes of this server; None: there are none."""
+    golden: Sequence[GoldenModel] = ()
+    """The models, with their golden prompts."""
+    watch: QualityWatch | None = None
+    """Finds replicas that answer wrongly; None in processes that do not look for any."""

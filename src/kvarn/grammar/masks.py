@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,11 @@ class GrammarMask:
         choice = self._choice(index, output_token_ids)
         if choice.free is not None or self._problem is not None:
             return []
-        return list(choice.matcher.compute_ff_tokens())
+        rest = choice.rest_of_forced(output_token_ids)
+        if not rest:
+            choice.forced, choice.forced_at = choice.matcher.compute_ff_tokens(), choice.num_taken
+            rest = list(choice.forced)
+        return rest
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> _RowMasks:
         """Masks that are filled on other threads; waited for by whoever reads them."""
@@ -205,6 +209,18 @@ class _Choice:
     """The masks that are being made with the matcher."""
     num_taken: int = 0
     """Tokens of output it has gone on by."""
+    forced: list[int] = field(default_factory=list)
+    """What was forced when it was last asked for: of a long text a step takes a part only, and to find it out again
+    for each would take milliseconds."""
+    forced_at: int = 0
+    """`num_taken` then."""
+
+    def rest_of_forced(self, outputs: list[int]) -> list[int]:
+        """Of `forced`, what is behind the outputs; nothing where they are others, or it is over."""
+        passed = len(outputs) - self.forced_at
+        if passed < 0 or outputs[self.forced_at :] != self.forced[:passed]:
+            return []
+        return self.forced[passed:]
 
 
 class _RowMasks:

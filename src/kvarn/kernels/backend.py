@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +18,7 @@ from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.greedy import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.memory import usable_memory, zeros_on_demand
-from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention
 from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
@@ -185,6 +187,13 @@ class Kernels:
         Ties go to the lowest id; a row that holds NaN gives the first one.
         """
         return most_likely(logits)
+
+    def mask_logits(self, logits: torch.Tensor, masks: Mapping[int, bytes | memoryview]) -> None:
+        """Leave rows of logits [R, vocab] float32 only the tokens that their masks allow, in place; the others become
+        minus infinity. A mask has a bit for each token, in whole words of 32."""
+        for row, mask in masks.items():
+            banned = np.flatnonzero(~unpack_mask(mask, logits.shape[1]))
+            logits[row, torch.from_numpy(banned).to(logits.device)] = -torch.inf
 
     def draw_tokens(
         self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors

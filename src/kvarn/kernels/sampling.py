@@ -21,6 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _MOST_BITS = 42
@@ -56,3 +58,8 @@ class SamplingTensors:
 def weight_bits(vocab_size: int) -> int:
     """b in the module's docstring: the sum of `vocab_size` weights of at most 2**b stays within 2**52."""
     return min(_MOST_BITS, 52 - math.ceil(math.log2(vocab_size)))
+
+
+def unpack_mask(mask: bytes | memoryview, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[vocab] whether a mask (a bit for each token, see `kvarn.engine.plan.RowMasks`) allows each."""
+    return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little").view(np.bool_)

@@ -37,6 +37,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     model: str
     model_version: str = ""
     adapter: str = ""
+    route: str = ""
     replica: str = ""
     service_tier: str = "default"
     batch_id: str | None = None

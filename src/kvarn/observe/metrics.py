@@ -100,8 +100,9 @@ class GatewayMetrics:
         self.clock = clock
         self.registry = CollectorRegistry()
         self._define(self.registry)
-        slo = slo or {}
-        self._models = {model: _ModelMetrics(self, model, slo.get(model, SloConfig())) for model in models}
+        self._models: dict[str, _ModelMetrics] = {}
+        for model in models:
+            self.add_model(model, (slo or {}).get(model, SloConfig()))
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
@@ -155,6 +156,11 @@ class GatewayMetrics:
             "Share of the generation requests of the last 5 minutes that met the TTFT and TPOT targets.",
             by_model,
         )
+
+    def add_model(self, model: str, slo: SloConfig) -> None:
+        """Count for one more model. Idempotent: its first targets stay."""
+        if model not in self._models:
+            self._models[model] = _ModelMetrics(self, model, slo)
 
     def generation(self, model: str, started: float) -> GenerationObserver:
         """Observe a generation request for a configured model that arrived at `started` of the clock."""

@@ -23,11 +23,19 @@ def replica_names(model: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}/{number}" for number in range(count)]
 
 
+def replica_name(model: str, version: int, number: int, *, on_this_machine: bool) -> str:
+    """Name of one of a version's replicas, with the machine's where it cannot run on another."""
+    parts = [platform.node()] if on_this_machine else []
+    return "/".join([*parts, model, *([f"v{version}"] if version else []), str(number)])
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process: which model, how it schedules, how it reports."""
 
     model: str
     """JSON of the `ModelConfig`."""
+    version: int = 0
+    """Number of the deployment's version; 0: the configuration's."""
     replica: str = ""
     """Its name; empty: the machine's and the model's."""
     directory: str

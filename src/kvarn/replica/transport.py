@@ -152,7 +152,7 @@ class ClientTransport:
             self._monitors = [self._from_engine.get_monitor_socket(zmq.EVENT_DISCONNECTED), self._to_engine.monitor()]
         for monitor in self._monitors:
             self._loop.add_reader(monitor.fileno(), self._check_connections)
-        self.send = self._to_engine.send
+        self.send = self._to_engine.send if keys is None else self._send_if_connected
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._reading = True
         self._loop.add_reader(self._from_engine.fileno(), self._read)
@@ -179,9 +179,20 @@ class ClientTransport:
             with contextlib.suppress(zmq.Again):
                 while self._reading:
                     recv_monitor_message(monitor, zmq.NOBLOCK)
-                    self.read_rest()
-                    self._stop_reading()
-                    self._failed(ConnectionError("the connection to the engine broke"))
+                    self._lose("broke")
+
+    def _lose(self, how: str) -> None:
+        if self._reading:
+            self.read_rest()
+            self._stop_reading()
+            self._failed(ConnectionError(f"the connection to the engine {how}"))
+
+    def _send_if_connected(self, message: ToEngine) -> None:
+        """Over TCP: an engine that knows other keys takes no messages, and there is no queue for it."""
+        try:
+            self._to_engine.send(message)
+        except zmq.Again:
+            self._loop.call_soon(self._lose, "was refused")
 
     def _read(self) -> None:
         if not self._reading:

@@ -163,6 +163,7 @@ async def count_input_tokens(
 async def _start_chat(
     serving: ResponsesContext, record: RequestRecord, request: ResponseRequest, turn: Turn, seed: int | None
 ) -> ChatRun:
+    record.session = request.conversation_id or ""
     try:
         if request.truncation == "auto":
             model = serving.ready_model(record, request.model, "generate")

@@ -199,7 +199,7 @@ class ServingContext:
             model, adapter = found[0], found[1].name
         else:
             model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
-            adapter = ""
+            model, adapter = model.choose_version(), ""
         if record.route is None or name not in record.route.models:  # who may use a route may use its models by it
             check_model(record.principal, model.name)
             if adapter:

@@ -130,6 +130,8 @@ class ModelRoutes:
         if record.best_priority is not None:  # a batch waits for the model that its line asks for
             return
         route = record.route
+        if route is None and not any(self._models.get(name) for name in tried):  # the usual case
+            return
         passed, owners = list(tried), [*reversed(tried), *(() if route is None else (route.name,))]
         ladders = dict(self._models)
         if route is not None:

@@ -185,6 +185,10 @@ class ServedModel:
     load_error: str | None = None
     process: int = 0
     """Number of the gateway process."""
+    version: int = 0
+    """Of the model's deployment; 0: the configuration's."""
+    versions: list[ServedModel] = field(default_factory=list)
+    """All versions under this name that are served while one replaces another; empty: this one alone."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
@@ -195,6 +199,15 @@ class ServedModel:
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 
+    def version_of(self, replica: str) -> ServedModel:
+        """The version that a replica belongs to; this one where it is none's."""
+        return next((each for each in self.versions if replica in each.replicas), self)
+
+    def choose_version(self) -> ServedModel:
+        """The version that answers the next request: each gets a share by its ready replicas."""
+        ready = [each for each in self.versions if each.ready for _ in each.replicas.ready]
+        return random.choice(ready) if ready else self
+
     def draw_seed(self) -> int:
         """The seed of a request that has none."""
         return self._seeds.getrandbits(63)
@@ -203,13 +216,13 @@ class ServedModel:
     def state(self) -> ReplicaState:
         """That of the replica that is furthest in its life, as is all that is said of the model as one."""
         replica = self.replicas.foremost
-        return ReplicaState.DOWN if replica is None else replica.state
+        return ReplicaState.STARTING if replica is None else replica.state
 
     @property
     def progress(self) -> tuple[str, float]:
         """Stage and fraction of the start; while down, why."""
         replica = self.replicas.foremost
-        return ("it has no replicas", 0.0) if replica is None else replica.progress
+        return ("wait for a replica", 0.0) if replica is None else replica.progress
 
     @property
     def card(self) -> ModelCard | None:
@@ -258,7 +271,7 @@ class ServedModel:
             return f"starting ({stage}, {fraction:.0%})"
         return "loading its tokenizer" if state is ReplicaState.READY and not self._has_text else str(state)
 
-    async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
+    async def load_text(self, threads: Executor | None, limits: TemplateLimits) -> None:
         """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
         if self._has_text:
             return
@@ -298,15 +311,31 @@ class ServedModel:
             await self._template.close()
 
 
-class ModelTable:
-    """Finds the model a request names."""
+class ReplicasByModel(Mapping[str, Mapping[str, ReplicaClient]]):
+    """The replicas of each model, of all its versions, by their names."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self._models = dict(models)
-        self._names = {alias: model for model in models.values() for alias in model.config.aliases} | self._models
+        self._models = models
+
+    def __getitem__(self, model: str) -> Mapping[str, ReplicaClient]:
+        served = self._models[model]
+        return {name: client for each in served.versions or [served] for name, client in each.replicas.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._models))
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+
+class ModelTable:
+    """Finds the model a request names. What is served may change."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = models
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
+        return iter(list(self._models.values()))
 
     def find(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
         """The model of that name or alias. `visible` says which models the client may hear of.
@@ -314,30 +343,34 @@ class ModelTable:
         Raises:
             ApiError: 404 `model_not_found`; names those that are visible.
         """
-        model = self._names.get(name)
+        model = self._named(name)
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
     def canonical(self, name: str) -> str:
         """A model's own name where it is called by an alias; any other name as it is."""
-        found = self._names.get(name)
+        found = self._named(name)
         return name if found is None else found.name
 
     def name_of(self, name: str) -> str:
         """The configured name of a model that may be named by an alias or with an adapter: a label of metrics."""
-        found = self._names.get(name) or self._names.get(name.partition(":")[0])
+        found = self._named(name) or self._named(name.partition(":")[0])
         return UNKNOWN if found is None else found.name
+
+    def _named(self, name: str) -> ServedModel | None:
+        found = self._models.get(name)
+        return found or next((model for model in self if name in model.config.aliases), None)
 
     def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
         """The adapter of that name, or of `model:name`, and its model. A model's own name goes first."""
-        if name in self._names:
+        if self._named(name) is not None:
             return None
         for model in self:
             if name in model.adapters:
                 return model, model.adapters[name]
         for place, letter in enumerate(name):
-            if letter == ":" and (found := self._names.get(name[:place])) is not None:
+            if letter == ":" and (found := self._named(name[:place])) is not None:
                 adapter = found.adapters.get(name[place + 1 :])
                 if adapter is not None:
                     return found, adapter

@@ -28,6 +28,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str
     model_version: str = ""
     adapter: str = ""
+    route: str = ""
     replica: str = ""
     service_tier: str = "default"
     batch_id: str | None = None

@@ -6,7 +6,7 @@ touches the slot's own row, so rows stay independent of each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,23 +187,6 @@ class ConstrainedRow:
     constraints: TokenConstraints
     choices: Ids | None
     """The only tokens that may be drawn, None for all."""
-
-
-def unpacked(mask: bytes | memoryview, vocab_size: int) -> Bits:
-    """[vocab] whether a packed mask (see `kvarn.engine.plan.RowMasks`) allows each token."""
-    return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
-
-
-def apply_masks(logits: torch.Tensor, masked: Mapping[int, Bits]) -> None:
-    """Leave rows of the logits [R, vocab] only the allowed tokens, in place.
-
-    Masks allow nearly all tokens or few, so only the smaller part is written one by one.
-    """
-    for row, allowed in masked.items():
-        if 2 * np.count_nonzero(allowed) > len(allowed):
-            logits[row, torch.from_numpy(np.flatnonzero(~allowed))] = -torch.inf
-        else:
-            _keep_only(logits[row], torch.from_numpy(np.flatnonzero(allowed)))
 
 
 def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:

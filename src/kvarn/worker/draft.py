@@ -8,6 +8,7 @@ with again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence as Items
@@ -72,13 +73,16 @@ class DraftProposer:
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
+    overhead_s: float = 0.0
 
     CATCH_UP = 256
     """Tokens beyond the first few of each sequence that are caught up with in one call."""
     FEW = 16
     """Tokens of a sequence that are always caught up with at once: about what one verification brings."""
-    WARM_PASSES = 8
+    WARM_CALLS = 8
     WARM_TOKENS = 8
+    PREPARE_S = 40e-6
+    """About what a guess takes beside its tensors and passes."""
 
     def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
         self._model = model
@@ -90,6 +94,7 @@ class DraftProposer:
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device
         self._times = PassTimes()
+        self.call_s = 0.0
         self._passes = model.greedy_passes(self._cache)
         """None: one call a pass."""
 
@@ -99,11 +104,19 @@ class DraftProposer:
         return len(self._free)
 
     def warm_up(self) -> None:
-        """Compute and time passes of one row; nothing is kept."""
+        """Compute and time short and long guesses of one row; nothing is kept."""
         row = np.zeros(1, dtype=np.int64)
         batch = self._batch(row, np.array([0, 1]), row, np.zeros((1, 1), dtype=np.int32))
-        for _ in range(self.WARM_PASSES):
-            self._draw(self._tensor(row), batch, [self.WARM_TOKENS])
+        shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
+        for _ in range(self.WARM_CALLS):
+            for length in shortest:
+                began = time.perf_counter()
+                self._draw(self._tensor(row), batch, [length])
+                shortest[length] = min(shortest[length], time.perf_counter() - began)
+        one, many = shortest.values()
+        a_pass = max(0.0, many - one) / (self.WARM_TOKENS - 1)
+        self._times.observe(1, a_pass)
+        self.call_s = max(0.0, one - a_pass) + self.PREPARE_S
 
     def seconds(self, num_sequences: int) -> float:
         """See `Proposer`."""
@@ -120,6 +133,7 @@ class DraftProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence that is not caught up with yet gets no guess."""
+        began = time.perf_counter()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
         if not rows:
@@ -132,6 +146,9 @@ class DraftProposer:
             row.draft.num_computed += len(row.tokens)
             row.draft.guess = tokens[:-1]
             guesses[row.index] = Guess(tokens)
+        if len(token_ids) <= 2 * len(rows):  # else it took long to catch up
+            took = time.perf_counter() - began - self.call_s
+            self._times.observe(len(rows), max(0.0, took) / len(drawn))
         return guesses
 
     def _rows(self, wanted: Items[tuple[Sequence, int]]) -> list[_Row]:
@@ -187,14 +204,9 @@ class DraftProposer:
         """[passes, S]: the likeliest token after a batch, and then after each of those, as many as each sequence wants.
         `lengths`: the longest first."""
         active = np.array([sum(length > n for length in lengths) for n in range(1, max(1, *lengths))], dtype=np.int64)
-        began = time.perf_counter()
         if self._passes is not None:
-            drawn = self._passes.run(token_ids, batch, active, self._vocab_size)
-        else:
-            drawn = self._draw_pass_by_pass(token_ids, batch, active)
-        if len(token_ids) <= 2 * len(lengths):  # else it took long to catch up
-            self._times.observe(len(lengths), (time.perf_counter() - began) / (1 + len(active)))
-        return drawn
+            return self._passes.run(token_ids, batch, active, self._vocab_size)
+        return self._draw_pass_by_pass(token_ids, batch, active)
 
     def _draw_pass_by_pass(self, token_ids: torch.Tensor, batch: PagedBatch, active: Ints) -> Ints:
         drawn = np.zeros((1 + len(active), len(batch.context_lens)), dtype=np.int64)

@@ -39,7 +39,11 @@ class EagleProposer:
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
+    call_s: float = 200e-6
+    """About: blocks are copied and tables made."""
 
+    IDLE_AFTER = 16
+    """Steps without a question after which it follows no more."""
     LENGTH = BLOCK_SIZE
     """Tokens guessed at most: what two blocks surely hold."""
 
@@ -54,11 +58,23 @@ class EagleProposer:
         """By slot: tokens that were known after its last step, and the head's output for the last but one of them."""
         self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)
         self._times = PassTimes()
+        self.overhead_s = 0.0
+        """What following a step took: a decaying average."""
+        self._unasked = 0
+        """Steps followed since the last question."""
 
     # What the executor tells -----------------------------------------------------------------------------------------
 
-    def states(self) -> HiddenStates:
-        """What the model's forward pass shall keep for `follow`."""
+    def states(self) -> HiddenStates | None:
+        """What the model's forward pass shall keep for `follow`; None while nobody asks.
+
+        Sequences that were not followed from their beginning get no guesses later.
+        """
+        self._unasked += 1
+        if self._unasked > self.IDLE_AFTER:
+            self._entered.clear()
+            self._followed.clear()
+            return None
         return HiddenStates(self._head.aux_layers)
 
     def admit(self, new: NewSequence) -> None:
@@ -93,6 +109,7 @@ class EagleProposer:
             states: As filled by the forward pass.
             tables: The executor's block tables, by slot; kept for `propose`.
         """
+        began = time.perf_counter()
         self._tables = tables
         following, ends = self._following(rows, inputs, drawn)
         hidden = self._head.read(states.joined())
@@ -100,7 +117,9 @@ class EagleProposer:
         for index, end in ends:
             row = rows[index]
             first = int(inputs.batch.query_starts[index])
-            self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
+            if row.slot in self._entered:
+                self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
+        self.overhead_s += 0.05 * (time.perf_counter() - began - self.overhead_s)
 
     def _following(
         self, rows: Items[Row], inputs: StepInputs, drawn: Items[Items[int]]
@@ -119,7 +138,8 @@ class EagleProposer:
                 following[first : first + len(tokens)] = tokens
                 ends.append((index, first + len(tokens) - 1))
             else:
-                following[last] = _known_token(self._entered[row.slot], row.start + len(row.token_ids))
+                entered = self._entered.get(row.slot)
+                following[last] = 0 if entered is None else _known_token(entered, row.start + len(row.token_ids))
         return following, ends
 
     # What the engine asks --------------------------------------------------------------------------------------------
@@ -136,6 +156,7 @@ class EagleProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence whose latest tokens were not followed gets no guess."""
+        self._unasked = 0
         guesses = [NO_GUESS] * len(wanted)
         rows = [index for index, (sequence, limit) in enumerate(wanted) if limit and self._is_followed(sequence)]
         if not rows:

@@ -107,6 +107,8 @@ class NgramProposer:
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
     """By the tokens that matched: none but what begins every answer, 1, 2, 3 to 4, 5 to 8, more; one was another."""
     is_free: bool = True
+    call_s: float = 0.0
+    overhead_s: float = 0.0
 
     SCOPES = 256
     HISTORY = 8192

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 from kvarn.kernels.backend import Kernels
-from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.worker.constraints import Bits, ConstrainedRow, apply_constraints, apply_masks, unpacked
+from kvarn.worker.constraints import ConstrainedRow, apply_constraints
 from kvarn.worker.errors import InvalidLogitsError, PlanError
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.philox import uniforms
@@ -59,11 +59,12 @@ def sample(
     reports = slots.num_logprobs[row_slots]
     reported = np.flatnonzero(reports != NO_LOGPROBS)
     own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]
-    masked = _masked_rows(masks or {}, row_slots, logits.shape[1])
-    constrained = _constrained_rows(row_slots, slots, masked)
-    if constrained or masked:
+    masks = masks or {}
+    _check_masks(masks, row_slots)
+    constrained = _constrained_rows(row_slots, slots, masks, logits.shape[1])
+    if constrained or masks:
         check_finite(kernels.most_likely(logits)[1], row_slots)
-        apply_masks(logits, masked)
+        kernels.mask_logits(logits, masks)
         apply_constraints(logits, constrained)
     tokens, row_max = kernels.most_likely(logits)
     check_finite(row_max, row_slots)
@@ -76,24 +77,22 @@ def sample(
     return Sampled(tokens.numpy(force=True), dict(zip(reported.tolist(), entries, strict=True)))
 
 
-def _masked_rows(
-    masks: Mapping[int, bytes | memoryview], row_slots: npt.NDArray[np.int64], vocab_size: int
-) -> dict[int, Bits]:
-    masked = {row: unpacked(mask, vocab_size) for row, mask in masks.items()}
-    for row, allowed in masked.items():
-        if not allowed.any():
+def _check_masks(masks: Mapping[int, bytes | memoryview], row_slots: npt.NDArray[np.int64]) -> None:
+    for row, mask in masks.items():
+        if not np.frombuffer(mask, dtype=np.uint8).any():
             raise PlanError(f"the mask of slot {row_slots[row]} allows no token: a mask must leave one at least")
-    return masked
 
 
 def _constrained_rows(
-    row_slots: npt.NDArray[np.int64], slots: SlotTable, masked: Mapping[int, Bits]
+    row_slots: npt.NDArray[np.int64], slots: SlotTable, masks: Mapping[int, bytes | memoryview], vocab_size: int
 ) -> list[ConstrainedRow]:
     if not slots.constraints:
         return []
     found = ((row, slots.constraints.get(slot)) for row, slot in enumerate(row_slots.tolist()))
     return [
-        ConstrainedRow(row, constraints, constraints.choices(masked.get(row)))
+        ConstrainedRow(
+            row, constraints, constraints.choices(unpack_mask(masks[row], vocab_size) if row in masks else None)
+        )
         for row, constraints in found
         if constraints is not None
     ]

@@ -16,6 +16,7 @@ import kvarn
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.quality.watch import QualityWatch
 from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"], route_class=JsonRoute)
@@ -54,7 +55,7 @@ class Health(TypedDict):
 
 
 class ModelState(TypedDict):
-    """How far a model is."""
+    """How far a model is. `drifted`: replicas that answer golden prompts wrongly, and how."""
 
     ready: bool
     state: str
@@ -62,6 +63,7 @@ class ModelState(TypedDict):
     progress: NotRequired[float]
     error: NotRequired[str]
     replicas: NotRequired[dict[str, str]]
+    drifted: NotRequired[dict[str, str]]
 
 
 class Readiness(TypedDict):
@@ -149,13 +151,13 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     all_ready = all(model.ready for model in models)
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
-        "models": {model.name: _state(model) for model in models},
+        "models": {model.name: _state(model, gateway.watch) for model in models},
         "database": str(gateway.store.health.state),
     }
     return json_response(answer, 200 if all_ready else 503)
 
 
-def _state(model: ServedModel) -> ModelState:
+def _state(model: ServedModel, watch: QualityWatch | None) -> ModelState:
     stage, fraction = model.progress
     state: ModelState = {"ready": model.ready, "state": str(model.state)}
     if not model.ready:
@@ -164,4 +166,7 @@ def _state(model: ServedModel) -> ModelState:
         state["error"] = model.load_error
     if len(model.replicas) > 1:
         state["replicas"] = {name: str(replica.state) for name, replica in model.replicas.items()}
+    drifted = {} if watch is None else {name: each for name, each in watch.drifted.items() if each.model == model.name}
+    if drifted:
+        state["drifted"] = {name: each.detail for name, each in drifted.items()}
     return state

@@ -79,6 +79,7 @@ class Backend:
         uniforms: int,
         tokens: int,
     ) -> None: ...
+    def mask_logits(self, logits: int, vocab: int, stride: int, rows: list[int], masks: list[int]) -> None: ...
     def greedy(
         self,
         decoder: GreedyDecoder,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvarn.costs.decoder import KvDtype
@@ -146,6 +148,15 @@ class CpuKernels(Kernels):
         stride = logits.stride(0)
         self.backend.most_likely(logits.data_ptr(), rows, vocab_size, stride, tokens.data_ptr(), values.data_ptr())
         return tokens, values
+
+    def mask_logits(self, logits: torch.Tensor, masks: Mapping[int, bytes | memoryview]) -> None:
+        """Compiled: most words of a mask are all ones or all zeros. Raises KernelInputError where one does not fit."""
+        rows, vocab_size = _shape_of(logits)
+        words = [np.frombuffer(mask, dtype=np.uint8) for mask in masks.values()]
+        if masks and (min(masks) < 0 or max(masks) >= rows or min(map(len, words)) < -(-vocab_size // 32) * 4):
+            raise KernelInputError(f"masks of rows {sorted(masks)} do not fit logits [{rows}, {vocab_size}]")
+        addresses = [each.ctypes.data for each in words]
+        self.backend.mask_logits(logits.data_ptr(), vocab_size, logits.stride(0), list(masks), addresses)
 
     def draw_tokens(
         self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors

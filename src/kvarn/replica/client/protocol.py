@@ -56,6 +56,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: str
     """Its name, the same for each engine process that runs it in turn."""
+    version: int = 0
+    """Of the model; 0: the configuration's."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Of the start; while down, why."""

@@ -4,6 +4,7 @@ who is answered."""
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 
 from kvarn.replica.endpoint import CurveKeys
@@ -45,6 +46,8 @@ from kvarn.wire.supervision import Drain, Supervise
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
+_ON_THEIR_WAY_S = 1.0
+"""For so long after `Drain` requests are still taken: gateways had chosen this engine before they heard of it."""
 _STALLED_WAIT_S = 0.005
 """Wait after a step that computed nothing although work is queued, so that the loop never spins."""
 
@@ -194,6 +197,7 @@ class EngineLoop:
         self._stopped = False
         self._draining = False
         self._drain_requested = False
+        self._drain_at: float | None = None
         self._stalled = False
 
     def request_drain(self) -> None:
@@ -211,7 +215,8 @@ class EngineLoop:
                 self._blocks.send_due(idle=True)
 
     def _finished(self) -> bool:
-        if self._drain_requested and not self._draining:
+        is_due = self._drain_at is not None and time.monotonic() >= self._drain_at
+        if (self._drain_requested or is_due) and not self._draining:
             self._drain()
         return self._stopped or (self._draining and not self._service.has_work())
 
@@ -251,7 +256,7 @@ class EngineLoop:
                 if self._heartbeat.heard(message.address) and self._ready is not None:
                     self._change_supervisor(message.address, self._ready)
             case Drain():
-                self._drain_requested = True
+                self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
             case Stop():
                 self._stopped = True
             case UnreadableRequest():

@@ -135,7 +135,7 @@ class AdmissionStage:
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
         found = self._replicas.get(replica)
         if found is None:
-            found = ReplicaAdmission(self._config, self._models[model], replica, self._metrics)
+            found = ReplicaAdmission(self._config, self._models[model].version_of(replica), replica, self._metrics)
             self._replicas[replica] = found
         return found
 

@@ -26,6 +26,7 @@ async def note_work(metering: Metering, work: Work) -> None:
         model=work.model,
         model_version=work.model_version,
         adapter=work.adapter,
+        route="" if record.route is None else record.route.name,
         replica=work.replica,
         service_tier=work.service_tier,
         batch_id=record.batch_id,

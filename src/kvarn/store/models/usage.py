@@ -34,6 +34,8 @@ class UsageEvent(Base):
     model: Mapped[Name]
     model_version: Mapped[Name] = mapped_column(default="")
     adapter: Mapped[Name] = mapped_column(default="")
+    route: Mapped[Name] = mapped_column(default="", server_default="")
+    """The name that was asked for, where it stands for several models; `model` is the one that answered."""
     replica: Mapped[Name] = mapped_column(default="")
     service_tier: Mapped[str] = mapped_column(String(16), default="default")
     batch_id: Mapped[Id | None]

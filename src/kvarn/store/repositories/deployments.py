@@ -7,12 +7,14 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import Deployment, DeploymentVersion
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
-class UnknownDeploymentError(LookupError):
+class UnknownDeploymentError(NotFoundError):
     """There is no such deployment or version; the message says what there is."""
 
 
@@ -44,6 +46,19 @@ async def current_versions(session: AsyncSession) -> list[tuple[Deployment, Depl
     same = (DeploymentVersion.model == Deployment.model) & (DeploymentVersion.version == Deployment.version)
     query = select(Deployment, DeploymentVersion).join(DeploymentVersion, same).order_by(Deployment.model)
     return [(deployment, version) for deployment, version in (await session.execute(query)).all()]
+
+
+async def read_desired(store: Store) -> list[dict[str, Any]]:
+    """What shall be served: model, version, replicas and spec of each deployment.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    async with store.reading() as session:
+        return [
+            {"model": each.model, "version": each.version, "replicas": each.replicas, "spec": version.spec}
+            for each, version in await current_versions(session)
+        ]
 
 
 async def deploy(change: AuditedChange, model: str, spec: dict[str, Any]) -> Deployment:

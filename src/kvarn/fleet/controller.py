@@ -1,0 +1,262 @@
+"""Makes the replicas that run those that are wanted: looks, plans, and carries the plan out, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.desired import Desired, DesiredModels
+from kvarn.fleet.engines import Engines, find_checkpoints
+from kvarn.fleet.launcher import Launcher
+from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.jobs.periodic import Periodic
+from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.replica.spec import ReplicaSpec, replica_name
+from kvarn.store.errors import StoreAwayError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """A version of a model whose checkpoint has been found."""
+
+    desired: Desired
+    directory: Path
+    created: int
+    """Seconds since 1970."""
+
+
+class FleetListener(Protocol):
+    """Hears what is served. Every version is told before its first replica."""
+
+    async def version_added(self, version: ServedVersion) -> None:
+        """A version of a model will have replicas.
+
+        Raises:
+            Exception: It cannot be served, and gets none; what was served goes on.
+        """
+        ...
+
+    def replica_added(self, supervisor: EngineSupervisor) -> None:
+        """A version has one more replica: subscribe to it."""
+        ...
+
+    def version_removed(self, model: str, version: int) -> None:
+        """A version is wanted no longer and has no replicas."""
+        ...
+
+
+class FleetController:
+    """The loop. What it wants is what `read_desired` gave last; without the database it goes on with that.
+
+    Args:
+        config: The whole configuration.
+        engines: Those that run from the start. Its table of supervisors is kept up to date.
+        launcher: Where more come from.
+        desired: What is wanted at first.
+        read_desired: What is wanted now; None: nothing can change.
+        count: Replicas that a model shall have now, of those that are wanted. An autoscaler says otherwise.
+    """
+
+    def __init__(
+        self,
+        config: KvarnConfig,
+        engines: Engines,
+        launcher: Launcher,
+        desired: DesiredModels,
+        read_desired: Callable[[], Awaitable[DesiredModels]] | None = None,
+        count: Callable[[Desired], int] = lambda desired: desired.count,
+    ) -> None:
+        self.desired = desired
+        self.problems: dict[str, str] = {}
+        """Why a model is not as it is wanted, by its name."""
+        self._config = config
+        self._engines = engines
+        self._launcher = launcher
+        self._read_desired = read_desired
+        self._count = count
+        self._listeners: list[FleetListener] = []
+        self._versions: dict[tuple[str, int], ServedVersion] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._warm: set[str] = set()
+        self._away = False
+        self._read_at = 0.0
+        self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
+        now = int(time.time())
+        for name, each in desired.items():
+            if name in engines.directories or each.model.external is not None:
+                directory = engines.directories.get(name, Path())
+                self._versions[name, each.version] = ServedVersion(each, directory, now)
+        for supervisor in engines.supervisors.values():
+            supervisor.subscribe(self._changed)
+
+    def listen(self, listener: FleetListener) -> None:
+        """Tell of what comes from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def versions(self) -> list[ServedVersion]:
+        """That are served or leave."""
+        return list(self._versions.values())
+
+    def start(self) -> None:
+        """Look after the fleet from now on."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Change nothing any more; what runs goes on."""
+        await self._loop.stop()
+        for task in self._leaving.values():
+            task.cancel()
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+
+    def wake(self) -> None:
+        """Look at once, at the database too."""
+        self._read_at = 0.0
+        self._loop.wake()
+
+    @property
+    def observed(self) -> list[Observed]:
+        """The replicas that are there."""
+        return [
+            Observed(
+                name=name,
+                model=each.status.model,
+                version=each.status.version,
+                phase=self._phase(name, each),
+                warm=name in self._warm,
+            )
+            for name, each in self._engines.supervisors.items()
+        ]
+
+    def _phase(self, name: str, supervisor: EngineSupervisor) -> ReplicaPhase:
+        if name in self._leaving:
+            return ReplicaPhase.DRAINING
+        phase = supervisor.lifecycle.phase
+        # One that was taken out for its answers keeps its place: another would answer like it.
+        return ReplicaPhase.BACKING_OFF if phase is ReplicaPhase.GONE else phase
+
+    async def reconcile(self) -> None:
+        """Look once, and begin what has to be done."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._read_at:
+            self._read_at = now + self._config.fleet.poll_s
+            await self._read()
+        targets = []
+        for name, desired in self.desired.items():
+            if desired.model.external is not None:
+                continue  # another server's
+            version = await self._version(name, desired)
+            update = desired.model.update
+            if version is not None and not (desired.model.disaggregation and not desired.version):
+                count = self._count(version.desired)
+                target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
+                targets.append(target)
+        # A pair of engines that share prompts is started with the server, and stays.
+        pairs = {name for name, each in self.desired.items() if each.model.disaggregation is not None}
+        observed = [each for each in self.observed if each.model not in pairs]
+        for action in plan(targets, observed):
+            match action:
+                case Start():
+                    await self._start(self._versions[action.model, action.version])
+                case Drain():
+                    self._drain(action.name)
+                case Activate():
+                    raise AssertionError("there is no warm pool yet")
+        self._forget(targets)
+
+    async def _read(self) -> None:
+        if self._read_desired is None:
+            return
+        try:
+            self.desired = await self._read_desired()
+            self._away = False
+        except StoreAwayError as error:
+            if not self._away:
+                log.warning("the fleet stays as it was last wanted: %s", error)
+            self._away = True
+
+    async def _version(self, name: str, desired: Desired) -> ServedVersion | None:
+        """The version that shall serve; while its checkpoint cannot be found, the one that did."""
+        key = name, desired.version
+        known = self._versions.get(key)
+        if known is None:
+            try:
+                found = await asyncio.to_thread(find_checkpoints, desired.model)
+                known = ServedVersion(desired, found.directory, int(time.time()))
+                for listener in self._listeners:
+                    await listener.version_added(known)
+            except Exception as error:
+                if self.problems.get(name) != str(error):
+                    log.error("version %d of %r cannot be started: %s", desired.version, name, error)
+                self.problems[name] = str(error)
+                serving = [each for (model, _), each in self._versions.items() if model == name]
+                return serving[-1] if serving else None
+            self._versions[key] = known
+        elif known.desired != desired:
+            known = self._versions[key] = ServedVersion(desired, known.directory, known.created)
+        self.problems.pop(name, None)
+        return known
+
+    async def _start(self, version: ServedVersion) -> None:
+        desired, supervisors = version.desired, self._engines.supervisors
+        numbers = (number for number in range(len(supervisors) + 1))
+        names = (
+            replica_name(desired.model.name, desired.version, each, on_this_machine=self._launcher.on_this_machine)
+            for each in numbers
+        )
+        name = next(each for each in names if each not in supervisors)
+        found = await asyncio.to_thread(find_checkpoints, desired.model)
+        spec = self._engines.spec_of(desired.model, found, desired.version)
+        self._add(msgspec.structs.replace(spec, replica=name))
+
+    def _add(self, spec: ReplicaSpec) -> None:
+        # Runs of an earlier controller have lower numbers.
+        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(time.time()))
+        self._engines.supervisors[spec.replica] = supervisor
+        supervisor.subscribe(self._changed)
+        for listener in self._listeners:
+            listener.replica_added(supervisor)
+        supervisor.start()
+        log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version})
+
+    def _drain(self, name: str) -> None:
+        log.info("a replica is drained", extra={"replica": name})
+        self._leaving[name] = asyncio.create_task(self._leave(name), name=f"drain {name}")
+
+    async def _leave(self, name: str) -> None:
+        supervisor = self._engines.supervisors[name]
+        status = supervisor.status
+        version = self._versions.get((status.model, status.version))
+        timeout_s = 0.0 if version is None else version.desired.model.update.drain_timeout_s
+        try:
+            await supervisor.drain(timeout_s)
+        finally:
+            self._engines.supervisors.pop(name, None)
+            self._leaving.pop(name, None)
+            supervisor.retire()
+        self._loop.wake()
+
+    def _forget(self, targets: list[Target]) -> None:
+        wanted = {(each.model, each.version) for each in targets}
+        there = {(each.model, each.version) for each in self.observed}
+        pending = {(name, each.version) for name, each in self.desired.items()}
+        for key in [*self._versions.keys() - wanted - there - pending]:
+            del self._versions[key]
+            for listener in self._listeners:
+                listener.version_removed(*key)
+
+    def _changed(self, _: ReplicaStatus) -> None:
+        if self._loop.running:
+            self._loop.wake()

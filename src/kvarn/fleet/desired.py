@@ -1,0 +1,137 @@
+"""What shall be served: the configuration's models, and over them the deployments in the database."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvarn.config.schema import KvarnConfig, ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """A model as it shall be served."""
+
+    model: ModelConfig
+    version: int = 0
+    """Number of the deployment's version; 0: the configuration's."""
+    replicas: int | None = None
+    """Set by `kvarn scale`; None: as the version says."""
+
+    @property
+    def count(self) -> int:
+        """Replicas that shall take requests."""
+        return self.model.replicas if self.replicas is None else self.replicas
+
+
+DesiredModels = dict[str, Desired]
+"""By the model's name."""
+
+
+class DesiredState:
+    """What is wanted, as last known. It is kept in a file too: a server starts, and goes on, without its database.
+
+    Args:
+        config: The whole configuration.
+    """
+
+    def __init__(self, config: KvarnConfig) -> None:
+        self._config = config
+        self._configured: DesiredModels = {model.name: Desired(model) for model in config.models}
+        name = hashlib.blake2b((config.store.url or "").encode(), digest_size=4).hexdigest()
+        self._file = Path(config.data_dir).expanduser() / f"deployments-{name}.json"
+        self._known: list[dict[str, Any]] = []
+        try:
+            self._known = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be read, and deployments are served once the database answers: %s", self._file, error)
+        self.models: DesiredModels = {}
+        """As last known."""
+        self.models = self._merged(self._known)
+
+    def merged_config(self) -> KvarnConfig:
+        """The configuration with the models that are wanted in place of its own."""
+        models = tuple(each.model for each in self.models.values())
+        return self._config.model_copy(update={"models": models})
+
+    def update(self, rows: list[dict[str, Any]]) -> DesiredModels:
+        """Take over what the database says now: see `read_desired` of its repository."""
+        if rows != self._known:
+            self._known = rows
+            self.models = self._merged(rows)
+            temporary = self._file.with_suffix(".new")
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(rows), encoding="utf-8")
+            temporary.replace(self._file)
+        return self.models
+
+    def _merged(self, rows: list[dict[str, Any]]) -> DesiredModels:
+        merged = dict(self._configured)
+        for row in rows:
+            name = row["model"]
+            try:
+                model = model_of(name, row["spec"])
+            except ValidationError as error:
+                log.error(
+                    "version %d of %r cannot be served by this Kvarn, and what was served goes on: %s",
+                    row["version"],
+                    name,
+                    error,
+                )
+                if (before := self.models.get(name)) is not None:
+                    merged[name] = before
+                continue
+            merged[name] = Desired(model, row["version"], row["replicas"])
+        return merged
+
+
+def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:
+    """The configuration that a version's spec stands for.
+
+    Raises:
+        ValidationError: It is none.
+    """
+    return ModelConfig.model_validate({**spec, "name": name})
+
+
+def changed(model: ModelConfig | None, name: str, settings: Mapping[str, Any]) -> ModelConfig:
+    """A model with other settings: sections are merged, everything else is replaced; null is the default again.
+
+    Args:
+        model: As it is served; None: it is new.
+        name: Its name.
+        settings: In the shape of the configuration's `models[]`.
+
+    Raises:
+        ValidationError: They cannot be used.
+    """
+    return model_of(name, _merge({} if model is None else spec_of(model), settings))
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = merged.get(key)
+            merged[key] = _merge(before if isinstance(before, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def spec_of(model: ModelConfig) -> dict[str, Any]:
+    """What a version keeps of a model's configuration: what differs from the defaults, without its name."""
+    return model.model_dump(mode="json", exclude_defaults=True, exclude={"name"})

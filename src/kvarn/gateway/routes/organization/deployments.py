@@ -1,0 +1,178 @@
+"""`/v1/organization/deployments`: which models the server has, in which version, with how many replicas. Ours, for
+platform administrators."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+
+from kvarn.config.schema import ModelConfig
+from kvarn.fleet.desired import changed, model_of, spec_of
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import QueryModel
+from kvarn.gateway.state import Gateway
+from kvarn.store.models import Deployment, DeploymentVersion
+from kvarn.store.repositories import deployments
+from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.lists import DeletedObject, ListObject
+from kvarn.wire.openai.organization.deployments import (
+    DeploymentCreate,
+    DeploymentObject,
+    DeploymentRollback,
+    DeploymentScale,
+    DeploymentVersionObject,
+    ReplicaObject,
+)
+
+router = APIRouter(
+    prefix="/v1/organization/deployments", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
+)
+
+
+class ModelQuery(QueryModel):
+    """Which model."""
+
+    model: str
+
+
+@router.get("", summary="List deployments")
+async def list_deployments(admin: PlatformAdminDep) -> ListObject[DeploymentObject]:
+    """Every model that is served or shall be, with its replicas as the answering gateway process knows them."""
+    async with admin.reading() as session:
+        found = {each.model: (each, version) for each, version in await deployments.current_versions(session)}
+    names = [*found, *(model.name for model in admin.gateway.models if model.name not in found)]
+    data = [_object(admin.gateway, name, *found.get(name, (None, None))) for name in names]
+    first, last = (names[0], names[-1]) if names else ("", "")
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": False}
+
+
+@router.post("", summary="Deploy a version of a model")
+async def create_deployment(admin: PlatformAdminDep, body: DeploymentCreate) -> DeploymentObject:
+    """Add a version of a model, new or known, and have it serve: its replicas take the place of the others, a few at a
+    time (`update`). It keeps the settings of the version that serves where `settings` has no others. Nothing is changed
+    where the version cannot be started: what serves goes on, and `problem` says why."""
+    async with admin.audited_change() as change:
+        current = {each.model: version for each, version in await deployments.current_versions(change.session)}
+        model = _changed(admin.gateway, current.get(body.model), body)
+        _check_names(admin.gateway, model)
+        deployment = await deployments.deploy(change, body.model, spec_of(model))
+        if body.replicas is not None:
+            await deployments.scale(change, body.model, body.replicas)
+    return await _show(admin, deployment)
+
+
+@router.post("/scale", summary="Set the number of replicas")
+async def scale_deployment(admin: PlatformAdminDep, body: DeploymentScale) -> DeploymentObject:
+    """Have a model served by more replicas or by fewer; those that leave finish their requests first. A model of the
+    configuration gets a deployment by this."""
+    async with admin.audited_change() as change:
+        if await change.session.get(Deployment, body.model) is None:
+            served = next((each for each in admin.gateway.models if each.name == body.model), None)
+            if served is not None:
+                await deployments.deploy(change, body.model, spec_of(served.config))
+        deployment = await deployments.scale(change, body.model, body.replicas)
+    return await _show(admin, deployment)
+
+
+@router.post("/rollback", summary="Have an earlier version serve")
+async def roll_back_deployment(admin: PlatformAdminDep, body: DeploymentRollback) -> DeploymentObject:
+    """Have the version serve that did before, or the one that is named."""
+    async with admin.audited_change() as change:
+        deployment = await deployments.roll_back(change, body.model, body.version)
+    return await _show(admin, deployment)
+
+
+@router.get("/versions", summary="List a model's versions")
+async def list_versions(admin: PlatformAdminDep, query: ModelQuery) -> ListObject[DeploymentVersionObject]:
+    """All versions of a model, newest first. A version is never changed."""
+    async with admin.reading() as session:
+        versions = await deployments.list_versions(session, query.model)
+    data: list[DeploymentVersionObject] = [
+        {
+            "object": "deployment.version",
+            "model": each.model,
+            "version": each.version,
+            "settings": each.spec,
+            "created_at": each.created_at,
+            "created_by": each.created_by,
+        }
+        for each in versions
+    ]
+    ids = [str(each.version) for each in versions]
+    first, last = (ids[0], ids[-1]) if ids else ("", "")
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": False}
+
+
+@router.delete("", summary="Delete a deployment")
+async def delete_deployment(admin: PlatformAdminDep, query: ModelQuery) -> DeletedObject:
+    """Delete a model's deployment and its versions. A model of the configuration is served as that says again, another
+    no longer."""
+    async with admin.audited_change() as change:
+        await deployments.delete_deployment(change, query.model)
+    _wake(admin.gateway)
+    return DeletedObject(id=query.model, object="deployment.deleted")
+
+
+def _changed(gateway: Gateway, version: DeploymentVersion | None, body: DeploymentCreate) -> ModelConfig:
+    served = next((each for each in gateway.models if each.name == body.model), None)
+    current = model_of(body.model, version.spec) if version is not None else served.config if served else None
+    try:
+        model = changed(current, body.model, body.settings)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(["settings", *(str(step) for step in detail["loc"])])
+        raise invalid_request(f"{where}: {detail['msg']}", where) from None
+    for name in ("disaggregation", "external"):
+        if getattr(model, name) is not None:
+            why = f"a model with {name!r} is configured on its server and cannot be deployed"
+            raise invalid_request(why, f"settings.{name}")
+    return model
+
+
+def _check_names(gateway: Gateway, model: ModelConfig) -> None:
+    for other in gateway.models:
+        taken = {model.name, *model.aliases} & {other.name, *other.config.aliases}
+        if other.name != model.name and taken:
+            raise ApiError(409, f"The name {min(taken)!r} belongs to the model {other.name!r}.", code="conflict")
+
+
+async def _show(admin: AdminContext, deployment: Deployment) -> DeploymentObject:
+    """The deployment after a change, which begins to be made so."""
+    _wake(admin.gateway)
+    async with admin.reading() as session:
+        version = await deployments.get_version(session, deployment.model, deployment.version)
+    return _object(admin.gateway, deployment.model, deployment, version)
+
+
+def _wake(gateway: Gateway) -> None:
+    if gateway.fleet is not None:
+        gateway.fleet.wake()
+
+
+def _object(
+    gateway: Gateway, name: str, deployment: Deployment | None, version: DeploymentVersion | None
+) -> DeploymentObject:
+    served = next((model for model in gateway.models if model.name == name), None)
+    versions = [] if served is None else served.versions or [served]
+    observed = [
+        ReplicaObject(replica=replica, version=each.version, state=str(client.state), stage=client.progress[0])
+        for each in versions
+        for replica, client in each.replicas.items()
+    ]
+    number = 0 if deployment is None else deployment.version
+    settings = version.spec if version is not None else spec_of(served.config) if served is not None else {}
+    wanted = None if deployment is None else deployment.replicas
+    return {
+        "object": "deployment",
+        "model": name,
+        "version": number,
+        "previous_version": None if deployment is None else deployment.previous_version,
+        "replicas": int(settings.get("replicas", 1)) if wanted is None else wanted,
+        "ready": sum(each["state"] == "ready" and each["version"] == number for each in observed),
+        "settings": settings,
+        "changed_at": None if deployment is None else deployment.changed_at,
+        "changed_by": None if deployment is None else deployment.changed_by,
+        "problem": None if gateway.fleet is None else gateway.fleet.problems.get(name),
+        "observed": observed,
+    }

@@ -1,0 +1,88 @@
+"""Golden prompts of the served models: read from their files, rendered by their templates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from kvarn.quality.golden import GoldenPrompt, GoldenQuestion, GoldenSetError, golden_set_path, read_golden_set, spread
+from kvarn.replica.client.protocol import ReplicaClient
+from kvarn.serving.models import ReadyModel, ServedModel
+from kvarn.serving.text_pool import TextPool
+from kvarn.text.errors import TextError
+from kvarn.wire.openai.errors import ApiError
+
+_TENANT = "kvarn:quality"
+_RETRY_S = 1.0
+
+log = logging.getLogger("kvarn.gateway")
+
+
+class GoldenModel:
+    """A served model as the watch sees it (`WatchedModel`); its golden prompts are rendered when it is ready.
+
+    Args:
+        served: The model.
+        text: Where prompts are made.
+        count: Prompts that are asked.
+    """
+
+    def __init__(self, served: ServedModel, text: TextPool, count: int) -> None:
+        self.served = served
+        self._text = text
+        self._count = count
+        self._prompts: Sequence[GoldenPrompt] = ()
+        self._rendered = False
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.served.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the checkpoint; empty until the prompts are rendered."""
+        text = self.served.text
+        return text.version if text is not None and self._rendered else ""
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaClient]:
+        """Those that there are now."""
+        return self.served.replicas
+
+    @property
+    def prompts(self) -> Sequence[GoldenPrompt]:
+        """Of its golden set; empty where it has none."""
+        return self._prompts
+
+    async def render(self) -> None:
+        """Wait until the model is ready, and render its golden prompts. What cannot be read is logged, and the
+        built-in prompts are asked."""
+        while not self.served.ready and self.served.load_error is None:  # noqa: ASYNC110  there is no event for it
+            await asyncio.sleep(_RETRY_S)
+        path = golden_set_path(self.served.config.path, self.served.config.golden_prompts)
+        try:
+            if path is not None and self.served.ready and (card := self.served.card) and card.kind == "generate":
+                questions = spread(await asyncio.to_thread(read_golden_set, path), self._count)
+                ready = self.served.when_ready()
+                self._prompts = [await render_question(ready, self._text, question) for question in questions]
+        except (GoldenSetError, TextError, ApiError) as error:
+            log.error(
+                "the golden prompts cannot be used; built-in ones are asked instead",
+                extra={"model": self.name, "reason": str(error)},
+            )
+        self._rendered = True
+
+
+async def render_question(model: ReadyModel, text: TextPool, question: GoldenQuestion) -> GoldenPrompt:
+    """A golden question as the engine takes it.
+
+    Raises:
+        ChatTemplateError: The template refuses the messages.
+        TokenizerError: The text cannot be encoded.
+    """
+    token_ids = question.prompt_token_ids
+    if question.messages:
+        token_ids = await model.render(text, _TENANT, 0, lambda: question.messages, tools=question.tools)
+    return GoldenPrompt(name=question.id, token_ids=token_ids)

@@ -1,0 +1,106 @@
+"""What a gateway process serves, as versions of models come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvarn.config.gateway import GatewayConfig
+from kvarn.fleet.controller import ServedVersion
+from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.serving.models import ServedModel
+from kvarn.text.template_process import TemplateLimits
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+class LiveModels:
+    """A `FleetListener`. While a version replaces another both answer, in proportion to their ready replicas.
+
+    Args:
+        config: Limits of templates.
+        process: Number of this gateway process.
+    """
+
+    def __init__(self, config: GatewayConfig, process: int = 0) -> None:
+        self.by_name: dict[str, ServedModel] = {}
+        """Of each model the version that has most ready replicas. The same object always."""
+        self.on_added: Callable[[ServedModel], None] = lambda model: None
+        """Told of each version before it serves."""
+        self._limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
+        self._process = process
+        self._versions: dict[tuple[str, int], ServedModel] = {}
+        self._early: dict[str, ReplicaStatus] = {}
+        """Of replicas whose version is still being loaded here, the latest each."""
+        self._closing: set[asyncio.Future[None]] = set()
+
+    @property
+    def versions(self) -> list[ServedModel]:
+        """All that are served."""
+        return list(self._versions.values())
+
+    def add(self, version: ServedVersion) -> None:
+        """Serve a version from the start; the application loads its text."""
+        self._serve(self._made(version))
+
+    async def version_added(self, version: ServedVersion) -> None:
+        """See `FleetListener`. One whose text cannot be read is not served."""
+        served = self._made(version)
+        await served.load_text(None, self._limits)
+        self._serve(served)
+        _log.info("a version is served", extra={"model": served.name, "version": served.version})
+
+    def replica_added(self, supervisor: EngineSupervisor) -> None:
+        """See `FleetListener`."""
+        supervisor.subscribe(self.update)
+
+    def version_removed(self, model: str, version: int) -> None:
+        """See `FleetListener`. Requests that it still answers go on."""
+        served = self._versions.pop((model, version), None)
+        self._relate(model)
+        if served is not None:
+            closing = asyncio.ensure_future(served.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def update(self, status: ReplicaStatus) -> None:
+        """Take over what a supervisor says of its replica."""
+        served = self._versions.get((status.model, status.version))
+        if served is None:
+            self._early[status.replica] = status
+        else:
+            served.replicas.update(status)
+            self._relate(status.model)
+
+    def close(self) -> None:
+        """Leave all engines."""
+        for served in self._versions.values():
+            served.replicas.close()
+
+    def _made(self, version: ServedVersion) -> ServedModel:
+        model, number = version.desired.model, version.desired.version
+        return ServedModel(
+            model.name, model, [], version.directory, version.created, process=self._process, version=number
+        )
+
+    def _serve(self, served: ServedModel) -> None:
+        self.on_added(served)
+        self._versions[served.name, served.version] = served
+        self.by_name.setdefault(served.name, served)
+        early = [each for each in self._early.values() if (each.model, each.version) == (served.name, served.version)]
+        for status in early:
+            served.replicas.update(self._early.pop(status.replica))
+        self._relate(served.name)
+
+    def _relate(self, name: str) -> None:
+        """Each version knows the others; the one with most ready replicas stands for all."""
+        versions = [each for (model, _), each in self._versions.items() if model == name]
+        for each in versions:
+            each.versions = versions
+        if not versions:
+            self.by_name.pop(name, None)
+            return
+        main = self.by_name.get(name)
+        self.by_name[name] = max(versions, key=lambda each: (len(each.replicas.ready), each is main))

@@ -1,0 +1,68 @@
+"""Objects of `/v1/organization/deployments`: ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypedDict
+
+from pydantic import Field
+
+from kvarn.wire.openai.common import RequestModel
+from kvarn.wire.openai.organization.requests import Name
+
+
+class DeploymentCreate(RequestModel):
+    """`POST /v1/organization/deployments`."""
+
+    model: Name
+    settings: dict[str, Any] = Field(default_factory=dict)  # as `models[]`; what is left out stays, null is the default
+    replicas: Annotated[int, Field(ge=0, le=256)] | None = None
+
+
+class DeploymentScale(RequestModel):
+    """`POST /v1/organization/deployments/scale`."""
+
+    model: Name
+    replicas: Annotated[int, Field(ge=0, le=256)] | None  # null: as the version says
+
+
+class DeploymentRollback(RequestModel):
+    """`POST /v1/organization/deployments/rollback`."""
+
+    model: Name
+    version: Annotated[int, Field(ge=1)] | None = None  # null: the one that served before
+
+
+class ReplicaObject(TypedDict):
+    """A replica as this gateway process knows it."""
+
+    replica: str
+    version: int
+    state: str
+    stage: str
+
+
+class DeploymentObject(TypedDict):
+    """A model that is served or shall be."""
+
+    object: str
+    model: str
+    version: int  # that shall serve; 0: the configuration's
+    previous_version: int | None
+    replicas: int  # that shall take requests
+    ready: int  # that do, of this version
+    settings: dict[str, Any]  # of the version
+    changed_at: int | None
+    changed_by: str | None
+    problem: str | None  # why it is not as it shall be
+    observed: list[ReplicaObject]
+
+
+class DeploymentVersionObject(TypedDict):
+    """A version of a model."""
+
+    object: str
+    model: str
+    version: int
+    settings: dict[str, Any]
+    created_at: int
+    created_by: str

@@ -1,0 +1,139 @@
+"""`kvarn deploy`, `scale`, `rollback` and `status` against a running server that answers all the while."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import httpx
+import pytest
+
+SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", "32M")
+SETTINGS = ("--set", "max_context_length=256", "--set", "kv_cache_gib=0.03", "--set", "threads=1")
+WAIT = ("--wait", "120")
+
+
+class Load:
+    """Requests one after another, from two threads, until it is left; each must be answered."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._url = f"{url}/v1/chat/completions"
+        self._body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "What is TTFT?"}],
+            "max_tokens": 24,
+            "temperature": 0,
+        }
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(2)]
+        self.answers: list[str] = []
+        self.failures: list[str] = []
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=120) as client:
+            while not self._stop.is_set():
+                answer = client.post(self._url, json=self._body)
+                if answer.status_code == 200:
+                    self.answers.append(answer.json()["choices"][0]["message"]["content"])
+                else:
+                    self.failures.append(answer.text)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(serve_long, tmp_path_factory):
+    return serve_long("kvarn-demo", *SMALL, KVARN_DATA_DIR=str(tmp_path_factory.mktemp("deployments")))
+
+
+def done(finished) -> str:
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def status(kvarn, served, model: str) -> dict:
+    (line,) = done(kvarn("status", model, "--json", "--url", served.url)).splitlines()
+    return json.loads(line)
+
+
+def test_a_model_that_the_configuration_does_not_name_is_deployed_and_answers(kvarn, served):
+    says = done(kvarn("deploy", "second", "--path", "kvarn-demo", *SETTINGS, *WAIT, "--url", served.url))
+    assert says == "second: version 1 with 1 replicas\n"
+    assert "second" in done(kvarn("models", "--url", served.url))
+    assert "first token" in done(
+        kvarn("chat", "What is TTFT?", "-m", "second", "--temperature", "0", "--url", served.url)
+    )
+    metrics = httpx.get(f"{served.url}/metrics").text
+    assert 'kvarn_ttft_seconds_count{model="second"} 1.0' in metrics
+
+
+def test_replicas_and_versions_change_while_every_request_is_answered_alike(kvarn, served):
+    with Load(served.url, "kvarn-demo") as load:
+        done(kvarn("scale", "kvarn-demo", "2", *WAIT, "--url", served.url))
+        assert {each["state"] for each in status(kvarn, served, "kvarn-demo")["observed"]} == {"ready"}
+        done(kvarn("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=8", *WAIT, "--url", served.url))
+        after = status(kvarn, served, "kvarn-demo")
+        assert (after["version"], after["previous_version"], after["replicas"]) == (2, 1, 2)
+        assert [each["version"] for each in after["observed"]] == [2, 2]
+        assert after["settings"]["engine"] == {"max_num_seqs": 8}
+        done(kvarn("rollback", "kvarn-demo", *WAIT, "--url", served.url))
+        back = status(kvarn, served, "kvarn-demo")
+        assert (back["version"], {each["version"] for each in back["observed"]}) == (1, {1})
+        done(kvarn("scale", "kvarn-demo", "1", *WAIT, "--url", served.url))
+    assert load.failures == []
+    assert len(load.answers) > 2 and len(set(load.answers)) == 1
+
+
+def test_a_version_that_cannot_start_changes_nothing_and_says_why(kvarn, served, tmp_path):
+    before = status(kvarn, served, "kvarn-demo")["version"]
+    url = ("--url", served.url)
+    deployed = kvarn("deploy", "kvarn-demo", "--set", f"path={tmp_path}", "--wait", "3", *url)
+    assert deployed.returncode == 1
+    assert "config.json" in deployed.stderr and len(deployed.stderr.splitlines()) == 1
+    assert "first token" in done(kvarn("chat", "What is TTFT?", "-m", "kvarn-demo", "--temperature", "0", *url))
+    assert str(tmp_path) in status(kvarn, served, "kvarn-demo")["problem"]
+    done(kvarn("rollback", "kvarn-demo", *WAIT, *url))
+    assert status(kvarn, served, "kvarn-demo")["version"] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("deploy", "third"), "path"),
+        (("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=none"), "settings.engine.max_num_seqs"),
+        (("deploy", "kvarn-demo", "--set", "no_such=1"), "settings.no_such"),
+        (("deploy", "third", "--path", "kvarn-demo", "--set", "aliases=[second]"), "'second' belongs to the model"),
+        (("scale", "nothing", "2"), "no deployment of 'nothing'"),
+        (("rollback", "second"), "one version only"),
+        (("status", "nothing"), "no model 'nothing'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(kvarn, served, arguments, says):
+    done(kvarn("deploy", "second", "--path", "kvarn-demo", *SETTINGS, "--url", served.url))  # again: no new version
+    refused = kvarn(*arguments, "--url", served.url)
+    assert refused.returncode == 1 and says in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_several_gateway_processes_serve_what_is_deployed_and_a_server_that_starts_again_too(kvarn, serve, tmp_path):
+    several = ("--api-server-count", "2")
+    first = serve("kvarn-demo", *SMALL, *several, KVARN_DATA_DIR=str(tmp_path))
+    url = ("--url", first.url)
+    done(kvarn("deploy", "second", "--path", "kvarn-demo", *SETTINGS, "--replicas", "2", *WAIT, *url))
+    body = {"model": "second", "messages": [{"role": "user", "content": "What is TTFT?"}], "max_tokens": 4}
+    for _ in range(12):  # each connection goes to either process
+        assert httpx.post(f"{first.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    first.process.terminate()
+    first.process.wait()
+
+    second = serve("kvarn-demo", *SMALL, KVARN_DATA_DIR=str(tmp_path))
+    wanted = status(kvarn, second, "second")
+    assert (wanted["version"], wanted["replicas"]) == (1, 2)
+    assert httpx.post(f"{second.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
