@@ -26,7 +26,7 @@ from kvarn.config.platform import (
     StoreConfig,
 )
 from kvarn.config.quality import QualityConfig
-from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
 from kvarn.config.speculation import SpeculationConfig
@@ -158,6 +158,9 @@ class ModelConfig(Section):
     replicas: int = Field(1, ge=1, le=256)
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
     shared among them. When one fails, the others go on with its answers."""
+
+    routing: RoutingConfig = RoutingConfig()
+    """Which of its replicas answers a request."""
 
     failover: FailoverConfig = FailoverConfig()
     """What becomes of answers whose engine is lost."""

@@ -69,6 +69,7 @@ from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.routing_metrics import RoutingCollector
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -132,6 +133,7 @@ def create_app(
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
         metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+    metrics.registry.register(RoutingCollector(models_by_name))
     external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
     for model in table:
         if model.config.external is not None:

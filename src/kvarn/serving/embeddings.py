@@ -159,9 +159,10 @@ async def _embed(
         return await embed_external(model.external, batch, work, dimensions)
     usage = work.usage
     try:
+        assert work.choice is not None, "a replica is chosen when work begins"
         given = [each for each in batch if isinstance(each, list)]
         vectors = await embed_anywhere(
-            model.served.replicas, model.replica_name, request_id, given, model.served.config.failover
+            model.served.replicas, work.choice, request_id, given, model.served.config.failover
         )
     except (RequestRefusedError, ReplicaLostError):
         usage.failed = True

@@ -28,7 +28,7 @@ from kvarn.serving.models import ReadyModel, ServedModel
 from kvarn.serving.timeouts import StageTimeoutError, timeouts_of, within_timeouts
 from kvarn.serving.work import Work
 from kvarn.wire.messages import ModelCard
-from kvarn.wire.openai.errors import ApiError, unavailable
+from kvarn.wire.openai.errors import ApiError
 
 ResultT = TypeVar("ResultT")
 
@@ -94,7 +94,7 @@ class ExternalModel:
         order = self._order(key)
         if not order:
             raise self._none_ready()
-        return replace(model, replica=self.replicas[order[0]], replica_name=order[0])
+        return replace(model, replica_name=order[0])
 
     def output_bound(self, card: ModelCard, prompt_tokens: int, given: int | None) -> tuple[int, int | None]:
         """Tokens that an answer has at most, and the bound that is sent to the server where the request has none."""
@@ -198,9 +198,7 @@ class ExternalModel:
         """Why no replica takes a request."""
         now, ready = self._clock(), self.served.replicas.ready
         if not ready:
-            return unavailable(
-                f"The model {self.served.name!r} is not ready: {self.served.state_text}.", "model_not_ready"
-            )
+            return self.served.not_ready()
         waits = [max(self._breaker(name).retry_after_s(now), self._busy_until.get(name, 0.0) - now) for name in ready]
         open_breakers = all(not self._breaker(name).allows(now) for name in ready)
         retry_after_s = max(0.0, min(waits)) or _BUSY_S
