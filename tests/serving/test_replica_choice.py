@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,6 @@ class Fleet:
 
 @pytest.fixture
 def make_fleet(checkpoint: Path) -> Iterator[Callable[..., Fleet]]:
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
 
         def make(**routing: Any) -> Fleet:
