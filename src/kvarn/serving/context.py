@@ -142,7 +142,7 @@ class ServingContext:
             adapter=work.adapter,
             sequences=work.sequences,
         )
-        choice = replicas.choose(work.route)
+        choice = replicas.choose_late(work.route)
         if choice is None:
             raise model.not_ready()
         work.closing.callback(work.settle_choice)
