@@ -17,6 +17,7 @@ from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
 from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -44,6 +45,7 @@ class ServingContext:
     models: ModelTable
     routes: ModelRoutes
     shadows: Shadows
+    rollouts: Rollouts
     metrics: GatewayMetrics
     store: Store
     stages: Sequence[Stage]
@@ -178,8 +180,9 @@ class ServingContext:
             model = tried[-1]
             record.overload_fallbacks = routes.overload_fallbacks(record, tried)
             try:
-                return await self._start_with(record, model, tried, start)
+                return self.rollouts.watch(record, await self._start_with(record, model, tried, start))
             except Exception as error:
+                self.rollouts.failed(record, model, error)
                 reason = reason_of(error)
                 if isinstance(error, DegradedError):
                     following: str | None = error.model
@@ -192,6 +195,8 @@ class ServingContext:
             routes.metrics.fallbacks.labels(self.models.name_of(model), self.models.name_of(following), reason).inc()
             record.degraded_from = record.degraded_from or model
             record.headers["x-kvarn-fallback"] = f"{reason}; from={model}"
+            if record.route is not None:
+                record.chosen_model = following
             tried.append(following)
 
     async def _start_with(
