@@ -81,9 +81,10 @@ def test_replicas_and_versions_change_while_every_request_is_answered_alike(kvar
         assert {each["state"] for each in status(kvarn, served, "kvarn-demo")["observed"]} == {"ready"}
         done(kvarn("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=8", *WAIT, "--url", served.url))
         after = status(kvarn, served, "kvarn-demo")
-        assert (after["version"], after["previous_version"], after["replicas"]) == (2, 1, 2)
-        assert [each["version"] for each in after["observed"]] == [2, 2]
+        assert (after["version"], after["previous_version"], after["replicas"]) == (1, None, 2)
+        assert [each["version"] for each in after["observed"]] == [1, 1]
         assert after["settings"]["engine"] == {"max_num_seqs": 8}
+        done(kvarn("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=16", *WAIT, "--url", served.url))
         done(kvarn("rollback", "kvarn-demo", *WAIT, "--url", served.url))
         back = status(kvarn, served, "kvarn-demo")
         assert (back["version"], {each["version"] for each in back["observed"]}) == (1, {1})

@@ -20,6 +20,7 @@ from kvarn.observe.store import StoreMetrics
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import Drift, QualityWatch
 from kvarn.serving.engine_metrics import EngineCollector
+from kvarn.serving.routing_metrics import RoutingCollector
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -27,6 +28,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics(["m"]).registry
     registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
+    registry.register(RoutingCollector({}))
     for part in (AdmissionMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)

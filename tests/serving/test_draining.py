@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import kvarn
-from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.routing.candidate import RouteRequest
 from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import AdapterInfo, Submit
@@ -29,7 +30,7 @@ class Fleet:
     """Replicas of the demo model, and those who wait for answers."""
 
     def __init__(self) -> None:
-        self.replicas = ReplicaSet()
+        self.replicas = ReplicaSet(routing=RoutingConfig())
         self.supervisors: list[EngineSupervisor] = []
         self._numbers = itertools.count()
 
@@ -50,7 +51,7 @@ class Fleet:
         request_id = f"q{next(self._numbers)}"
         submit = Submit(request_id=request_id, prompt_token_ids=[300 + number, *range(400, 450)], sampling=sampling)
         tokens: list[list[int]] = [[] for _ in range(sampling.n)]
-        first = self.replicas.pick()
+        first = self.replicas.choose(self.replicas.route_of(submit))
         assert first is not None
         async for delta in generate_anywhere(self.replicas, first, submit, FailoverConfig()):
             tokens[delta.index] += delta.token_ids
@@ -100,7 +101,8 @@ async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(
     draining = asyncio.create_task(leaving.drain(60))
     while client.state is ReplicaState.READY:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    assert {fleet.replicas.pick() for _ in range(4)} == {other}
+    choices = [fleet.replicas.choose(RouteRequest(1)) for _ in range(4)]
+    assert {choice and choice.replica for choice in choices} == {other}
     answers = await asyncio.gather(*running)
     await draining
     assert all(len(tokens) == 400 for answer in answers for tokens in answer)

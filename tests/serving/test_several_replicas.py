@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fake_replica import GENERATE_CARD, FakeReplica
 from gateway_fixtures import make_server, running
@@ -74,9 +75,16 @@ def test_health_metrics_and_capacity_name_both(pair: Any) -> None:
     assert (capacity["running"], capacity["kv_blocks_free"]) == (4, 74)
 
 
-def test_admission_judges_each_replica_by_its_own_statistics(pair: Any) -> None:
+def test_a_request_is_refused_only_where_every_replica_would_refuse_it(pair: Any) -> None:
     client, first, second = pair
-    first.stats = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=12_000)
-    second.stats = EngineStats(step_times=TIMES, step_s=0.01)
-    assert sorted(ask(client, 4)) == [200, 200, 503, 503]
-    assert (len(first.submitted), len(second.submitted)) == (0, 2)
+    busy, idle = (
+        EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=tokens) for tokens in (12_000, 0)
+    )
+    first.stats, second.stats = busy, idle
+    assert ask(client, 4) == [200] * 4
+    assert (len(first.submitted), len(second.submitted)) == (0, 4)
+    first.stats, second.stats = busy, replace(busy)
+    assert ask(client, 2) == [503] * 2
+    first.stats, second.stats = replace(idle), busy
+    assert ask(client, 2) == [200] * 2
+    assert (len(first.submitted), len(second.submitted)) == (2, 4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+import secrets
 import signal
 import time
 
@@ -83,11 +85,21 @@ class _Gateway:
         from kvarn.serving.live_models import LiveModels
 
         self._engines = engines
+        self._config = config
+        self._holds_fleet = False
+        self._holder = secrets.token_hex(16)
         self._began = began
         self._needs_key = needs_key
         self._live = live = LiveModels(config.gateway)
         self._launcher = launcher_of(config, engines)
-        self._controller = FleetController(config, engines, self._launcher, desired.models, self._read_desired)
+        self._controller = FleetController(
+            config,
+            engines,
+            self._launcher,
+            desired.models,
+            self._read_desired,
+            None if self._launcher.on_this_machine else self._hold_fleet,
+        )
         for version in self._controller.versions:
             live.add(version)
         for supervisor in engines.supervisors.values():
@@ -188,6 +200,17 @@ class _Gateway:
         from kvarn.store.repositories.deployments import read_desired
 
         return self._desired.update(await read_desired(self._app.state.gateway.store))
+
+    async def _hold_fleet(self) -> bool:
+        """Whether this gateway looks after the engines of the cluster, and no other one. Without the database nothing
+        changes."""
+        from kvarn.store.errors import StoreAwayError
+        from kvarn.store.repositories import leases
+
+        fleet, store = self._config.fleet, self._app.state.gateway.store
+        with contextlib.suppress(StoreAwayError):
+            self._holds_fleet = await leases.take(store, f"fleet {fleet.ray.namespace}", self._holder, fleet.lease_s)
+        return self._holds_fleet
 
     async def _start_processes(self) -> None:
         """Look after the fleet, and start the other gateway processes, once this one serves: it has brought the

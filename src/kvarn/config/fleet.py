@@ -76,3 +76,37 @@ class HardwareConfig(Section):
 
     gpus: float = Field(0.0, ge=0)
     """GPUs."""
+
+
+class AutoscaleConfig(Section):
+    """How many replicas a model has, by the work that arrives. See docs/fleet.md."""
+
+    min_replicas: int = Field(1, ge=0, le=256)
+    """Replicas at least. 0: a model that nobody asks for has none; requests that come wait until one is ready."""
+
+    max_replicas: int = Field(1, ge=1, le=256)
+    """Replicas at most."""
+
+    target_utilization: float = Field(0.7, gt=0, le=1)
+    """Share of a replica's modelled capacity that arriving work shall take. What is left takes up bursts."""
+
+    start_s: float = Field(30.0, gt=0)
+    """Seconds that a replica takes to start: work is foreseen for so long ahead."""
+
+    scale_in_delay_s: float = Field(300.0, ge=0)
+    """Seconds for which fewer replicas must have been enough before any is drained."""
+
+    idle_s: float = Field(600.0, gt=0)
+    """Seconds without a request after which a model with `min_replicas` 0 has none."""
+
+    max_held: int = Field(256, ge=0)
+    """Requests that may wait for the first replica. More get 503 with Retry-After."""
+
+    max_hold_s: float = Field(120.0, gt=0)
+    """Seconds for which a request waits for it."""
+
+    @model_validator(mode="after")
+    def _bounds_hold(self) -> AutoscaleConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas must not be more than max_replicas")
+        return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from kvarn.config.section import Section
@@ -17,6 +19,14 @@ class FailoverConfig(Section):
 
     max_wait_s: float = Field(120.0, ge=0)
     """Seconds a request waits for a replica that is ready to go on with it."""
+
+
+class RoutingConfig(Section):
+    """Which of a model's replicas answers a request. See docs/routing.md."""
+
+    policy: Literal["prefix", "prefix_only", "least_load", "round_robin", "random"] = "prefix"
+    """`prefix`: the earliest first token, by what each replica has cached and what it has to do. `prefix_only`: the
+    longest cached prefix. `least_load`: the least load. `round_robin`: in turn. `random`: any."""
 
 
 class ReplicaConfig(Section):
@@ -40,4 +50,8 @@ class ReplicaConfig(Section):
     system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
 
     restart_backoff_s: float = Field(0.5, gt=0)
-    """Pause before the first restart; doubles with each crash in a row up to 30 s."""
+    """Pause before the first restart. Doubles with each further one, until an engine has been ready for longer than
+    `max_restart_backoff_s`."""
+
+    max_restart_backoff_s: float = Field(30.0, gt=0)
+    """Longest pause before a restart."""

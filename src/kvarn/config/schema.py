@@ -26,7 +26,8 @@ from kvarn.config.platform import (
     StoreConfig,
 )
 from kvarn.config.quality import QualityConfig
-from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
 from kvarn.config.speculation import SpeculationConfig
@@ -159,6 +160,9 @@ class ModelConfig(Section):
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
     shared among them. When one fails, the others go on with its answers."""
 
+    routing: RoutingConfig = RoutingConfig()
+    """Which of its replicas answers a request."""
+
     failover: FailoverConfig = FailoverConfig()
     """What becomes of answers whose engine is lost."""
 
@@ -286,6 +290,9 @@ class KvarnConfig(Section):
 
     quality: QualityConfig = QualityConfig()
     """The watch for replicas that answer wrongly without failing."""
+
+    rollout: RolloutConfig = RolloutConfig()
+    """How new versions of models take over, where a rollout does not say otherwise."""
 
     safety: SafetyConfig = SafetyConfig()
     """What is looked at on the way in and on the way out."""

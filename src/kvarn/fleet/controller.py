@@ -15,13 +15,13 @@ import msgspec
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.engines import Engines, find_checkpoints
-from kvarn.fleet.launcher import Launcher
+from kvarn.fleet.launcher import Launcher, LaunchError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus
-from kvarn.replica.spec import ReplicaSpec, replica_name
+from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
 from kvarn.store.errors import StoreAwayError
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class FleetController:
         launcher: Where more come from.
         desired: What is wanted at first.
         read_desired: What is wanted now; None: nothing can change.
+        lease: Whether this process looks after the fleet; None: it always does.
         count: Replicas that a model shall have now, of those that are wanted. An autoscaler says otherwise.
     """
 
@@ -76,6 +77,7 @@ class FleetController:
         launcher: Launcher,
         desired: DesiredModels,
         read_desired: Callable[[], Awaitable[DesiredModels]] | None = None,
+        lease: Callable[[], Awaitable[bool]] | None = None,
         count: Callable[[Desired], int] = lambda desired: desired.count,
     ) -> None:
         self.desired = desired
@@ -85,6 +87,9 @@ class FleetController:
         self._engines = engines
         self._launcher = launcher
         self._read_desired = read_desired
+        self._lease = lease
+        self._holds = False
+        """Of the fleet, since when what ran was taken over."""
         self._count = count
         self._listeners: list[FleetListener] = []
         self._versions: dict[tuple[str, int], ServedVersion] = {}
@@ -153,6 +158,13 @@ class FleetController:
         if now >= self._read_at:
             self._read_at = now + self._config.fleet.poll_s
             await self._read()
+            if self._lease is not None and not await self._lease():
+                await self._abandon()
+                return
+        elif self._lease is not None and not self._holds:
+            return
+        if not self._holds and not await self._take_over():
+            return
         targets = []
         for name, desired in self.desired.items():
             if desired.model.external is not None:
@@ -175,6 +187,37 @@ class FleetController:
                 case Activate():
                     raise AssertionError("there is no warm pool yet")
         self._forget(targets)
+
+    async def _take_over(self) -> bool:
+        """Look after what runs from now on; end what belongs to no version that is known. False: nobody knows it."""
+        try:
+            running = await self._launcher.replicas()
+        except LaunchError as error:
+            log.warning("the fleet waits: %s", error)
+            return False
+        for name, desired in self.desired.items():
+            if desired.model.external is None:
+                await self._version(name, desired)
+        for replica in sorted(running - self._engines.supervisors.keys()):
+            version = self._versions.get(version_of(replica))
+            if version is None:
+                log.warning("a replica of no known version is ended", extra={"replica": replica})
+                await self._launcher.end(replica)
+            else:
+                await self._start(version, replica)
+        self._holds = True
+        return True
+
+    async def _abandon(self) -> None:
+        """Another process looks after the fleet."""
+        if self._holds:
+            log.warning("another gateway looks after the fleet from now on")
+        self._holds = False
+        supervisors = list(self._engines.supervisors.values())
+        self._engines.supervisors.clear()
+        for supervisor in supervisors:
+            await supervisor.leave()
+            supervisor.retire()
 
     async def _read(self) -> None:
         if self._read_desired is None:
@@ -209,14 +252,14 @@ class FleetController:
         self.problems.pop(name, None)
         return known
 
-    async def _start(self, version: ServedVersion) -> None:
+    async def _start(self, version: ServedVersion, name: str = "") -> None:
         desired, supervisors = version.desired, self._engines.supervisors
         numbers = (number for number in range(len(supervisors) + 1))
         names = (
             replica_name(desired.model.name, desired.version, each, on_this_machine=self._launcher.on_this_machine)
             for each in numbers
         )
-        name = next(each for each in names if each not in supervisors)
+        name = name or next(each for each in names if each not in supervisors)
         found = await asyncio.to_thread(find_checkpoints, desired.model)
         spec = self._engines.spec_of(desired.model, found, desired.version)
         self._add(msgspec.structs.replace(spec, replica=name))

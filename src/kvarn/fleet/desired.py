@@ -80,6 +80,10 @@ class DesiredState:
         merged = dict(self._configured)
         for row in rows:
             name = row["model"]
+            if row["spec"] is None:  # as the configuration says, which may name it no longer
+                if name in merged:
+                    merged[name] = Desired(merged[name].model, 0, row["replicas"])
+                continue
             try:
                 model = model_of(name, row["spec"])
             except ValidationError as error:

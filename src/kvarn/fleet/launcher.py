@@ -60,6 +60,18 @@ class Launcher(Protocol):
         """Processes of a replica that an earlier controller started and that may still run, by their run."""
         ...
 
+    async def replicas(self) -> set[str]:
+        """Names of replicas that an earlier controller started and that may still run.
+
+        Raises:
+            LaunchError: Nobody knows now.
+        """
+        ...
+
+    async def end(self, replica: str) -> None:
+        """End the processes of a replica that an earlier controller started and nobody knows any more."""
+        ...
+
 
 class LocalEngine:
     """An engine process of this machine, a child of this one."""
@@ -165,3 +177,10 @@ class LocalLauncher:
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""
         return {}
+
+    async def replicas(self) -> set[str]:
+        """See `Launcher.replicas`."""
+        return set()
+
+    async def end(self, replica: str) -> None:
+        """See `Launcher.end`."""

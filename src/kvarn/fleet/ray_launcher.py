@@ -147,6 +147,18 @@ class RayLauncher:
                 found[int(run)] = self._engine(name, place)
         return found
 
+    async def replicas(self) -> set[str]:
+        """See `Launcher.replicas`."""
+        try:
+            return {name.rpartition("#")[0] for name in await self._list(await self._agent())}
+        except ChannelClosedError as error:
+            raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
+
+    async def end(self, replica: str) -> None:
+        """See `Launcher.end`."""
+        for engine in (await self.adopt(replica)).values():
+            engine.kill()
+
     def _engine(self, name: str, place: _Place) -> RayEngine:
         engine = self.engines[name] = RayEngine(place, self._host, lambda: self._kill(name))
         return engine

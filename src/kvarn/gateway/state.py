@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvarn.fleet.controller import FleetController
@@ -12,7 +11,7 @@ from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.quality.watch import QualityWatch
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.serving.golden import GoldenModel
+from kvarn.serving.golden import GoldenModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Gateway(ResponsesContext):
     """Who makes deployments so; None: another process does."""
     shared: SharedState | None
     """What is counted together with other gateway processes of this server; None: there are none."""
-    golden: Sequence[GoldenModel] = ()
-    """The models, with their golden prompts."""
-    watch: QualityWatch | None = None
+    watch: QualityWatch | None
     """Finds replicas that answer wrongly; None in processes that do not look for any."""
+    golden: GoldenModels
+    """What it watches."""

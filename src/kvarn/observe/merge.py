@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 _LARGEST = frozenset(
     {
         "kvarn_limits_redis_away",
+        "kvarn_routing_known_blocks",
         "kvarn_store_away",
         "kvarn_store_nearly_full_organizations",
         "kvarn_store_read_only",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -27,6 +28,14 @@ def replica_name(model: str, version: int, number: int, *, on_this_machine: bool
     """Name of one of a version's replicas, with the machine's where it cannot run on another."""
     parts = [platform.node()] if on_this_machine else []
     return "/".join([*parts, model, *([f"v{version}"] if version else []), str(number)])
+
+
+def version_of(replica: str) -> tuple[str, int]:
+    """Model and version in the name of a replica that may run on any machine."""
+    *rest, _ = replica.split("/")
+    if len(rest) > 1 and (found := re.fullmatch(r"v([1-9][0-9]*)", rest[-1])):
+        return "/".join(rest[:-1]), int(found[1])
+    return "/".join(rest), 0
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,8 @@ def chat_request(
         data["response_format"] = _chat_format(_plain(request.text.format))
     if request.reasoning is not None and request.reasoning.effort is not None:
         data["reasoning_effort"] = request.reasoning.effort
+    if request.conversation_id is not None:
+        data["prompt_cache_key"] = request.conversation_id
     if isinstance(request, ResponseRequest):
         data |= _sampling(request)
     if seed is not None:

@@ -152,6 +152,8 @@ async def _start(
         record,
         model,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        prompt=max((prompt.token_ids for prompt in prompts), key=len),
+        cache_salt=request.cache_salt,
         max_output_tokens=sum(sampling.max_tokens * sampling.n for sampling in samplings),
         sequences=sum(sampling.n for sampling in samplings),
         priority=request.priority,

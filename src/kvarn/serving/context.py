@@ -10,17 +10,19 @@ from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import check_adapter, check_endpoint, check_model, may_see_adapter, may_use_model
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
 from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.tiers import priority_of, tier_of
-from kvarn.serving.work import DegradedError, RequestRecord, Stage, Work
+from kvarn.serving.work import DegradedError, RequestRecord, Stage, Work, salt_of
 from kvarn.store.engine import Store
 from kvarn.store.ledger import BATCH_TIER
 from kvarn.wire.openai.errors import invalid_request, unavailable
@@ -43,6 +45,7 @@ class ServingContext:
     models: ModelTable
     routes: ModelRoutes
     shadows: Shadows
+    rollouts: Rollouts
     metrics: GatewayMetrics
     store: Store
     stages: Sequence[Stage]
@@ -69,13 +72,27 @@ class ServingContext:
         model: ReadyModel | BuiltInModel,
         *,
         prompt_tokens: int,
+        prompt: Sequence[int] = (),
+        cache_salt: str | None = None,
         max_output_tokens: int = 0,
         sequences: int = 1,
         output_bounded: bool = True,
         priority: int = 0,
         service_tier: str | None = None,
     ) -> Work:
-        """Take work in for a request; it is settled when the record is closed.
+        """Take work in for a request, and choose the replica that answers; it is settled when the record is closed.
+
+        Args:
+            record: The request's.
+            model: What answers.
+            prompt_tokens: To compute, over all its prompts.
+            prompt: The prompt, of several the longest: what of it a replica has cached is found by its tokens.
+            cache_salt: See `make_submit`.
+            max_output_tokens: Most it may write, over all choices.
+            sequences: Answers it asks for.
+            output_bounded: See `Work`.
+            priority: As the client asks for it.
+            service_tier: The same in OpenAI's words.
 
         Raises:
             ApiError: A stage refuses it: a scope, a budget, a limit, admission.
@@ -98,6 +115,8 @@ class ServingContext:
         )
         try:
             check_endpoint(record.principal, record.endpoint)  # not all come by HTTP
+            if isinstance(model, ReadyModel) and model.external is None:
+                await self._choose_replica(work, model.served, prompt, cache_salt)
             for enter in self.stages:
                 await enter(work)
         except BaseException:
@@ -108,6 +127,27 @@ class ServingContext:
         record.work = work
         return work
 
+    async def _choose_replica(
+        self, work: Work, model: ServedModel, prompt: Sequence[int], cache_salt: str | None
+    ) -> None:
+        principal, replicas, names, session = work.principal, model.replicas, b"", work.record.session
+        if prompt and replicas.reads_names:
+            salt = salt_of(principal, cache_salt)
+            tenant = principal.organization_id
+            names = await self.run(work.record, lambda: replicas.names(prompt, tenant, salt, work.adapter))
+        work.route = RouteRequest(
+            prompt_tokens=work.prompt_tokens,
+            names=names,
+            session=f"{principal.organization_id}/{session}" if session else "",
+            adapter=work.adapter,
+            sequences=work.sequences,
+        )
+        choice = replicas.choose_late(work.route)
+        if choice is None:
+            raise model.not_ready()
+        work.closing.callback(work.settle_choice)
+        work.go_to(choice)
+
     def ready_model(
         self, record: RequestRecord, name: str, kind: Literal["generate", "embed"] | None = None
     ) -> ReadyModel:
@@ -117,7 +157,7 @@ class ServingContext:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
         model, adapter = self._find(record, self.routes.choose(record, name))
-        ready = model.when_ready(record.replica, adapter)
+        ready = model.when_ready(adapter)
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
@@ -140,8 +180,9 @@ class ServingContext:
             model = tried[-1]
             record.overload_fallbacks = routes.overload_fallbacks(record, tried)
             try:
-                return await self._start_with(record, model, tried, start)
+                return self.rollouts.watch(record, await self._start_with(record, model, tried, start))
             except Exception as error:
+                self.rollouts.failed(record, model, error)
                 reason = reason_of(error)
                 if isinstance(error, DegradedError):
                     following: str | None = error.model
@@ -154,6 +195,8 @@ class ServingContext:
             routes.metrics.fallbacks.labels(self.models.name_of(model), self.models.name_of(following), reason).inc()
             record.degraded_from = record.degraded_from or model
             record.headers["x-kvarn-fallback"] = f"{reason}; from={model}"
+            if record.route is not None:
+                record.chosen_model = following
             tried.append(following)
 
     async def _start_with(
@@ -182,7 +225,7 @@ class ServingContext:
             record.work.closing.close()
             record.work = None
         record.headers.pop("x-kvarn-replica", None)
-        record.replica = None
+        record.early_replica = ""
 
     def find_model(self, record: RequestRecord, name: str) -> ServedModel:
         """The model a request names, whether it is ready or not.

@@ -8,6 +8,7 @@ in the batch. So the one that goes on draws the very tokens that the lost one wo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -17,6 +18,8 @@ import msgspec
 
 from kvarn.config.replica import FailoverConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaLostError, ReportPending, RequestRefusedError
+from kvarn.routing.candidate import RouteRequest
+from kvarn.routing.router import Choice
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import RefusalReason, Submit, TokenDelta
 
@@ -27,7 +30,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 async def generate_anywhere(
     replicas: ReplicaSet,
-    replica: str,
+    choice: Choice,
     submit: Submit,
     config: FailoverConfig,
     report_pending: ReportPending | None = None,
@@ -37,7 +40,7 @@ async def generate_anywhere(
 
     Args:
         replicas: Of the model.
-        replica: Name of the one that begins.
+        choice: The one that begins. What it counts as load is the caller's to end.
         submit: What is asked.
         config: How often and how long it is tried.
         report_pending: See `ReportPending`.
@@ -51,43 +54,61 @@ async def generate_anywhere(
     """
     journal, attempt, lost = _Journal(submit), submit, list[str]()
     lost_at: float | None = None
-    while True:
-        known = journal.num_tokens
-        try:
-            async with aclosing(_client(replicas, replica).generate(attempt, report_pending)) as deltas:
-                async for delta in deltas:
-                    if lost_at is not None:
-                        on_moved(replica, time.monotonic() - lost_at)
-                        lost_at = None
-                    yield journal.take(delta)
-            return
-        except (ReplicaLostError, RequestRefusedError) as error:
-            lost_at = time.monotonic() if lost_at is None else lost_at
-            lost = [replica] if journal.num_tokens > known else [*lost, replica]
-            replica = await _other_replica(replicas, error, lost, config)
-            attempt = journal.rest()
-            extra = {"request": submit.request_id, "replica": replica, "tokens": journal.num_tokens}
-            _log.info("a request goes on with another engine process", extra=extra)
+    try:
+        while True:
+            known = journal.num_tokens
+            try:
+                choice.sent(time.monotonic())
+                async with aclosing(client_of(replicas, choice.replica).generate(attempt, report_pending)) as deltas:
+                    async for delta in deltas:
+                        if lost_at is not None:
+                            on_moved(choice.replica, time.monotonic() - lost_at)
+                            lost_at = None
+                        yield journal.take(delta)
+                return
+            except (ReplicaLostError, RequestRefusedError) as error:
+                choice.end()
+                lost_at = time.monotonic() if lost_at is None else lost_at
+                lost = [choice.replica] if journal.num_tokens > known else [*lost, choice.replica]
+                choice = await _other_replica(replicas, replicas.route_of(submit), error, lost, config)
+                attempt = journal.rest()
+                extra = {"request": submit.request_id, "replica": choice.replica, "tokens": journal.num_tokens}
+                _log.info("a request goes on with another engine process", extra=extra)
+    finally:
+        if lost:
+            choice.end()
 
 
 async def embed_anywhere(
-    replicas: ReplicaSet, replica: str, request_id: str, inputs: list[list[int]], config: FailoverConfig
+    replicas: ReplicaSet, choice: Choice, request_id: str, inputs: list[list[int]], config: FailoverConfig
 ) -> list[bytes]:
     """As `ReplicaClient.embed`, beginning with one replica and going on with others. Raises as `generate_anywhere`."""
     lost = list[str]()
-    while True:
-        try:
-            return await _client(replicas, replica).embed(f"{request_id}~{len(lost)}" if lost else request_id, inputs)
-        except (ReplicaLostError, RequestRefusedError) as error:
-            lost.append(replica)
-            replica = await _other_replica(replicas, error, lost, config)
+    try:
+        while True:
+            name = f"{request_id}~{len(lost)}" if lost else request_id
+            try:
+                choice.sent(time.monotonic())
+                return await client_of(replicas, choice.replica).embed(name, inputs)
+            except (ReplicaLostError, RequestRefusedError) as error:
+                choice.end()
+                lost.append(choice.replica)
+                tokens = sum(map(len, inputs))
+                choice = await _other_replica(replicas, RouteRequest(tokens), error, lost, config)
+    finally:
+        if lost:
+            choice.end()
 
 
 async def _other_replica(
-    replicas: ReplicaSet, error: ReplicaLostError | RequestRefusedError, lost: list[str], config: FailoverConfig
-) -> str:
-    """Name of the replica that goes on after an error; waits while none is ready. `lost`: those that were lost since
-    the request last got on. Others go first.
+    replicas: ReplicaSet,
+    route: RouteRequest,
+    error: ReplicaLostError | RequestRefusedError,
+    lost: list[str],
+    config: FailoverConfig,
+) -> Choice:
+    """The replica that goes on after an error; waits while none is ready. `lost`: those that were lost since the
+    request last got on. Others go first.
 
     Raises:
         ReplicaLostError: There have been too many, or none is ready in time: the error itself.
@@ -97,14 +118,16 @@ async def _other_replica(
     if is_refused or len(lost) > config.max_losses:
         raise error
     deadline = time.monotonic() + config.max_wait_s
-    while (name := replicas.pick(lost) or replicas.pick()) is None:
+    others = dataclasses.replace(route, excluded=lost)
+    while (choice := replicas.choose(others) or replicas.choose(route)) is None:
         if time.monotonic() > deadline or not replicas:
             raise error
         await asyncio.sleep(_LOOK_EVERY_S)
-    return name
+    return choice
 
 
-def _client(replicas: ReplicaSet, name: str) -> ReplicaClient:
+def client_of(replicas: ReplicaSet, name: str) -> ReplicaClient:
+    """The replica of that name. Raises `ReplicaLostError` where it is gone."""
     client = replicas.get(name)
     if client is None:
         raise ReplicaLostError(f"the replica {name} is gone")

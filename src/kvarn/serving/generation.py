@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -10,12 +11,12 @@ from kvarn.config.gateway import GatewayConfig
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.choice import Choice, ChoiceDelta
-from kvarn.serving.failover import generate_anywhere
+from kvarn.serving.failover import client_of, generate_anywhere
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
 from kvarn.serving.timeouts import NO_TIMEOUTS, StageTimeoutError, timeouts_of, within_timeouts
-from kvarn.serving.work import Work
+from kvarn.serving.work import Work, salt_of
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import stop_strings
@@ -93,7 +94,7 @@ def make_submit(
         weight=principal.weight,
         priority=work.priority,
         adapter=work.adapter,
-        cache_salt=f"{principal.cache_salt}/{cache_salt or ''}",
+        cache_salt=salt_of(principal, cache_salt),
         grammar=grammar,
     )
 
@@ -164,15 +165,17 @@ def _tokens(
     model: ReadyModel, submit: Submit, work: Work, held: HeldBytes, observer: GenerationObserver
 ) -> AsyncGenerator[TokenDelta, None]:
     """What the model's replicas answer. A batch itself tries its lines again."""
+    replicas, choice = model.served.replicas, work.choice
+    assert choice is not None, "a replica is chosen when work begins"
     if work.record.batch_id is not None:
-        return model.replica.generate(submit, held.become)
+        choice.sent(time.monotonic())
+        return client_of(replicas, choice.replica).generate(submit, held.become)
 
     def moved(replica: str, pause_s: float) -> None:
         work.replica = replica
         observer.moved(pause_s)
 
-    served = model.served
-    return generate_anywhere(served.replicas, model.replica_name, submit, served.config.failover, held.become, moved)
+    return generate_anywhere(replicas, choice, submit, model.served.config.failover, held.become, moved)
 
 
 async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:

@@ -72,17 +72,17 @@ class ModelText:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model whose parts are all there, and the replica that answers a request."""
+    """A model whose parts are all there, and which a replica serves."""
 
     name: str
     served: ServedModel
     loaded_text: ModelText | None
     """None where another server runs the model and its tokenizer is not configured."""
-    replica: ReplicaClient
     card: ModelCard
-    replica_name: str
     adapter: str = ""
     """Name of the adapter that it answers with."""
+    replica_name: str = ""
+    """Which of the servers that run it answers; empty where Kvarn runs it."""
 
     @property
     def public_name(self) -> str:
@@ -162,7 +162,7 @@ class ReadyModel:
             return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
         card, text = self.card, self.text
         parts = [kvarn.__version__, text.version, card.dtype, card.quantization, card.kernels, card.kv_dtype]
-        if self.adapter and (found := self.replica.adapters.get(self.adapter)) is not None:
+        if self.adapter and (found := self.served.adapters.get(self.adapter)) is not None:
             parts.append(found.digest)
         parts += [self.served.config.tokenizer or "", text.chat_template.source, repr(text.sampling_defaults)]
         return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
@@ -195,7 +195,9 @@ class ServedModel:
 
     def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
         names = replica_names(self.name, len(clients))
-        self.replicas = ReplicaSet(dict(zip(names, clients, strict=True)), self.process)
+        by_name = dict(zip(names, clients, strict=True))
+        routing = None if self.config.external is not None else self.config.routing  # `ExternalModel` chooses
+        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine)
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 
@@ -245,22 +247,22 @@ class ServedModel:
     def _has_text(self) -> bool:
         return self.text is not None or (self.config.external is not None and self.config.tokenizer is None)
 
-    def when_ready(self, picked: str | None = None, adapter: str = "") -> ReadyModel:
-        """This model with its parts, and the replica that answers (with an adapter): the one that was picked before, or
-        the next.
+    def when_ready(self, adapter: str = "") -> ReadyModel:
+        """This model with its parts, to answer with an adapter where one is named.
 
         Raises:
             ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
         """
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
-        client = None if picked is None else self.replicas.get(picked)
-        if client is None or client.state is not ReplicaState.READY:
-            picked = self.replicas.pick()
-            client = None if picked is None else self.replicas[picked]
-        if picked is None or client is None or client.card is None or not self._has_text:
-            raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
-        return ReadyModel(self.name, self, self.text, client, client.card, picked, adapter)
+        replica = self.replicas.foremost
+        if replica is None or replica.state is not ReplicaState.READY or replica.card is None or not self._has_text:
+            raise self.not_ready()
+        return ReadyModel(self.name, self, self.text, replica.card, adapter)
+
+    def not_ready(self) -> ApiError:
+        """Why no request can be answered now: 503 with Retry-After."""
+        return unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
 
     @property
     def state_text(self) -> str:

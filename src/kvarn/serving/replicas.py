@@ -1,12 +1,19 @@
-"""The replicas of one model: they come and go while requests are answered."""
+"""The replicas of one model: they come and go while requests are answered, and one is chosen for each request."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
+from kvarn.config.replica import RoutingConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
-from kvarn.routing.round_robin import next_ready
+from kvarn.routing.candidate import RouteRequest
+from kvarn.routing.index import block_names
+from kvarn.routing.router import Choice, Router
+from kvarn.wire.block_names import PrefixScope, root_hash
+from kvarn.wire.messages import Submit
 
 _LIFE = (ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.STARTING, ReplicaState.DOWN)
 
@@ -17,13 +24,24 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     Args:
         clients: Those that are there from the start.
         gateway: Number of this gateway process, whom engines answer.
+        routing: How one is chosen; None: somebody else chooses.
+        engine: How they schedule.
     """
 
-    def __init__(self, clients: Mapping[str, ReplicaClient] | None = None, gateway: int = 0) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, ReplicaClient] | None = None,
+        gateway: int = 0,
+        routing: RoutingConfig | None = None,
+        engine: EngineConfig | None = None,
+    ) -> None:
+        self._routing = routing
+        self._engine = engine
         self._clients = dict(clients or {})
         self._gateway = gateway
-        self._last = -1
-        """Position of the replica picked last."""
+        self.router: Router | None = None
+        """None while there is nothing to choose among."""
+        self._count_changed()
 
     def __getitem__(self, name: str) -> ReplicaClient:
         return self._clients[name]
@@ -37,10 +55,16 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def add(self, name: str, client: ReplicaClient) -> None:
         """One more replica."""
         self._clients[name] = client
+        self._count_changed()
 
     def remove(self, name: str) -> ReplicaClient | None:
         """A replica is gone for good; requests that it still answers are not this set's matter."""
-        return self._clients.pop(name, None)
+        client = self._clients.pop(name, None)
+        if client is not None and self.router is not None:
+            client.watch_blocks(None)
+            self.router.remove(name)
+        self._count_changed()
+        return client
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what a supervisor says of an engine process; a new name is a new replica."""
@@ -52,7 +76,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             return
         if client is None:
             client = ZmqReplicaClient(status.model, self._gateway)
-            self._clients[status.replica] = client
+            self.add(status.replica, client)
         assert isinstance(client, ZmqReplicaClient), "only engine processes have supervisors"
         if client.state is not ReplicaState.READY:
             self._tell_adapters(client)
@@ -81,12 +105,59 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         """Names of those that take requests."""
         return [name for name, each in self._clients.items() if each.state is ReplicaState.READY]
 
-    def pick(self, excluded: Collection[str] = ()) -> str | None:
-        """Name of the replica that answers the next request; None where none takes requests."""
-        names = list(self._clients)
-        ready = [self._clients[name].state is ReplicaState.READY and name not in excluded for name in names]
-        position = next_ready(ready, self._last)
-        if position is None:
-            return None
-        self._last = position
-        return names[position]
+    # Choosing --------------------------------------------------------------------------------------------------------
+
+    @property
+    def reads_names(self) -> bool:
+        """Whether a choice needs names of the prompt's blocks."""
+        return self.router is not None and self.router.reads_names
+
+    def names(self, prompt: Sequence[int], tenant: str, salt: str, adapter: str = "") -> bytes:
+        """Names of a prompt's blocks for a `RouteRequest`. `adapter` is its name."""
+        found = self.foremost
+        if found is None:
+            return b""
+        digest = found.adapters[adapter].digest if adapter in found.adapters else adapter
+        namespace = "" if found.card is None else found.card.cache_namespace
+        return block_names(root_hash(PrefixScope(tenant, salt, digest), namespace), list(prompt))
+
+    def choose(self, request: RouteRequest) -> Choice | None:
+        """The replica that a request goes to, whose load it is from now on; None where none takes it."""
+        router = self.router
+        if router is None:
+            ready = [name for name in self.ready if name not in request.excluded]
+            return Choice(ready[0]) if ready else None
+        now = time.monotonic()
+        for name, candidate in router.candidates.items():
+            client = self._clients[name]
+            candidate.available = client.state is ReplicaState.READY
+            candidate.adapters = client.adapters
+            candidate.update(client.stats, now)
+        return router.choose(request, now)
+
+    def choose_late(self, request: RouteRequest) -> Choice | None:
+        """The same for a request that was on its way when the last replica began to drain: that one still takes it."""
+        choice = self.choose(request)
+        if choice is not None:
+            return choice
+        draining = [name for name, each in self._clients.items() if each.state is ReplicaState.DRAINING]
+        return Choice(draining[0]) if draining else None
+
+    def route_of(self, submit: Submit) -> RouteRequest:
+        """What looks for a replica, of what is to be sent to it."""
+        prompt, names = submit.prompt_token_ids, b""
+        if self.reads_names:
+            names = self.names(prompt, submit.tenant, submit.cache_salt, submit.adapter)
+        return RouteRequest(len(prompt), names, adapter=submit.adapter, sequences=submit.sampling.n)
+
+    def _count_changed(self) -> None:
+        """Have replicas tell of their caches as long as there are several."""
+        if len(self._clients) > 1 and self._routing is not None:
+            self.router = self.router or Router(self._routing.policy)
+            for name, client in self._clients.items():
+                if name not in self.router.candidates:
+                    client.watch_blocks(self.router.add(name, self._engine))
+        elif self.router is not None:
+            self.router = None
+            for client in self._clients.values():
+                client.watch_blocks(None)

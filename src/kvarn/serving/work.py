@@ -12,6 +12,8 @@ from enum import StrEnum
 from kvarn.admission.demand import Demand
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
+from kvarn.routing.candidate import RouteRequest
+from kvarn.routing.router import Choice
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.wire.openai.usage import Usage, usage
@@ -113,8 +115,8 @@ class RequestRecord:
     """Models that may answer where the one it asks for would be late."""
     early_demand: Demand | None = None
     """What admission knew of it before it was parsed."""
-    replica: str | None = None
-    """The replica picked for it before it was parsed."""
+    early_replica: str = ""
+    """The replica that expects it."""
     work: Work | None = None
     """What it has begun."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -148,6 +150,10 @@ class Work:
     """Name of the adapter that it answers with."""
     replica: str = ""
     """Which copy of the model answers."""
+    route: RouteRequest | None = None
+    """What it asked of the replicas; None where the gateway answers by itself."""
+    choice: Choice | None = None
+    """The replica that was chosen, while it is its load."""
     prompt_tokens: int
     """Exactly counted."""
     max_output_tokens: int
@@ -163,6 +169,16 @@ class Work:
     usage: TokenUsage = field(default_factory=TokenUsage)
     closing: ExitStack = field(default_factory=ExitStack)
     """How the stages that took it are settled, last one first: `outcome` and `usage` say what came of it."""
+
+    def go_to(self, choice: Choice) -> None:
+        """It is this replica's load, and no other's any more."""
+        self.settle_choice()
+        self.replica, self.choice = choice.replica, choice
+
+    def settle_choice(self) -> None:
+        """It is no replica's load any more."""
+        if self.choice is not None:
+            self.choice.end()
 
     @property
     def principal(self) -> Principal:
@@ -193,3 +209,8 @@ Raises:
     ApiError: The work is refused. Nothing of it is held by this stage.
     DegradedError: Another model shall answer.
 """
+
+
+def salt_of(principal: Principal, cache_salt: str | None) -> str:
+    """The salt of cached prompts: a secret one of the tenant's, then the client's."""
+    return f"{principal.cache_salt}/{cache_salt or ''}"

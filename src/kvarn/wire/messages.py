@@ -133,9 +133,8 @@ class Join(Message, frozen=True, kw_only=True):
 
     gateway: int
     address: str  # ZMQ address that it reads
-    adapters: list[AdapterInfo] = msgspec.field(
-        default_factory=list
-    )  # that it knows of; of a revision above the engine's own, they are loaded again
+    adapters: list[AdapterInfo] = msgspec.field(default_factory=list)
+    """That it knows of; of a revision above the engine's own, they are loaded again."""
     revision: int = 0  # of that list
 
 

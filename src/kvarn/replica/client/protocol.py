@@ -126,6 +126,5 @@ class ReplicaClient(Protocol):
         ...
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
-        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more. A
-        replica that does not tell never calls it."""
+        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
         ...

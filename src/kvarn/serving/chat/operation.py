@@ -86,6 +86,8 @@ async def _start(
         record,
         model,
         prompt_tokens=len(prompt),
+        prompt=prompt,
+        cache_salt=request.cache_salt,
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
         output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,

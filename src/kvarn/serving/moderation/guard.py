@@ -76,10 +76,15 @@ class GuardModel:
         )
         tokens: list[int] = []
         served = model.served
-        answer = generate_anywhere(served.replicas, model.replica_name, submit, served.config.failover)
-        async with aclosing(answer) as deltas:
-            async for delta in deltas:
-                tokens += delta.token_ids
+        choice = served.replicas.choose(served.replicas.route_of(submit))
+        if choice is None:
+            raise served.not_ready()
+        try:
+            async with aclosing(generate_anywhere(served.replicas, choice, submit, served.config.failover)) as deltas:
+                async for delta in deltas:
+                    tokens += delta.token_ids
+        finally:
+            choice.end()
         text = model.text.tokenizer.decode([token for token in tokens if token not in ends])
         verdict = read_verdict(text, self.config.threshold)
         if verdict is None:

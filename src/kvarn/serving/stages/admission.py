@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
@@ -74,9 +75,8 @@ class AdmissionStage:
         model = self._models[name]
         if not (model.ready and may_use_model(record.principal, name)):
             return
-        record.replica = model.replicas.pick()
-        assert record.replica is not None  # the model is ready
-        replica = self._replica(name, record.replica)
+        replica = self._first_to_take(name, lambda each: each.early_demand(record, body, fields))
+        record.early_replica = replica.name
         record.early_demand = demand = replica.early_demand(record, body, fields)
         refusal = replica.controller.accept(demand, replica.update())
         if refusal is None:
@@ -95,12 +95,13 @@ class AdmissionStage:
         """
         if work.model not in self._models:
             return
-        record, replica = work.record, self._replica(work.model, work.replica)
-        early = record.early_demand
+        record, early = work.record, work.record.early_demand
         if early is not None and early.accepted and record.degraded_from is None:
-            replica.controller.prepared(early)
+            expecting = self._replica(work.model, record.early_replica)
+            expecting.controller.prepared(early)
             if early.body_bytes:
-                replica.traffic.learn_body(early.body_bytes, work.prompt_tokens)
+                expecting.traffic.learn_body(early.body_bytes, work.prompt_tokens)
+        replica = self._replica_for(work)
         demand = replica.demand_of(work)
         refusal = await replica.enter(demand, record.client_left)
         if refusal is None:
@@ -132,6 +133,32 @@ class AdmissionStage:
             headers={"retry-after": str(retry_s)},
         )
 
+    def _replica_for(self, work: Work) -> ReplicaAdmission:
+        """The replica that was chosen for the work or, where that would refuse it, the next best that would not."""
+        chosen = self._replica(work.model, work.replica)
+        replicas = self._models[work.model].version_of(work.replica).replicas
+        first, route = work.choice, work.route
+        if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, work):
+            return chosen
+        refusing = {chosen.name}
+        while (choice := replicas.choose(dataclasses.replace(route, excluded=refusing))) is not None:
+            other = self._replica(work.model, choice.replica)
+            if not _would_refuse(other, work):
+                work.go_to(choice)
+                return other
+            choice.end()
+            refusing.add(choice.replica)
+        return chosen
+
+    def _first_to_take(self, model: str, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
+        """The first replica that would not refuse a request before it is parsed; any where all would."""
+        replicas = [self._replica(model, name) for name in self._models[model].replicas.ready]
+        if len(replicas) == 1:
+            return replicas[0]
+        return next(
+            (each for each in replicas if not each.controller.would_refuse(demand_of(each), each.update())), replicas[0]
+        )
+
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
         found = self._replicas.get(replica)
         if found is None:
@@ -159,4 +186,8 @@ class AdmissionStage:
             return False
         name = model.name
         replicas = [self._replica(name, replica) for replica in model.replicas.ready]
-        return any(not each.controller.would_refuse(each.demand_of(work), each.update()) for each in replicas)
+        return any(not _would_refuse(each, work) for each in replicas)
+
+
+def _would_refuse(replica: ReplicaAdmission, work: Work) -> bool:
+    return replica.controller.would_refuse(replica.demand_of(work), replica.update())

@@ -90,7 +90,7 @@ class ReplicaAdmission:
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
         self._model = model.name
-        self._replica = replica
+        self.name = replica
         self._client = client
         self._metrics = metrics
         self._waiting: dict[Demand, asyncio.Future[Refusal | None]] = {}
@@ -104,12 +104,14 @@ class ReplicaAdmission:
 
     def demand_of(self, work: Work) -> Demand:
         """What a piece of work would need of this engine."""
-        tenant, early = work.principal.organization_id, work.record.early_demand
+        tenant, early, choice = work.principal.organization_id, work.record.early_demand, work.choice
+        cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
+        expected = self.traffic.expected_prompt(work.prompt_tokens)
         return Demand(
             tenant=tenant,
             weight=work.principal.weight,
             priority=work.priority,
-            prompt_tokens=self.traffic.expected_prompt(work.prompt_tokens),
+            prompt_tokens=expected if cached is None else max(1.0, work.prompt_tokens - cached),
             output_tokens=self.traffic.expected_output(tenant, work.max_output_tokens),
             sequences=work.sequences,
             arrival_s=work.record.received,
@@ -211,7 +213,7 @@ class ReplicaAdmission:
         self._show_length()
 
     def _show_length(self) -> None:
-        self._metrics.waiting(self._model, self._replica, self.controller.queue.by_priority())
+        self._metrics.waiting(self._model, self.name, self.controller.queue.by_priority())
 
 
 async def _first(

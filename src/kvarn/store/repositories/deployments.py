@@ -41,22 +41,22 @@ async def list_versions(session: AsyncSession, model: str) -> list[DeploymentVer
     return list((await session.scalars(query.order_by(DeploymentVersion.version.desc()))).all())
 
 
-async def current_versions(session: AsyncSession) -> list[tuple[Deployment, DeploymentVersion]]:
-    """Each deployment with the version that serves."""
+async def current_versions(session: AsyncSession) -> list[tuple[Deployment, DeploymentVersion | None]]:
+    """Each deployment with the version that serves; None: the configuration's."""
     same = (DeploymentVersion.model == Deployment.model) & (DeploymentVersion.version == Deployment.version)
-    query = select(Deployment, DeploymentVersion).join(DeploymentVersion, same).order_by(Deployment.model)
+    query = select(Deployment, DeploymentVersion).outerjoin(DeploymentVersion, same).order_by(Deployment.model)
     return [(deployment, version) for deployment, version in (await session.execute(query)).all()]
 
 
 async def read_desired(store: Store) -> list[dict[str, Any]]:
-    """What shall be served: model, version, replicas and spec of each deployment.
+    """What shall be served: model, version, replicas and spec of each deployment; no spec: the configuration's.
 
     Raises:
         StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:
         return [
-            {"model": each.model, "version": each.version, "replicas": each.replicas, "spec": version.spec}
+            {"model": each.model, "version": each.version, "replicas": each.replicas, "spec": version and version.spec}
             for each, version in await current_versions(session)
         ]
 
@@ -83,13 +83,17 @@ async def deploy(change: AuditedChange, model: str, spec: dict[str, Any]) -> Dep
     return found
 
 
-async def scale(change: AuditedChange, model: str, replicas: int | None) -> Deployment:
-    """Set the number of replicas; None: as the version says.
+async def scale(change: AuditedChange, model: str, replicas: int | None, *, is_configured: bool = False) -> Deployment:
+    """Set the number of replicas; None: as the version says. A model of the configuration gets a deployment by this.
 
     Raises:
         UnknownDeploymentError: There is no such deployment.
     """
-    found = await _locked(change, model)
+    found = await change.session.get(Deployment, model, with_for_update=True) if is_configured else None
+    if found is None and is_configured:
+        found = Deployment(model=model, version=0)
+        change.session.add(found)
+    found = found or await _locked(change, model)
     found.replicas = replicas
     _touch(change, found)
     change.record("deployment.scaled", DEFAULT_ORGANIZATION, model, replicas=replicas)

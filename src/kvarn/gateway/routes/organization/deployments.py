@@ -3,6 +3,8 @@ platform administrators."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fastapi import APIRouter
 from pydantic import ValidationError
 
@@ -55,7 +57,9 @@ async def create_deployment(admin: PlatformAdminDep, body: DeploymentCreate) -> 
     async with admin.audited_change() as change:
         current = {each.model: version for each, version in await deployments.current_versions(change.session)}
         model = _changed(admin.gateway, current.get(body.model), body)
-        _check_names(admin.gateway, model)
+        others = {each.name: each.config.aliases for each in admin.gateway.models}
+        others |= {name: tuple(version.spec.get("aliases", ())) for name, version in current.items() if version}
+        _check_names(model, others)
         deployment = await deployments.deploy(change, body.model, spec_of(model))
         if body.replicas is not None:
             await deployments.scale(change, body.model, body.replicas)
@@ -67,11 +71,9 @@ async def scale_deployment(admin: PlatformAdminDep, body: DeploymentScale) -> De
     """Have a model served by more replicas or by fewer; those that leave finish their requests first. A model of the
     configuration gets a deployment by this."""
     async with admin.audited_change() as change:
-        if await change.session.get(Deployment, body.model) is None:
-            served = next((each for each in admin.gateway.models if each.name == body.model), None)
-            if served is not None:
-                await deployments.deploy(change, body.model, spec_of(served.config))
-        deployment = await deployments.scale(change, body.model, body.replicas)
+        served = next((each for each in admin.gateway.models if each.name == body.model), None)
+        is_configured = served is not None and not served.version
+        deployment = await deployments.scale(change, body.model, body.replicas, is_configured=is_configured)
     return await _show(admin, deployment)
 
 
@@ -130,18 +132,20 @@ def _changed(gateway: Gateway, version: DeploymentVersion | None, body: Deployme
     return model
 
 
-def _check_names(gateway: Gateway, model: ModelConfig) -> None:
-    for other in gateway.models:
-        taken = {model.name, *model.aliases} & {other.name, *other.config.aliases}
-        if other.name != model.name and taken:
-            raise ApiError(409, f"The name {min(taken)!r} belongs to the model {other.name!r}.", code="conflict")
+def _check_names(model: ModelConfig, others: Mapping[str, Sequence[str]]) -> None:
+    for other, aliases in others.items():
+        taken = {model.name, *model.aliases} & {other, *aliases}
+        if other != model.name and taken:
+            raise ApiError(409, f"The name {min(taken)!r} belongs to the model {other!r}.", code="conflict")
 
 
 async def _show(admin: AdminContext, deployment: Deployment) -> DeploymentObject:
     """The deployment after a change, which begins to be made so."""
     _wake(admin.gateway)
     async with admin.reading() as session:
-        version = await deployments.get_version(session, deployment.model, deployment.version)
+        version = (
+            await deployments.get_version(session, deployment.model, deployment.version) if deployment.version else None
+        )
     return _object(admin.gateway, deployment.model, deployment, version)
 
 

@@ -1,0 +1,244 @@
+"""Replicas on a virtual clock: real engines, real block events and the real router; only a step's time is modelled.
+
+So policies are compared on the same arrivals, nothing depends on the machine, and an hour of traffic takes minutes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+
+from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.replica.client.block_events import BlockEventReader
+from kvarn.replica.server.block_events import BlockEventPublisher
+from kvarn.replica.server.generate import GenerateService
+from kvarn.routing.candidate import RouteRequest
+from kvarn.routing.index import block_names
+from kvarn.routing.router import Choice, Router
+from kvarn.wire.block_events import BlockEvents
+from kvarn.wire.block_names import PrefixScope, root_hash
+from kvarn.wire.messages import ModelCard, StepOutput, StepTimes, Submit, TokenDelta
+from kvarn.wire.sampling import SamplingParams
+
+TIMES = StepTimes(
+    fixed_s=8.6e-4, prefill_token_s=4.7e-5, prefill_pair_s=6.3e-8, decode_row_s=3.7e-5, decode_token_s=4.3e-7
+)
+"""The demo model's on one core of the machine where this was written (`EngineStats.step_times`)."""
+CONTEXT = 1 << 15
+VOCABULARY = Vocabulary()
+_EXPECTED = [
+    StepShape(0, 0, 1, 64),
+    StepShape(0, 0, 32, 32768),
+    StepShape(64, 2080, 0, 0),
+    StepShape(1024, 524800, 0, 0),
+    StepShape(512, 512 * 2048, 8, 2048),
+]
+
+
+class ModelledExecutor(SynchronousExecutor):
+    """Takes no time, and says how long it would have taken; each token is followed by its successor."""
+
+    max_context_length = CONTEXT
+
+    def __init__(self, num_blocks: int, speed: float) -> None:
+        self.num_blocks = num_blocks
+        self.elapsed_s = 0.0
+        """Of the latest step."""
+        self._speed = speed
+
+    def step_s(self, shape: StepShape) -> float:
+        """Seconds of a step."""
+        seconds = TIMES.fixed_s + shape.prefill_tokens * TIMES.prefill_token_s
+        seconds += shape.prefill_pairs * TIMES.prefill_pair_s + shape.decode_rows * TIMES.decode_row_s
+        return (seconds + shape.decode_context * TIMES.decode_token_s) / self._speed
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        shape = StepShape()
+        for row in plan.rows:
+            shape.add(row.start, len(row.token_ids))
+        rows = [
+            RowResult(row.slot, [300 + (row.token_ids[-1] - 299) % 3000] if row.sample else []) for row in plan.rows
+        ]
+        self.elapsed_s = self.step_s(shape)
+        return StepResult(plan.step, rows, self.elapsed_s)
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass
+class Sent:
+    """A request on its way."""
+
+    arrival_s: float
+    choice: Choice
+    prompt_tokens: int
+    ttft_s: float | None = None
+    cached_tokens: int = 0
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    busy_s: list[float] = field(default_factory=list)
+    """Of each replica."""
+    elapsed_s: float = 0.0
+    decisions_s: list[float] = field(default_factory=list)
+    """Real seconds of each decision, hashing left out."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Part of the prompts' tokens that was cached."""
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the time that a replica was busy, on average."""
+        return sum(self.busy_s) / len(self.busy_s) / self.elapsed_s
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest replica's work over the mean."""
+        return max(self.busy_s) * len(self.busy_s) / max(sum(self.busy_s), 1e-9)
+
+
+class ClockReplica:
+    """An engine whose clock is set by hand."""
+
+    def __init__(
+        self, name: str, router: Router, num_blocks: int, speed: float, config: EngineConfig, *, tells: bool
+    ) -> None:
+        self.name = name
+        self.now = 0.0
+        self.inbox: list[Submit] = []
+        self._outputs: list[StepOutput] = []
+        self.stepping = False
+        self.busy_s = 0.0
+        self.executor = ModelledExecutor(num_blocks, speed)
+        expected = [(shape, self.executor.step_s(shape)) for shape in _EXPECTED]
+        card = ModelCard(
+            kind="generate",
+            architecture="clock",
+            dtype="none",
+            vocab_size=4096,
+            max_context_length=CONTEXT,
+            num_parameters=0,
+        )
+        clock = lambda: self.now  # noqa: E731
+        step_time = StepTimeModel(expected=expected)
+        self.service = GenerateService(self.executor, config, card, step_time=step_time, clock=clock)
+        watcher = router.add(name, config)
+        self.candidate = router.candidates[name]
+        self.candidate.update(self.service.stats(), 0.0)
+        self.publisher = BlockEventPublisher(self.service.cache, self._deliver, clock)
+        self._reader = None
+        if watcher is not None and tells:
+            self._reader = BlockEventReader(watcher, lambda: self.publisher.subscribe(0, wanted=True))
+            self.publisher.subscribe(0, wanted=True)
+
+    def _deliver(self, _gateway: int, event: BlockEvents) -> bool:
+        assert self._reader is not None
+        self._reader.take(event)
+        return True
+
+    def begin_step(self, now: float) -> None:
+        """Take what has come and make a step; sets the clock to its end, at which it is told (`end_step`)."""
+        self.now = now
+        for submit in self.inbox:
+            refused = self.service.accept(submit)
+            assert refused is None, refused
+        self.inbox.clear()
+        self.executor.elapsed_s = 1e-3
+        self._outputs = [each for each in self.service.step() if isinstance(each, StepOutput)]
+        self.now += self.executor.elapsed_s
+        self.busy_s += self.executor.elapsed_s
+
+    def end_step(self) -> list[TokenDelta]:
+        """What the step has brought; the router hears of statistics and blocks."""
+        for output in self._outputs:
+            if output.stats is not None:
+                self.candidate.update(output.stats, self.now)
+        self.publisher.send_due(idle=not self.service.has_work())
+        deltas = [delta for output in self._outputs for delta in output.deltas]
+        self._outputs = []
+        return deltas
+
+
+@cache
+def _tokens(segment: Segment) -> list[int]:
+    return segment.token_ids(VOCABULARY, 0)
+
+
+def run(
+    requests: Iterable[BenchRequest],
+    policy: str,
+    *,
+    replicas: int,
+    num_blocks: int,
+    speed: float = 1.0,
+    tells: bool = True,
+    seed: int = 0,
+) -> Outcome:
+    """Send the requests as they arrive to so many replicas, each with so many KV blocks. `speed` divides the times of
+    their steps; `tells`: they tell which blocks they have cached."""
+    config = EngineConfig(max_waiting_requests=1_000_000, max_waiting_tokens=1_000_000_000)
+    router, root = Router(policy, seed), root_hash(PrefixScope())
+    engines = {
+        str(number): ClockReplica(str(number), router, num_blocks, speed, config, tells=tells)
+        for number in range(replicas)
+    }
+    order, sent, outcome = itertools.count(), dict[str, Sent](), Outcome()
+    events: list[tuple[float, int, BenchRequest | ClockReplica]] = []
+    for request in requests:
+        assert request.arrival_s is not None
+        heapq.heappush(events, (request.arrival_s, next(order), request))
+    while events:
+        now, _, what = heapq.heappop(events)
+        outcome.elapsed_s = now
+        if isinstance(what, BenchRequest):
+            tokens = [token for segment in what.segments for token in _tokens(segment)]
+            names = block_names(root, tokens) if router.reads_names else b""
+            began = time.perf_counter()
+            choice = router.choose(RouteRequest(len(tokens), names), now)
+            outcome.decisions_s.append(time.perf_counter() - began)
+            assert choice is not None
+            engine = engines[choice.replica]
+            choice.sent(now)
+            sent[str(what.index)] = Sent(now, choice, len(tokens))
+            sampling = SamplingParams(seed=0, max_tokens=what.output_tokens)
+            engine.inbox.append(Submit(request_id=str(what.index), prompt_token_ids=tokens, sampling=sampling))
+        else:
+            engine = what
+            _take(engine, sent, outcome)
+            engine.stepping = False
+        if not engine.stepping and (engine.inbox or engine.service.has_work()):
+            engine.stepping = True
+            engine.begin_step(now)
+            heapq.heappush(events, (engine.now, next(order), engine))
+    outcome.busy_s = [engine.busy_s for engine in engines.values()]
+    return outcome
+
+
+def _take(engine: ClockReplica, sent: dict[str, Sent], outcome: Outcome) -> None:
+    """What a step has brought is there."""
+    for delta in engine.end_step():
+        request = sent[delta.request_id]
+        if request.ttft_s is None:
+            request.ttft_s = engine.now - request.arrival_s
+            outcome.ttft_s.append(request.ttft_s)
+            outcome.prompt_tokens += request.prompt_tokens
+            outcome.cached_tokens += delta.cached_tokens
+        if delta.finish_reason is not None:
+            request.choice.end()
+            del sent[delta.request_id]
