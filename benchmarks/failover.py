@@ -147,13 +147,17 @@ def main() -> None:
     parser.add_argument("--stops", type=float, default=0.3, help="share of them that are stopped")
     parser.add_argument("--every-s", type=float, default=2.0, help="mean time between two of them")
     parser.add_argument("--streams", type=int, default=12)
-    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--heartbeat-timeout-s", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     model: dict[str, Any] = {"replicas": options.replicas, "threads": 1, "kv_cache_gib": 0.1}
     model |= {"failover": {"max_losses": 10}, "adapters": [{"name": "pirate", "path": str(ADAPTER)}]}
-    watching = {"heartbeat_timeout_s": options.heartbeat_timeout_s, "restart_backoff_s": 0.05}
+    watching = {
+        "heartbeat_timeout_s": options.heartbeat_timeout_s,
+        "restart_backoff_s": 0.05,
+        "max_restart_backoff_s": 0.2,
+    }
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with serving("kvarn-demo", "kvarn-demo", log, model, {"replica": watching}) as server:

@@ -1,4 +1,4 @@
-"""Really running foreign servers behind a gateway: another Kvarn, and llama.cpp where it is installed."""
+"""Really running foreign servers behind a gateway: another Kvarn, `transformers serve`, llama.cpp where installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from benchmarks.server import free_port
+
+import kvarn
 
 QUESTION = [{"role": "user", "content": "What is Kvarn?"}]
 TOOL = {
@@ -132,13 +137,61 @@ def test_with_its_tokenizer_prompts_are_counted_exactly(both: Any) -> None:
 
 
 @pytest.fixture(scope="module")
+def transformers(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A gateway in front of `transformers serve`, which runs the demo model with its own code."""
+    home, port = tmp_path_factory.mktemp("transformers"), free_port()
+    (home / "hub").mkdir()
+    model = str(Path(kvarn.__file__).parent / "assets" / "kvarn-demo")
+    program = Path(sys.executable).with_name("transformers")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "2"}
+    with (home / "log").open("wb") as log:
+        command = [program, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    external = {"base_url": f"http://127.0.0.1:{port}/v1", "model": model, "probe": "health", "probe_interval_s": 0.2}
+    configuration = {
+        "gateway": {"port": 0},
+        "data_dir": str(home / "data"),
+        "models": [{"name": "far", "external": external}, {"name": "near", "path": "kvarn-demo", "dtype": "float32"}],
+    }
+    try:
+        _wait_until_it_answers(f"http://127.0.0.1:{port}/health", process, home / "log")
+        with serving(home, configuration) as server:
+            yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_transformers_answers_as_our_engine_does(transformers: Any, stream: bool) -> None:
+    answers = []
+    for model in ("far", "near"):
+        body = {"model": model, "messages": QUESTION, "max_tokens": 12, "temperature": 0, "stream": stream}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        answer = transformers.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        answers.append(gathered(answer) if stream else whole(answer.json()))
+    assert answers[0] == answers[1]
+
+
+@pytest.fixture(scope="module")
 def llama(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A gateway in front of llama.cpp's server."""
     program, model = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"), os.environ.get("LLAMA_MODEL")
     if program is None or model is None:
         pytest.skip("llama.cpp is not installed: set LLAMA_SERVER to its llama-server and LLAMA_MODEL to a .gguf file")
-    from benchmarks.server import free_port
-
     home, port = tmp_path_factory.mktemp("llama"), free_port()
     command = [program, "--model", str(Path(model)), "--port", str(port), "--ctx-size", "1024", "--threads", "2"]
     with (home / "log").open("wb") as log:

@@ -101,7 +101,12 @@ def fleet(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
                 "failover": {"max_losses": 10},
             }
         ],
-        "replica": {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "restart_backoff_s": 0.05},
+        "replica": {
+            "heartbeat_interval_s": 0.1,
+            "heartbeat_timeout_s": 1.0,
+            "restart_backoff_s": 0.05,
+            "max_restart_backoff_s": 0.5,
+        },
         "gateway": {"port": 0, "drain_timeout_s": 2},
     }
     with serving(tmp_path_factory.mktemp("fleet"), configuration) as server:

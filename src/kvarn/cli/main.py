@@ -19,6 +19,7 @@ _COMMANDS = {
     "chat": ("client", "Talk with a model of a running server."),
     "complete": ("client", "Let a model of a running server continue a text."),
     "models": ("client", "List the models of a running server, and whether they are ready."),
+    "rollout": ("rollout", "Have a new version of a model take over, step by step."),
     "deploy": ("deployments", "Deploy a version of a model on a running server."),
     "scale": ("deployments", "Set the number of a model's replicas."),
     "rollback": ("deployments", "Have an earlier version of a model serve again."),

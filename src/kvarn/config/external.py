@@ -114,6 +114,11 @@ class ExternalConfig(Section):
     """Requests that each gateway process has in flight at each of its replicas at most; more get 503, or are answered
     by `fallback`. Default: no limit."""
 
+    probe: Literal["models", "health", "none"] = "models"
+    """How it is found out whether it is ready. `models`: its list of models has this one; `health`: `/health` answers
+    200, for servers that list other models, or none; `none`: it is taken for ready, and its circuit breaker does the
+    rest."""
+
     probe_interval_s: float = Field(5.0, gt=0)
     """Seconds between looks at whether it is ready."""
 

@@ -50,4 +50,8 @@ class ReplicaConfig(Section):
     system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
 
     restart_backoff_s: float = Field(0.5, gt=0)
-    """Pause before the first restart; doubles with each crash in a row up to 30 s."""
+    """Pause before the first restart. Doubles with each further one, until an engine has been ready for longer than
+    `max_restart_backoff_s`."""
+
+    max_restart_backoff_s: float = Field(30.0, gt=0)
+    """Longest pause before a restart."""

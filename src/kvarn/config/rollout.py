@@ -52,6 +52,10 @@ class RolloutConfig(Section):
     tolerated_length_change: float = Field(0.1, ge=0)
     """How much longer or shorter answers may be: 0.1 is 10 %."""
 
+    golden_prompts: int = Field(60, ge=0)
+    """Golden prompts that both versions answer before the first step: of those of the stable version
+    (`models[].golden_prompts`) that have an answer. 0: none."""
+
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds for which the new version may have no ready replica before it is rolled back."""
 

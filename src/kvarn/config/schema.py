@@ -27,6 +27,7 @@ from kvarn.config.platform import (
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
 from kvarn.config.speculation import SpeculationConfig
@@ -292,6 +293,9 @@ class KvarnConfig(Section):
 
     quality: QualityConfig = QualityConfig()
     """The watch for replicas that answer wrongly without failing."""
+
+    rollout: RolloutConfig = RolloutConfig()
+    """How new versions of models take over, where a rollout does not say otherwise."""
 
     safety: SafetyConfig = SafetyConfig()
     """What is looked at on the way in and on the way out."""

@@ -133,7 +133,8 @@ class Rollout(msgspec.Struct, kw_only=True):
     @property
     def shadow_share(self) -> float:
         """The share of the requests that are also sent to the new version, to be compared and dropped."""
-        return self.settings.shadow_share if self.phase is Phase.SHADOW else 0.0
+        enough = self.answered >= self.settings.shadow_requests
+        return 0.0 if enough or self.phase is not Phase.SHADOW else self.settings.shadow_share
 
     # What is seen ---------------------------------------------------------------------------------------------------
 

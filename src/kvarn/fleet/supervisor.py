@@ -312,7 +312,12 @@ class EngineSupervisor:
     @staticmethod
     def _new_lifecycle(config: ReplicaConfig, last_run: int) -> ReplicaLifecycle:
         return ReplicaLifecycle(
-            LifecycleTimeouts(launch_s=config.start_timeout_s, backoff_s=config.restart_backoff_s), last_run=last_run
+            LifecycleTimeouts(
+                launch_s=config.start_timeout_s,
+                backoff_s=config.restart_backoff_s,
+                max_backoff_s=max(config.restart_backoff_s, config.max_restart_backoff_s),
+            ),
+            last_run=last_run,
         )
 
     @staticmethod

@@ -35,6 +35,7 @@ from kvarn.gateway.routes import (
     models,
     operation,
     responses,
+    rollouts,
     tokens,
 )
 from kvarn.gateway.routes.organization import (
@@ -65,12 +66,13 @@ from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.autoscaling import Autoscaling
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
-from kvarn.serving.golden import GoldenModel
+from kvarn.serving.golden import GoldenModels
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.routing_metrics import RoutingCollector
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
@@ -101,6 +103,7 @@ _ROUTERS = [
             adapters,
             files,
             batches,
+            rollouts,
             operation,
         ),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
@@ -146,17 +149,26 @@ def create_app(
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
-    own = [model for model in table if model.config.external is None]
-    golden = [GoldenModel(model, text, config.quality.prompts) for model in own]
-    watch = None
+    watch, golden = None, GoldenModels(table, text, config.quality.prompts)
     if take_out is not None and config.quality.enabled:
-        watch = QualityWatch(lambda: golden, config.quality, take_out)
+        watch = QualityWatch(golden, config.quality, take_out)
         metrics.registry.register(QualityCollector(watch))
+    model_routes = ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s)
+    shadows = Shadows(choice_metrics, services.admission.enter)
     gateway = Gateway(
         config=config,
         models=table,
-        routes=ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s),
-        shadows=Shadows(choice_metrics, services.admission.enter),
+        routes=model_routes,
+        shadows=shadows,
+        rollouts=Rollouts(
+            model_routes,
+            config.routes,
+            shadows,
+            table,
+            services.store,
+            text,
+            may_judge=shared is None or shared.is_main,
+        ),
         metrics=metrics,
         store=services.store,
         stages=services.stages,
@@ -173,8 +185,8 @@ def create_app(
         shared=shared,
         fleet=fleet,
         autoscaling=autoscaling,
-        golden=golden,
         watch=watch,
+        golden=golden,
     )
 
     app = FastAPI(
@@ -233,8 +245,9 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityWatch] = [
+    workers: list[Worker[Any] | Periodic | QualityWatch | Rollouts] = [
         gateway.responses,
+        gateway.rollouts,
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
@@ -259,20 +272,18 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    loading = [asyncio.create_task(gateway.models.load_text(pool, config.gateway))]
-    if gateway.watch is not None:
-        loading += [asyncio.create_task(model.render()) for model in gateway.golden]
+    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
     try:
         if start_after is not None:
             await start_after()
         yield
     finally:
-        for task in loading:
-            task.cancel()
-        await asyncio.gather(*loading, return_exceptions=True)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.golden.stop()
         await gateway.shadows.stop()
         await gateway.models.close()
         await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])

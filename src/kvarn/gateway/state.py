@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvarn.fleet.controller import FleetController
@@ -13,7 +12,7 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.quality.watch import QualityWatch
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.serving.autoscaling import Autoscaling
-from kvarn.serving.golden import GoldenModel
+from kvarn.serving.golden import GoldenModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Gateway(ResponsesContext):
     """Who decides how many replicas models have; None: another process does."""
     shared: SharedState | None
     """What is counted together with other gateway processes of this server; None: there are none."""
-    golden: Sequence[GoldenModel] = ()
-    """The models, with their golden prompts."""
-    watch: QualityWatch | None = None
+    watch: QualityWatch | None
     """Finds replicas that answer wrongly; None in processes that do not look for any."""
+    golden: GoldenModels
+    """What it watches."""

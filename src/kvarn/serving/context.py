@@ -18,6 +18,7 @@ from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
 from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -45,6 +46,7 @@ class ServingContext:
     models: ModelTable
     routes: ModelRoutes
     shadows: Shadows
+    rollouts: Rollouts
     metrics: GatewayMetrics
     store: Store
     stages: Sequence[Stage]
@@ -142,7 +144,7 @@ class ServingContext:
             adapter=work.adapter,
             sequences=work.sequences,
         )
-        choice = replicas.choose(work.route)
+        choice = replicas.choose_late(work.route)
         if choice is None:
             raise model.not_ready()
         work.closing.callback(work.settle_choice)
@@ -180,8 +182,9 @@ class ServingContext:
             model = tried[-1]
             record.overload_fallbacks = routes.overload_fallbacks(record, tried)
             try:
-                return await self._start_with(record, model, tried, start)
+                return self.rollouts.watch(record, await self._start_with(record, model, tried, start))
             except Exception as error:
+                self.rollouts.failed(record, model, error)
                 reason = reason_of(error)
                 if isinstance(error, DegradedError):
                     following: str | None = error.model
@@ -194,6 +197,8 @@ class ServingContext:
             routes.metrics.fallbacks.labels(self.models.name_of(model), self.models.name_of(following), reason).inc()
             record.degraded_from = record.degraded_from or model
             record.headers["x-kvarn-fallback"] = f"{reason}; from={model}"
+            if record.route is not None:
+                record.chosen_model = following
             tried.append(following)
 
     async def _start_with(

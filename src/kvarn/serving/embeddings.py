@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
-from kvarn.serving.external.embeddings import embed_external, external_inputs
+from kvarn.serving.external.embeddings import embed_external, external_inputs, picked
 from kvarn.serving.failover import embed_anywhere
 from kvarn.serving.generation import check_token_ids
 from kvarn.serving.held_bytes import HeldBytes
@@ -72,7 +72,7 @@ async def start_embedding(
     size = request.dimensions or size or _SIZE_UNKNOWN
     as_base64 = request.encoding_format == "base64"
     held = HeldBytes(serving.held, record, len(batch) * size * (_BYTES_IN_BASE64 if as_base64 else _BYTES))
-    work = await serving.begin(record, model, prompt_tokens=tokens)
+    work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
 
     async def run() -> EmbeddingList:
         vectors = await _embed(record.id, batch, model, work, request.dimensions)
@@ -93,7 +93,7 @@ async def start_rerank(
     _check_count(serving, len(texts), "documents")
     named: Named = [("query", request.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
     batch, tokens = await serving.run(record, lambda: _tokenize(model, named, request.max_tokens_per_doc))
-    work = await serving.begin(record, model, prompt_tokens=tokens)
+    work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
     show = show_documents if request.return_documents is None else request.return_documents
 
     async def run() -> RerankAnswer:
@@ -125,7 +125,7 @@ async def start_score(
     named: Named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
     named += [(f"text_2[{i}]", text) for i, text in enumerate(right)]
     batch, tokens = await serving.run(record, lambda: _tokenize(model, named))
-    work = await serving.begin(record, model, prompt_tokens=tokens)
+    work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
 
     async def run() -> ScoreAnswer:
         vectors = [_numbers(vector) for vector in await _embed(record.id, batch, model, work)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvarn.quality.golden import GoldenPrompt, GoldenQuestion, GoldenSetError, golden_set_path, read_golden_set, spread
 from kvarn.replica.client.protocol import ReplicaClient
@@ -73,6 +73,40 @@ class GoldenModel:
                 extra={"model": self.name, "reason": str(error)},
             )
         self._rendered = True
+
+
+class GoldenModels:
+    """The models that are served now, each version of one by itself, as the watch sees them.
+
+    Args:
+        models: What is served.
+        text: Where prompts are made.
+        count: Prompts that each is asked.
+    """
+
+    def __init__(self, models: Iterable[ServedModel], text: TextPool, count: int) -> None:
+        self._models = models
+        self._text = text
+        self._count = count
+        self._known: dict[int, tuple[GoldenModel, asyncio.Task[None]]] = {}
+
+    def __call__(self) -> list[GoldenModel]:
+        """Those there are; the prompts of one that is new are rendered once it is ready. Needs a running event loop."""
+        own = [model for model in self._models if model.config.external is None]
+        versions = {id(version): version for model in own for version in (model, *model.versions)}
+        for key in self._known.keys() - versions.keys():
+            self._known.pop(key)[1].cancel()
+        for key in versions.keys() - self._known.keys():
+            golden = GoldenModel(versions[key], self._text, self._count)
+            self._known[key] = golden, asyncio.create_task(golden.render(), name=f"golden prompts of {golden.name}")
+        return [golden for golden, _ in self._known.values()]
+
+    async def stop(self) -> None:
+        """Render no more."""
+        tasks = [task for _, task in self._known.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def render_question(model: ReadyModel, text: TextPool, question: GoldenQuestion) -> GoldenPrompt:

@@ -135,6 +135,14 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             candidate.update(client.stats, now)
         return router.choose(request, now)
 
+    def choose_late(self, request: RouteRequest) -> Choice | None:
+        """The same for a request that was on its way when the last replica began to drain: that one still takes it."""
+        choice = self.choose(request)
+        if choice is not None:
+            return choice
+        draining = [name for name, each in self._clients.items() if each.state is ReplicaState.DRAINING]
+        return Choice(draining[0]) if draining else None
+
     def route_of(self, submit: Submit) -> RouteRequest:
         """What looks for a replica, of what is to be sent to it."""
         prompt, names = submit.prompt_token_ids, b""

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from kvarn.admission.demand import BATCH
@@ -39,7 +39,7 @@ class ComparedAnswer:
 
     began: float
     text: str = ""
-    tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     first_s: float | None = None
     """Seconds from its beginning to the first token."""
     total_s: float = 0.0
@@ -52,7 +52,7 @@ class ComparedAnswer:
         self.total_s = now - self.began
         if delta.index == 0:
             self.finish_reason = delta.finish_reason or self.finish_reason
-            self.tokens += len(delta.token_ids)
+            self.token_ids += delta.token_ids
             if len(self.text) < _MAX_CHARS:
                 self.text = (self.text + delta.written)[:_MAX_CHARS]
 
@@ -77,6 +77,7 @@ class Shadows:
         metrics: Where copies are counted.
         admission: The only stage that a copy passes: it waits for idle capacity, and is neither limited nor paid.
         on_result: Is given each copy that was finished.
+        on_failure: Is given each that failed: its route, the model that should have made it, and why.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Shadows:
         metrics: ModelChoiceMetrics,
         admission: Stage,
         on_result: Callable[[ShadowResult], None] = lambda result: None,
+        on_failure: Callable[[str, str, Exception], None] = lambda route, model, error: None,
     ) -> None:
         self.on_result = on_result
+        self.on_failure = on_failure
         self._metrics = metrics
         self._admission = admission
         self._running: dict[str, set[asyncio.Task[None]]] = {}
@@ -175,6 +178,7 @@ class Shadows:
             self.on_result(ShadowResult(route, model, heard, copy, agreement))
         except Exception as error:
             _log.info("the copy of a request failed: %s", error, extra={"model": model, "request": own.request_id})
+            self.on_failure(route, model, error)
         finally:
             self._metrics.shadows.labels(route, model, outcome).inc()
             await own.close()

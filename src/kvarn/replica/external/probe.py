@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from kvarn.config.external import ExternalConfig
 from kvarn.replica.external.errors import ExternalFailedError, error_of_answer
 
 _NAMES_SHOWN = 10
@@ -22,7 +23,7 @@ class ServerInfo:
 
 
 async def probe_server(
-    http: httpx.AsyncClient, base_url: str, headers: dict[str, str], model: str, api: str
+    http: httpx.AsyncClient, base_url: str, headers: dict[str, str], model: str, config: ExternalConfig
 ) -> ServerInfo:
     """Ask a server: `/health` (not all have it), the list of models, `/version` (few have it).
 
@@ -30,18 +31,28 @@ async def probe_server(
         ExternalFailedError: It fails, refuses the key, or has no such model.
         httpx.HTTPError: It cannot be reached.
     """
+    if config.probe == "none":
+        return ServerInfo(ready=True)
     root = base_url.removesuffix("/v1")
     health = await http.get(f"{root}/health", headers=headers)
     if health.status_code == 503:  # llama.cpp and vLLM while they load
         return ServerInfo(ready=False)
+    if config.probe == "health":
+        _check(health)
+        return ServerInfo(ready=True)
     listed = await http.get(f"{base_url}/models", headers=headers)
     if listed.status_code == 503:
         return ServerInfo(ready=False)
-    if listed.status_code != 200:
-        error = error_of_answer(listed.status_code, listed.content, listed.headers)
-        raise ExternalFailedError(f"{base_url}/models: {error}")
+    _check(listed)
     version = await http.get(f"{root}/version", headers=headers)
-    return ServerInfo(True, _version_of(version), _context_of(_find(_json(listed), model, api, base_url)))
+    entry = _find(_json(listed), model, config.api, base_url)
+    return ServerInfo(True, _version_of(version), _context_of(entry))
+
+
+def _check(answer: httpx.Response) -> None:
+    if answer.status_code != 200:
+        error = error_of_answer(answer.status_code, answer.content, answer.headers)
+        raise ExternalFailedError(f"{answer.url}: {error}")
 
 
 def _find(answer: Any, model: str, api: str, base_url: str) -> dict[str, Any]:

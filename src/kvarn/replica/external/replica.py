@@ -109,7 +109,7 @@ class ExternalReplica:
         try:
             self._key = _read_key(self._external.api_key_env, self._external.api_key_file)
             async with asyncio.timeout(self._external.probe_timeout_s):
-                found = await probe_server(self._http, self.base_url, self._headers(), self.model, self._external.api)
+                found = await probe_server(self._http, self.base_url, self._headers(), self.model, self._external)
         except (ExternalFailedError, httpx.HTTPError, TimeoutError, OSError) as error:
             self._not_ready(str(error) or type(error).__name__)
             return

@@ -12,6 +12,7 @@ from kvarn.replica.external.answer import EmbeddingAnswer, EmbeddingPart
 from kvarn.replica.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.serving.external.chat import prompt_key
 from kvarn.serving.external.model import ExternalModel
+from kvarn.serving.models import ReadyModel
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import Work
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -30,6 +31,12 @@ def external_inputs(
         raise invalid_request(why, "max_tokens_per_doc", "unsupported_parameter")
     inputs = [given for _, given in named]
     return inputs, sum(len(each) if isinstance(each, list) else model.count_tokens(each) for each in inputs)
+
+
+def picked(model: ReadyModel, inputs: Sequence[str | list[int]] | Sequence[list[int]]) -> ReadyModel:
+    """The model with the server that would embed these inputs now; the same where Kvarn runs it. Raises as
+    `ExternalModel.picked` does."""
+    return model if model.external is None else model.external.picked(model, prompt_key({"prompt": inputs[0]}))
 
 
 async def embed_external(

@@ -7,6 +7,7 @@ from kvarn.store.models.conversations import Conversation, ConversationItem, Sto
 from kvarn.store.models.deployments import Deployment, DeploymentVersion
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
 from kvarn.store.models.leases import Lease
+from kvarn.store.models.rollouts import StoredRollout
 from kvarn.store.models.tenants import (
     ApiKey,
     AuditEntry,
@@ -55,6 +56,7 @@ __all__ = [
     "Revision",
     "StoredCompletion",
     "StoredResponse",
+    "StoredRollout",
     "UsageEvent",
     "UsageHour",
     "UsagePeriod",

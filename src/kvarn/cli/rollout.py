@@ -1,0 +1,108 @@
+"""`kvarn rollout`: a new version of a model takes over from the one that serves, step by step."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from kvarn.cli.client import Server, one_line_errors
+from kvarn.cli.output import show
+from kvarn.cli.parameters import expand_options
+
+_PATH = "rollouts"
+_COLUMNS = ("model", "stable", "candidate", "phase", "share", "answered", "waits_for", "failure")
+
+app = typer.Typer(help="Have new versions of models take over.", no_args_is_help=True, add_completion=False)
+
+ModelArgument = Annotated[str, typer.Argument(help="What clients ask for: a served model, or a route.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+@app.command("start")
+@expand_options
+def start(
+    server: Server,
+    model: ModelArgument,
+    candidate: Annotated[str, typer.Argument(help="The served model that is the new version.")],
+    identical: Annotated[
+        bool, typer.Option("--identical", help="Same weights and settings: each answer must be equal, token by token.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SETTING=VALUE", help="Of the section `rollout`; repeatable."),
+    ] = None,
+) -> None:
+    """Begin a rollout: shadow traffic first, then growing shares, as long as no gate fails."""
+    wanted: dict[str, Any] = {"identical": True} if identical else {}
+    for text in settings or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r}: write it as SETTING=VALUE", param_hint="--set")
+        wanted[name] = yaml.safe_load(value)
+    with one_line_errors():
+        _print(server.ask("POST", _PATH, {"model": model, "candidate": candidate, "settings": wanted}))
+
+
+@app.command("status")
+@expand_options
+def status(
+    server: Server,
+    model: Annotated[str | None, typer.Argument(help="Model.", show_default="all")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show rollouts; of one model with what its gates have seen, and every decision."""
+    with one_line_errors():
+        found = server.ask("GET", _PATH)["data"] if model is None else [server.ask("GET", f"{_PATH}/{model}")]
+    show(found, _COLUMNS, as_json=as_json, nothing="no rollouts")
+    if model is not None and not as_json:
+        typer.echo()
+        show(
+            [{"gate": gate, "seen": seen} for gate, seen in found[0]["gates"].items()], ("gate", "seen"), as_json=False
+        )
+        typer.echo()
+        log = [
+            {**each, "at": datetime.fromtimestamp(each["at"], UTC).isoformat("T", "seconds")}
+            for each in found[0]["log"]
+        ]
+        show(log, ("at", "action", "share", "by", "reason"), as_json=False)
+
+
+@app.command("pause")
+@expand_options
+def pause(server: Server, model: ModelArgument) -> None:
+    """Stay at this step; a gate that fails still rolls back."""
+    _command(server, model, "pause")
+
+
+@app.command("resume")
+@expand_options
+def resume(server: Server, model: ModelArgument) -> None:
+    """Go on after a pause."""
+    _command(server, model, "resume")
+
+
+@app.command("promote")
+@expand_options
+def promote(server: Server, model: ModelArgument) -> None:
+    """Give all requests to the new version now."""
+    _command(server, model, "promote")
+
+
+@app.command("rollback")
+@expand_options
+def rollback(server: Server, model: ModelArgument) -> None:
+    """Give all requests to the stable version now."""
+    _command(server, model, "rollback")
+
+
+def _command(server: Server, model: str, action: str) -> None:
+    with one_line_errors():
+        _print(server.ask("POST", f"{_PATH}/{model}", {"action": action}))
+
+
+def _print(rollout: dict[str, Any]) -> None:
+    last = rollout["log"][-1]
+    typer.echo(f"{rollout['model']}: {rollout['candidate']} answers {rollout['share']:.0%} ({last['action']})")
