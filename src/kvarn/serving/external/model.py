@@ -91,9 +91,9 @@ class ExternalModel:
             ApiError: 503 with Retry-After, none is ready.
             ExternalFailedError: None takes requests at the moment.
         """
-        order = self._order(key)
+        order = self.order(key)
         if not order:
-            raise self._none_ready()
+            raise self.why_none()
         return replace(model, replica_name=order[0])
 
     def output_bound(self, card: ModelCard, prompt_tokens: int, given: int | None) -> tuple[int, int | None]:
@@ -181,7 +181,15 @@ class ExternalModel:
 
     # Which replica --------------------------------------------------------------------------------------------------
 
-    def _order(self, key: bytes) -> list[str]:
+    def count_request(self) -> None:
+        """A request came: the retry budget grows with it."""
+        self._retries.request(self._clock())
+
+    def allows_retry(self) -> bool:
+        """Whether a request may be sent once more; it is counted then."""
+        return self._retries.retry(self._clock())
+
+    def order(self, key: bytes) -> list[str]:
         """The replicas that take requests now, in the order in which they are tried."""
         now, limit = self._clock(), self.config.max_concurrency
         loads = {
@@ -194,7 +202,7 @@ class ExternalModel:
         }
         return order_by_rank(key[:_PREFIX_BYTES], loads)
 
-    def _none_ready(self) -> ApiError | ExternalFailedError:
+    def why_none(self) -> ApiError | ExternalFailedError:
         """Why no replica takes a request."""
         now, ready = self._clock(), self.served.replicas.ready
         if not ready:
@@ -212,10 +220,11 @@ class ExternalModel:
             self.metrics.watch_breaker(self.served.name, name, lambda: found.state(self._clock()))
         return found
 
-    def _begin(self, name: str) -> Permit | None:
+    def admit(self, name: str) -> Permit | None:
+        """The permit of a replica's breaker."""
         return self._breaker(name).admit(self._clock())
 
-    def _end(self, name: str, permit: Permit, error: BaseException | None) -> None:
+    def ended(self, name: str, permit: Permit, error: BaseException | None) -> None:
         """The breaker learns of a request's end."""
         now, breaker = self._clock(), self._breaker(name)
         if isinstance(error, ExternalFailedError) and error.is_busy:
@@ -252,7 +261,7 @@ class _Attempts:
         self._work = work
         self._tried: list[str] = []
         self._error: Exception | None = None
-        model._retries.request(model._clock())
+        model.count_request()
 
     def next(self) -> tuple[str, Permit]:
         """The replica to try, and its breaker's permit.
@@ -262,31 +271,31 @@ class _Attempts:
             Exception: The error of the try before, where no replica is left.
         """
         for name in self._candidates():
-            permit = self._model._begin(name)
+            permit = self._model.admit(name)
             if permit is not None:
                 self._tried.append(name)
                 self._work.replica = name
                 self._work.record.headers |= {"x-kvarn-replica": name, "x-kvarn-resumable": "approximate"}
                 return name, permit
-        raise self._error or self._model._none_ready()
+        raise self._error or self._model.why_none()
 
     def ended(self, name: str, permit: Permit, error: BaseException | None) -> None:
         """A try is over."""
-        self._model._end(name, permit, error)
+        self._model.ended(name, permit, error)
 
     def check(self, error: Exception, *, again: bool) -> None:
         """Raise the error of a try, unless another one is allowed."""
         model = self._model
         retried = isinstance(error, ExternalFailedError | StageTimeoutError) and again and len(self._tried) < _MAX_TRIES
         self._error = error
-        if not retried or not self._candidates() or not model._retries.retry(model._clock()):
+        if not retried or not self._candidates() or not model.allows_retry():
             raise error
         model.metrics.retries.labels(model.served.name).inc()
 
     def _candidates(self) -> list[str]:
         """Replicas not tried yet; once more the same where only the connection failed, which the server may have closed
         as idle."""
-        order = self._model._order(self._key)
+        order = self._model.order(self._key)
         fresh = [name for name in order if name not in self._tried]
         if not fresh and isinstance(self._error, ExternalFailedError) and self._error.status is None:
             return [name for name in order if self._tried.count(name) < 2]
