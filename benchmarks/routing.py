@@ -14,7 +14,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,9 +27,12 @@ from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES
 from kvarn.routing.router import Router
+from kvarn.wire.block_events import NAME_BYTES
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import EngineStats, StepTimes
 
+PROMPTS = 200
+"""Decisions that are timed, each on a prompt of its own: none finds its names in the processor's cache."""
 ORDER = ("random", "round_robin", "least_load", "prefix_only", "prefix")
 
 
@@ -84,7 +87,7 @@ def show(outcomes: dict[str, Outcome]) -> None:
 def median_us(call: Callable[[], object]) -> float:
     """Median of single calls, in microseconds."""
     times = []
-    for _ in range(200):
+    for _ in range(PROMPTS):
         began = time.perf_counter()
         call()
         times.append(time.perf_counter() - began)
@@ -115,17 +118,19 @@ def decisions(replicas: int, blocks: int) -> None:
         router.candidates[str(number)].update(stats, 0.0)
         watchers.append(watcher)
     for tokens in (4096, 16384):
-        prompt = [chance.randrange(300, 4000) for _ in range(tokens)]
-        names = block_names(root, prompt)
+        blocks_of_prompt = tokens // BLOCK_SIZE
+        prompts = [os.urandom(NAME_BYTES * blocks_of_prompt) for _ in range(PROMPTS)]  # names, as good as hashes
         for watcher in watchers:
-            watcher.change(names[: 8 * chance.randrange(tokens // BLOCK_SIZE)], b"")
-        request = RouteRequest(tokens, names)
+            for names in prompts:
+                watcher.change(names[: NAME_BYTES * chance.randrange(blocks_of_prompt)], b"")
+        rest = iter(prompts)
 
-        def decide(request: RouteRequest = request) -> None:
-            choice = router.choose(request, 1.0)
+        def decide(rest: Iterator[bytes] = rest, tokens: int = tokens) -> None:
+            choice = router.choose(RouteRequest(tokens, next(rest)), 1.0)
             assert choice is not None
             choice.end()
 
+        prompt = [chance.randrange(300, 4000) for _ in range(tokens)]
         decide_us, hash_us = median_us(decide), median_us(lambda prompt=prompt: block_names(root, prompt))
         print(
             f"{replicas} replicas, {blocks:,} blocks each, a prompt of {tokens} tokens: "
