@@ -54,9 +54,10 @@ services:
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
-# In two processes: many tests wait for servers. A file's tests run in one of them, in order. `test-long` runs properties
+# In at least two processes: many tests wait for servers. A file's tests run in one of them, in order. `test-long` runs properties
 # with more examples, processes that are killed more often, and every test of stored data on both databases.
-JOBS := 2
+CORES := $(or $(shell nproc 2>/dev/null),2)
+JOBS  := $(shell echo $$(( $(CORES) < 2 ? 2 : $(CORES) > 8 ? 8 : $(CORES) )))
 PYTEST := $(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile
 test: $(VENV)/.test services
 	$(PYTEST) -m "not smoke" $(ARGS)

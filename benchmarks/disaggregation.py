@@ -1,6 +1,7 @@
 """Answers that are written while bursts of long prompts come: one engine against a pair of them, in one run.
 
     python -m benchmarks.disaggregation --rounds 3
+    python -m benchmarks.disaggregation --trace mooncake_conversation.jsonl --speed 8
 
 `together` is one engine with all threads; `apart` a pair, prompts always computed by the second engine; `auto` the same
 pair, which decides for each prompt. The threads of a pair are shared out (`--prefill-threads`). The engines are real
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
+import itertools
+import json
 import random
 import statistics
 import tempfile
@@ -49,8 +53,42 @@ class Measured:
     p95: list[float] = field(default_factory=list)
     """Of each round's gaps."""
     first: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+    """Mean seconds of a request, of each round of a trace."""
     prompts: int = 0
     apart: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request of a trace."""
+
+    at_s: float
+    prompt: int
+    output: int
+
+
+def read_trace(path: Path, arguments: argparse.Namespace) -> list[Row]:
+    """The first requests of a trace, with scaled times and lengths."""
+    found: list[tuple[float, int, int]] = []
+    with path.open() as lines:
+        for line in itertools.islice(lines, path.suffix == ".csv", arguments.requests + 1):
+            if path.suffix == ".csv":
+                moment, prompt, output = line.split(",")
+                at = datetime.datetime.fromisoformat(moment[:26]).timestamp()
+                found.append((at, int(prompt), int(output)))
+            else:
+                row = json.loads(line)
+                found.append((row["timestamp"] / 1000, row["input_length"], row["output_length"]))
+    longest, scale = arguments.prompt, arguments.scale
+    return [
+        Row(
+            (at - found[0][0]) / arguments.speed,
+            max(1, min(longest, int(prompt / scale))),
+            max(2, min(100, int(output / scale))),
+        )
+        for at, prompt, output in found[: arguments.requests]
+    ]
 
 
 class Load:
@@ -62,6 +100,20 @@ class Load:
         self._began = time.perf_counter()
         self.gaps: list[float] = []
         self.first: list[float] = []
+        self.whole: list[float] = []
+
+    async def replay(self, rows: list[Row], seed: int) -> None:
+        """Requests of a trace, each in its time."""
+        await asyncio.gather(*[self._replayed(row, f"t{seed}-{number}") for number, row in enumerate(rows)])
+
+    async def _replayed(self, row: Row, name: str) -> None:
+        await asyncio.sleep(row.at_s)
+        began, latest = time.perf_counter(), None
+        async for _ in self._client.generate(_request(name, row.prompt, row.output)):
+            now = time.perf_counter()
+            (self.first if latest is None else self.gaps).append(now - (latest or began))
+            latest = now
+        self.whole.append(time.perf_counter() - began)
 
     async def run(self, seed: int) -> None:
         """All of it."""
@@ -142,7 +194,11 @@ async def measure(mode: str, spec: ReplicaSpec, seed: int, arguments: argparse.N
             async for _ in client.generate(_request(f"warm-{seed}", arguments.prompt, 4)):
                 pass
             load = Load(client, arguments)
-            await load.run(seed)
+            if arguments.trace is not None:
+                await load.replay(read_trace(arguments.trace, arguments), seed)
+                found.whole.append(statistics.mean(load.whole))
+            else:
+                await load.run(seed)
             found.gaps += load.gaps
             found.p95.append(_percentile(load.gaps, 0.95))
             found.first += load.first
@@ -169,6 +225,10 @@ def main() -> None:
     parser.add_argument("--bursts", type=int, default=4)
     parser.add_argument("--every-s", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--requests", type=int, default=80, help="of the trace")
+    parser.add_argument("--scale", type=float, default=8, help="lengths of the trace are divided by this")
+    parser.add_argument("--speed", type=float, default=1, help="times of the trace too")
     arguments = parser.parse_args()
     name, path = model_of(arguments.shape, arguments.cache, Console(stderr=True))
     model = ModelConfig(
@@ -187,6 +247,9 @@ def main() -> None:
     print(f"{'':<10} {'TPOT p50':>9} {'p95':>9} {'p99':>9} {'p95 of together':>16} {'TTFT p50':>9} {'p95':>9}  apart")
     for mode in MODES:
         of = found[mode]
+        if of.whole:
+            ratio = statistics.median(own / base for own, base in zip(of.whole, found["together"].whole, strict=True))
+            print(f"{mode:<10} mean of whole requests {statistics.median(of.whole):.3f} s, of together {ratio:.3f}")
         ratio = statistics.median(own / base for own, base in zip(of.p95, found["together"].p95, strict=True))
         gaps = [f"{_percentile(of.gaps, share) * 1000:>6.1f} ms" for share in (0.5, 0.95, 0.99)]
         first = [f"{_percentile(of.first, share) * 1000:>6.0f} ms" for share in (0.5, 0.95)]

@@ -2,11 +2,13 @@
 
     python -m benchmarks.kv_tiers --requests 60                    # conversations made here
     python -m benchmarks.kv_tiers --trace conversation_trace.jsonl --scale 8
+    python -m benchmarks.kv_tiers --unique --threads 1             # nothing is found again: what keeping blocks costs
 
 The KV cache holds a part of the working set (`--device`, a tenth), the memory tier another (`--host`). Requests are
 replayed in order, a number of them at once. The engines run in this process and take turns, each on an empty
 directory; `restarted` is the engine with both tiers once more, in place of one that was shut down, on what that left.
-Answers of all must be equal.
+Answers of all must be equal. `engine` is the time of the processor that the engine's thread took, which other programs
+distort less than the time by the clock.
 
 A trace is JSON lines in Mooncake's form (`input_length`, `output_length`, `hash_ids` of 512 tokens each). Of it the
 first conversations with several turns (`--turns`) are taken; lengths are divided by `--scale`.
@@ -99,6 +101,16 @@ def working_set_blocks(replay: list[Turn]) -> int:
     return len({tuple(turn.prompt[:end]) for turn in replay for end in range(BLOCK_SIZE, len(turn.prompt), BLOCK_SIZE)})
 
 
+def unique_trace(count: int, seed: int) -> list[dict[str, object]]:
+    """Requests of which none begins as another."""
+    rng = random.Random(seed)
+    rows: list[dict[str, object]] = []
+    for number in range(count):
+        ids = [1000 * (number + 1) + place for place in range(rng.randint(6, 30))]
+        rows.append({"input_length": TRACE_BLOCK * len(ids), "output_length": 128, "hash_ids": ids})
+    return rows
+
+
 def run(service: GenerateService, replay: list[Turn], concurrency: int) -> tuple[list[float], list[list[int]]]:
     """Replay; returns seconds to the first token and the tokens of each request."""
     began: dict[int, float] = {}
@@ -154,11 +166,13 @@ class Engines:
         return service
 
 
-def rounds(arguments: argparse.Namespace, console: Console) -> Iterator[tuple[str, list[float], EngineStats]]:
+def rounds(arguments: argparse.Namespace, console: Console) -> Iterator[tuple[str, list[float], EngineStats, float]]:
     """Policies in turns; checks that all answers are equal."""
     engines = Engines(arguments, console)
     rows = made_trace(arguments.requests, arguments.seed)
-    if arguments.trace is not None:
+    if arguments.unique:
+        rows = unique_trace(arguments.requests, arguments.seed)
+    elif arguments.trace is not None:
         rows = conversations(arguments.trace, arguments.requests, arguments.turns)
     replay = turns(rows, arguments.scale, arguments.context, 2000)
     context = max(len(turn.prompt) + turn.output_tokens for turn in replay)
@@ -185,12 +199,14 @@ def rounds(arguments: argparse.Namespace, console: Console) -> Iterator[tuple[st
                 on_disk = {"disk_gib": 64.0, "directory": str(folder)} if policy in ("disk", "restarted") else {}
                 tiers = None if policy == "none" else KVTiersConfig(host_gib=host, **on_disk)
                 service = engines.build(device, context, tiers)
+                began = time.thread_time()
                 seconds, answers = run(service, replay, arguments.concurrency)
+                engine_s = time.thread_time() - began
                 stats = service.stats()
                 service.shutdown()
                 expected = expected or answers
                 assert answers == expected, f"{policy}: answers differ"
-                yield policy, seconds, stats
+                yield policy, seconds, stats, engine_s
         finally:
             shutil.rmtree(folder)
 
@@ -201,6 +217,7 @@ def main() -> None:
     parser.add_argument("--shape", default=DEMO, help="`demo`, or a shape of benchmarks.models")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where made checkpoints lie")
     parser.add_argument("--trace", type=Path, help="JSON lines in Mooncake's form; default: made here")
+    parser.add_argument("--unique", action="store_true", help="requests that have nothing in common")
     parser.add_argument("--turns", type=int, default=3, help="conversations of the trace with fewer are left out")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--scale", type=int, default=8, help="lengths of the trace are divided by this")
@@ -215,19 +232,24 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, list[list[float]]] = {policy: [] for policy in POLICIES}
     latest: dict[str, EngineStats] = {}
-    for policy, seconds, stats in rounds(arguments, Console(stderr=True)):
+    engine: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for policy, seconds, stats, engine_s in rounds(arguments, Console(stderr=True)):
         found[policy].append(seconds)
         latest[policy] = stats
-    print("tiers       TTFT mean       p50       p95  of none  cached    loaded  computed (tokens)")
+        engine[policy].append(engine_s)
+    print("tiers       TTFT mean       p50       p95  of none  cached    loaded  computed (tokens)  engine  of none")
     base = [statistics.mean(seconds) for seconds in found["none"]]
     for policy in POLICIES:
         means = [statistics.mean(seconds) for seconds in found[policy]]
         ratio = statistics.median(mean / none for mean, none in zip(means, base, strict=True))
+        engine_s = statistics.median(engine[policy])
+        share = statistics.median(own / none for own, none in zip(engine[policy], engine["none"], strict=True))
         merged, stats = sorted(second for seconds in found[policy] for second in seconds), latest[policy]
         print(
             f"{policy:<10} {statistics.median(means) * 1000:>7.1f} ms {statistics.median(merged) * 1000:>6.1f} ms "
             f"{merged[int(0.95 * len(merged))] * 1000:>6.1f} ms {ratio:>8.2f} {stats.cached_tokens_total:>7} "
-            f"{stats.external_hits_total:>9} {stats.prompt_tokens_total:>9}"
+            f"{stats.external_hits_total:>9} {stats.prompt_tokens_total:>9} {engine_s:>14.2f} s "
+            f"{share:>7.3f}"
         )
 
 

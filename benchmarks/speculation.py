@@ -63,8 +63,11 @@ class Case:
 class Arm:
     """One engine, and what it took for each case and round."""
 
-    def __init__(self, name: str, model: Decoder, proposer: Proposer | None, streams: int) -> None:
+    def __init__(
+        self, name: str, model: Decoder, proposer: Proposer | None, streams: int, clock: Callable[[], float]
+    ) -> None:
         self.name = name
+        self._clock = clock
         self.seconds: dict[tuple[str, int], list[float]] = {}
         config = SpeculationConfig()
         dtype = model.kernels.activation_dtype(model.dtype)
@@ -101,7 +104,7 @@ class Arm:
         ][::-1]
         answers: dict[str, list[int]] = {message.request_id: [] for message in waiting}
         running = 0
-        began = time.perf_counter()
+        began = self._clock()
         while waiting or running:
             while waiting and running < case.streams:
                 self._engine.add(waiting.pop())
@@ -109,7 +112,7 @@ class Arm:
             for delta in self._engine.step().deltas:
                 answers[delta.request_id] += delta.token_ids
                 running -= delta.finish_reason is not None
-        self.seconds.setdefault((case.name, case.streams), []).append(time.perf_counter() - began)
+        self.seconds.setdefault((case.name, case.streams), []).append(self._clock() - began)
         return answers
 
     def ratios(self, case: Case, without: Arm) -> list[float]:
@@ -210,6 +213,10 @@ def main() -> None:
     parser.add_argument("--streams", default="1,2,4,8,16,32,64")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, help="folder for speculation.json and speculation.svg")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of the engine's thread: for one kernel thread and a busy machine"
+    )
+    parser.add_argument("--methods", default="ngram,draft_model,eagle3")
     parser.add_argument("--smoke", action="store_true", help="few and short requests")
     arguments = parser.parse_args()
     streams = [int(each) for each in arguments.streams.split(",")]
@@ -217,19 +224,21 @@ def main() -> None:
     model = load_model(arguments.model or ASSETS / "kvarn-demo")
     assert isinstance(model, Decoder)
     torch.set_num_threads(kernel_threads(model.layer_bytes))
-    arms = [Arm("off", model, None, most), Arm("ngram", model, NgramProposer(), most)]
+    clock = time.thread_time if arguments.processor_time else time.perf_counter
+    arms = [Arm("off", model, None, most, clock), Arm("ngram", model, NgramProposer(), most, clock)]
     if arguments.model is None:
         draft = load_model(ASSETS / "kvarn-demo-draft")
         assert isinstance(draft, Decoder)
         proposer = DraftProposer(draft, num_blocks=BLOCKS, vocab_size=model.spec.vocab_size)
         proposer.warm_up()
-        arms.append(Arm("draft_model", model, proposer, most))
+        arms.append(Arm("draft_model", model, proposer, most, clock))
         head = EagleProposer(load_eagle_head(ASSETS / "kvarn-demo-eagle3", model), num_blocks=BLOCKS, max_num_seqs=most)
         head.warm_up()
-        arms.append(Arm("eagle3", model, head, most))
+        arms.append(Arm("eagle3", model, head, most, clock))
         cases = demo_cases(streams, arguments.smoke)
     else:
         cases = random_cases(streams, model.spec.vocab_size, arguments.smoke)
+    arms = [arm for arm in arms if arm.name in ("off", *arguments.methods.split(","))]
     gc.freeze()  # as the engine process does
     measure(arms, cases, 1 if arguments.smoke else arguments.rounds)
     report(arms, cases, arguments.out)

@@ -143,7 +143,8 @@ def read_all(streams: list[Stream]) -> list[bool]:
 def shared(serve_long: Callable[..., Served], tmp_path_factory: pytest.TempPathFactory) -> Served:
     """One server of three processes for the four tests that follow, in their order: the last one kills it."""
     data = tmp_path_factory.mktemp("shared")
-    return serve_long("--api-server-count", "3", *SMALL, KVARN_DATA_DIR=str(data))
+    # Golden prompts would be counted among the engine's requests.
+    return serve_long("--api-server-count", "3", *SMALL, KVARN_DATA_DIR=str(data), KVARN_QUALITY__ENABLED="false")
 
 
 def test_all_processes_answer_and_show_the_same(shared):

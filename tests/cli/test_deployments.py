@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -81,7 +84,7 @@ def test_replicas_and_versions_change_while_every_request_is_answered_alike(kvar
         assert {each["state"] for each in status(kvarn, served, "kvarn-demo")["observed"]} == {"ready"}
         done(kvarn("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=8", *WAIT, "--url", served.url))
         after = status(kvarn, served, "kvarn-demo")
-        assert (after["version"], after["previous_version"], after["replicas"]) == (1, None, 2)
+        assert (after["version"], after["previous_version"], after["replicas"]) == (1, 0, 2)
         assert [each["version"] for each in after["observed"]] == [1, 1]
         assert after["settings"]["engine"] == {"max_num_seqs": 8}
         done(kvarn("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=16", *WAIT, "--url", served.url))
@@ -138,3 +141,30 @@ def test_several_gateway_processes_serve_what_is_deployed_and_a_server_that_star
     wanted = status(kvarn, second, "second")
     assert (wanted["version"], wanted["replicas"]) == (1, 2)
     assert httpx.post(f"{second.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+
+
+def test_a_model_without_replicas_holds_requests_until_the_first_is_there_and_says_why_it_came(kvarn, served):
+    scaling = ("--set", "autoscale={min_replicas: 0, max_replicas: 2, max_held: 2, start_s: 5}")
+    done(kvarn("deploy", "asleep", "--path", "kvarn-demo", *SETTINGS, *scaling, "--url", served.url))
+    body = {"model": "asleep", "messages": [{"role": "user", "content": "What is TTFT?"}], "max_tokens": 4}
+    wait_for(lambda: "asleep" in done(kvarn("models", "--url", served.url)))
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(
+            threads.map(lambda _: httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=120), range(8))
+        )
+    statuses = Counter(answer.status_code for answer in answers)
+    assert statuses[200] >= 2 and set(statuses) <= {200, 503}
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.headers["retry-after"] == "5" and "wait already" in answer.text
+    decisions = httpx.get(f"{served.url}/v1/organization/deployments/decisions").json()["data"]
+    assert next(each["replicas"] for each in decisions if each["model"] == "asleep") >= 1
+    assert "s wait" in next(each["reason"] for each in decisions if each["model"] == "asleep" and each["replicas"])
+
+
+def wait_for(condition) -> None:
+    for _ in range(300):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("not within 30 s")

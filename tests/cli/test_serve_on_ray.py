@@ -6,12 +6,11 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-pytest.importorskip("ray", reason="the Ray launcher needs the extra `ray`: pip install 'kvarn[ray]'")
+from ray_cluster import RayCluster
 
 CONFIG = """\
 models:
@@ -36,15 +35,11 @@ BODY = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster() -> Iterator[tuple[RayCluster, list[str]]]:
     """A head without room for engines, and two nodes with room for two each."""
-    from ray.cluster_utils import Cluster
-
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(2):
-        started.add_node(num_cpus=2)
-    yield started
-    started.shutdown()
+    started = RayCluster()
+    yield started, [started.add_node(cpus=2) for _ in range(2)]
+    started.stop()
 
 
 def ask(served) -> str:
@@ -64,8 +59,9 @@ def placed(served) -> int:
 
 
 def test_engines_on_a_cluster_outlive_their_gateway_and_their_node(kvarn, serve, cluster, tmp_path: Path):
+    machines, nodes = cluster
     config = tmp_path / "kvarn.yaml"
-    config.write_text(CONFIG.format(address=cluster.address), encoding="utf-8")
+    config.write_text(CONFIG.format(address=machines.address), encoding="utf-8")
     first = serve("--config", str(config), KVARN_DATA_DIR=str(tmp_path))
     text = ask(first)
     assert kvarn("scale", "small", "2", "--wait", "120", "--url", first.url).returncode == 0
@@ -79,8 +75,8 @@ def test_engines_on_a_cluster_outlive_their_gateway_and_their_node(kvarn, serve,
     assert placed(second) == 0, "it took over what ran"
 
     assert kvarn("scale", "small", "3", "--wait", "120", "--url", second.url).returncode == 0
-    cluster.add_node(num_cpus=2)
-    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    machines.add_node(cpus=2)
+    machines.kill_node(nodes[0])
     for _ in range(20):
         assert ask(second) == text
     assert kvarn("scale", "small", "3", "--wait", "180", "--url", second.url).returncode == 0

@@ -22,8 +22,7 @@ from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
-
-pytest.importorskip("ray", reason="the Ray launcher needs the extra `ray`: pip install 'kvarn[ray]'")
+from ray_cluster import RayCluster
 
 ENGINES = Path(__file__).parent / "engines"
 WAIT_S = 90.0
@@ -32,23 +31,19 @@ CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, restar
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster() -> Iterator[RayCluster]:
     """A head without room for engines, and two nodes with room for two each. Each test that removes one adds one."""
-    from ray.cluster_utils import Cluster
-
-    os.environ["PYTHONPATH"] = str(ENGINES)  # for Ray's workers, which start the engines
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    started = RayCluster(PYTHONPATH=str(ENGINES))  # for Ray's workers, which start the engines
     for _ in range(2):
-        started.add_node(num_cpus=2)
+        started.add_node(cpus=2)
     yield started
-    started.shutdown()
-    del os.environ["PYTHONPATH"]
+    started.stop()
 
 
 class Fleet:
     """One gateway's launcher, supervisors and clients."""
 
-    def __init__(self, cluster: Any, namespace: str, cpus: float = 1) -> None:
+    def __init__(self, cluster: RayCluster, namespace: str, cpus: float = 1) -> None:
         config = RayConfig(address=cluster.address, namespace=namespace, place_timeout_s=10, orphan_timeout_s=8)
         self.launcher = RayLauncher(config, lambda spec: Needs(64 * MIB, cpus))
         self.closed = False
@@ -80,7 +75,7 @@ class Fleet:
 
 
 @pytest.fixture
-async def make_fleet(cluster: Any, request: pytest.FixtureRequest) -> AsyncGenerator[Callable[..., Fleet], None]:
+async def make_fleet(cluster: RayCluster, request: pytest.FixtureRequest) -> AsyncGenerator[Callable[..., Fleet], None]:
     fleets: list[Fleet] = []
 
     def make(**options: Any) -> Fleet:
@@ -132,7 +127,7 @@ async def test_an_engine_of_the_cluster_answers_over_tcp_and_only_whoever_has_it
 
 
 async def test_replicas_of_a_node_that_dies_are_started_on_another_while_the_others_serve(
-    make_fleet: Callable[..., Fleet], cluster: Any, spec: Any, submit: Callable[..., Submit]
+    make_fleet: Callable[..., Fleet], cluster: RayCluster, spec: Any, submit: Callable[..., Submit]
 ) -> None:
     fleet = make_fleet()
     for name in ("a", "b", "c"):
@@ -145,9 +140,8 @@ async def test_replicas_of_a_node_that_dies_are_started_on_another_while_the_oth
     survivor = next(name for name, node in nodes.items() if node != lost_node)
     lost = [name for name, node in nodes.items() if node == lost_node]
 
-    cluster.add_node(num_cpus=2)
-    node = next(each for each in cluster.worker_nodes if each.node_id == lost_node)
-    await asyncio.to_thread(cluster.remove_node, node, False)
+    await asyncio.to_thread(cluster.add_node, 2)
+    await asyncio.to_thread(cluster.kill_node, lost_node)
     await until(lambda: all(fleet.clients[name].state is not ReplicaState.READY for name in lost), "noticed")
     number = 0
     while any(fleet.clients[name].state is not ReplicaState.READY for name in lost):
@@ -203,7 +197,7 @@ async def test_an_agent_that_dies_is_replaced_and_its_engines_go_on(
 
 
 async def test_a_replica_that_fits_nowhere_says_so_and_leaves_nothing_behind(
-    make_fleet: Callable[..., Fleet], cluster: Any, spec: Any
+    make_fleet: Callable[..., Fleet], cluster: RayCluster, spec: Any
 ) -> None:
     fleet = make_fleet(cpus=64)
     supervisor = fleet.add(spec("large"))

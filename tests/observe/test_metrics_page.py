@@ -12,6 +12,7 @@ from kvarn.config.platform import SloConfig
 from kvarn.config.quality import QualityConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.metrics import GatewayMetrics
@@ -29,7 +30,7 @@ def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics(["m"]).registry
     registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
     registry.register(RoutingCollector({}))
-    for part in (AdmissionMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
+    for part in (AdmissionMetrics, ArrivalMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
     registry.register(QualityCollector(QualityWatch(list, QualityConfig(), _not_called)))

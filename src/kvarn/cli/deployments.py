@@ -77,7 +77,7 @@ def scale(
 def rollback(
     server: Server,
     model: ModelArgument,
-    version: Annotated[int | None, typer.Option(min=1, show_default="the one that served before")] = None,
+    version: Annotated[int | None, typer.Option(min=0, show_default="the one that served before")] = None,
     wait: WaitOption = None,
 ) -> None:
     """Have an earlier version of a model serve again."""

@@ -9,6 +9,7 @@ import logging
 import secrets
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
@@ -25,6 +26,9 @@ from kvarn.observe.logging import configure_gateway_logging
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -82,6 +86,7 @@ class _Gateway:
         from kvarn.fleet.controller import FleetController
         from kvarn.gateway.app import create_app
         from kvarn.gateway.server import bind, build_server, collect_garbage_less, inherited_listener, share_port
+        from kvarn.serving.autoscaling import Autoscaling
         from kvarn.serving.live_models import LiveModels
 
         self._engines = engines
@@ -92,6 +97,7 @@ class _Gateway:
         self._needs_key = needs_key
         self._live = live = LiveModels(config.gateway)
         self._launcher = launcher_of(config, engines)
+        self._autoscaling = Autoscaling(config, lambda: list(live.by_name.values()), self._all_metrics, time.monotonic)
         self._controller = FleetController(
             config,
             engines,
@@ -99,7 +105,9 @@ class _Gateway:
             desired.models,
             self._read_desired,
             None if self._launcher.on_this_machine else self._hold_fleet,
+            self._autoscaling.count,
         )
+        self._autoscaling.on_changed = self._controller.wake
         for version in self._controller.versions:
             live.add(version)
         for supervisor in engines.supervisors.values():
@@ -132,6 +140,7 @@ class _Gateway:
             live.by_name,
             shared=self._processes.shared if self._processes else None,
             fleet=self._controller,
+            autoscaling=self._autoscaling,
             take_out=engines.take_out,
             start_after=None if inherited is None else self._wait_for_models,
         )
@@ -161,6 +170,7 @@ class _Gateway:
             await asyncio.gather(starting, return_exceptions=True)
             if self._processes is not None:
                 await self._processes.stop()
+            await self._autoscaling.stop()
             await self._controller.stop()
             await self._engines.stop()
             await self._launcher.stop()
@@ -201,6 +211,12 @@ class _Gateway:
 
         return self._desired.update(await read_desired(self._app.state.gateway.store))
 
+    async def _all_metrics(self) -> CollectorRegistry:
+        """Of all gateway processes."""
+        gateway = self._app.state.gateway
+        registry: CollectorRegistry = gateway.metrics.registry
+        return registry if gateway.shared is None else await gateway.shared.metrics()
+
     async def _hold_fleet(self) -> bool:
         """Whether this gateway looks after the engines of the cluster, and no other one. Without the database nothing
         changes."""
@@ -218,6 +234,7 @@ class _Gateway:
         while not self.server.started:  # noqa: ASYNC110  it has no event to wait for
             await asyncio.sleep(_POLL_S)
         self._controller.start()
+        self._autoscaling.start()
         if self._processes is None:
             return
         self._processes.start(self._app.state.gateway.metrics)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from kvarn.config.adapters import AdapterConfig, LoraConfig
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.external import BreakerConfig, ExternalConfig, TimeoutsConfig
-from kvarn.config.fleet import FleetConfig, HardwareConfig, UpdateConfig
+from kvarn.config.fleet import AutoscaleConfig, FleetConfig, HardwareConfig, UpdateConfig
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.platform import (
@@ -152,6 +152,9 @@ class ModelConfig(Section):
 
     hardware: HardwareConfig = HardwareConfig()
     """What one replica needs of a machine."""
+
+    autoscale: AutoscaleConfig | None = None
+    """Have as many replicas as the work that arrives needs. Default: `replicas`, always."""
 
     update: UpdateConfig = UpdateConfig()
     """How replicas are replaced by those of another version."""

@@ -29,8 +29,15 @@ class Desired:
 
     @property
     def count(self) -> int:
-        """Replicas that shall take requests."""
-        return self.model.replicas if self.replicas is None else self.replicas
+        """Replicas that shall take requests; where they follow the work, those to begin with."""
+        if self.replicas is not None:
+            return self.replicas
+        scale = self.model.autoscale
+        if scale is None:
+            return self.model.replicas
+        if not scale.min_replicas and "replicas" not in self.model.model_fields_set:
+            return 0
+        return min(max(self.model.replicas, scale.min_replicas), scale.max_replicas)
 
 
 DesiredModels = dict[str, Desired]

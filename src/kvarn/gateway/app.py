@@ -63,10 +63,12 @@ from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import OnDrift, QualityWatch
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.serving.autoscaling import Autoscaling
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
 from kvarn.serving.golden import GoldenModels
 from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
@@ -115,6 +117,7 @@ def create_app(
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
     fleet: FleetController | None = None,
+    autoscaling: Autoscaling | None = None,
     take_out: OnDrift | None = None,
     start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
@@ -126,6 +129,7 @@ def create_app(
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
         fleet: Who makes deployments so, where this process does.
+        autoscaling: Who decides how many replicas models have, likewise.
         take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
@@ -171,6 +175,7 @@ def create_app(
         moderation=Moderation(config.safety, table, text),
         prompts=services.prompts,
         text=text,
+        held_requests=HeldRequests(services.arrivals, *([] if autoscaling is None else [autoscaling.wake])),
         storage_quota=StorageQuota(services.store, config.retention.max_stored_bytes),
         held=held,
         responses=background,
@@ -179,6 +184,7 @@ def create_app(
         reports=Reports(services.store),
         shared=shared,
         fleet=fleet,
+        autoscaling=autoscaling,
         watch=watch,
         golden=golden,
     )

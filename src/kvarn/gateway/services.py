@@ -16,11 +16,13 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.admission import AdmissionStage
+from kvarn.serving.stages.arrivals import ArrivalsStage
 from kvarn.serving.stages.budgets import reserve_budget
 from kvarn.serving.stages.ledger import note_work
 from kvarn.serving.stages.limits import LimitsStage
@@ -73,6 +75,7 @@ class Services:
         self.identity = Identity(config, self.store)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.prompts = PromptLog(config, self.store)
+        self.arrivals = ArrivalMetrics(registry)
         self.stages = self._stages()
         self._tasks: list[asyncio.Task[None]] = []
         self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
@@ -109,9 +112,10 @@ class Services:
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
-        """In the order in which they see a request: budgets, limits, admission, the ledger."""
+        """In the order in which they see a request: what arrives is counted, budgets, limits, admission, the ledger."""
         budgets, ledger = partial(reserve_budget, self.metering), partial(note_work, self.metering)
-        return [budgets, self._limits.enter, self.admission.enter, ledger]
+        arrivals = ArrivalsStage(self.arrivals)
+        return [arrivals.enter, budgets, self._limits.enter, self.admission.enter, ledger]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

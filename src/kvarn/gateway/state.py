@@ -11,6 +11,7 @@ from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.quality.watch import QualityWatch
 from kvarn.responses.background_runs import ResponsesContext
+from kvarn.serving.autoscaling import Autoscaling
 from kvarn.serving.golden import GoldenModels
 
 
@@ -23,6 +24,8 @@ class Gateway(ResponsesContext):
     reports: Reports
     fleet: FleetController | None
     """Who makes deployments so; None: another process does."""
+    autoscaling: Autoscaling | None
+    """Who decides how many replicas models have; None: another process does."""
     shared: SharedState | None
     """What is counted together with other gateway processes of this server; None: there are none."""
     watch: QualityWatch | None

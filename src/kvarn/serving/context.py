@@ -14,6 +14,7 @@ from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
 from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
@@ -54,6 +55,7 @@ class ServingContext:
     prompts: PromptLog
     text: TextPool
     storage_quota: StorageQuota
+    held_requests: HeldRequests
     held: ByteBudget
     """Memory of bodies and answers that requests may take together."""
 
@@ -203,6 +205,7 @@ class ServingContext:
         self, record: RequestRecord, model: str, tried: list[str], start: Callable[[ReadyModel], Awaitable[RunT]]
     ) -> RunT:
         """Start an answer with this very model; wait for its beginning where another one may answer else."""
+        await self.held_requests.until_ready(self._find(record, model)[0])
         if not self.routes.may_move(record, tried):
             return await start(self.ready_model(record, model, "generate"))
         permit = self.routes.admit(model)

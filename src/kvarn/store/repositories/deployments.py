@@ -61,8 +61,9 @@ async def read_desired(store: Store) -> list[dict[str, Any]]:
         ]
 
 
-async def deploy(change: AuditedChange, model: str, spec: dict[str, Any]) -> Deployment:
-    """Add a version, which serves from now on. One that says the same as the one that serves is not added again."""
+async def deploy(change: AuditedChange, model: str, spec: dict[str, Any], *, is_configured: bool = False) -> Deployment:
+    """Add a version, which serves from now on. One that says the same as the one that serves is not added again.
+    `is_configured`: the configuration names the model, so there is a version 0 to go back to."""
     session = change.session
     found = await session.get(Deployment, model, with_for_update=True)
     if found is None:
@@ -78,7 +79,8 @@ async def deploy(change: AuditedChange, model: str, spec: dict[str, Any]) -> Dep
             model=model, version=version, spec=spec, created_at=change.now, created_by=change.actor.name[:256]
         )
     )
-    _point(change, found, version)
+    before = found.version or (0 if is_configured else None)
+    _point(change, found, version, before)
     change.record("deployment.created", DEFAULT_ORGANIZATION, model, version=version)
     return found
 
@@ -111,9 +113,10 @@ async def roll_back(change: AuditedChange, model: str, version: int | None = Non
     wanted = version if version is not None else found.previous_version
     if wanted is None:
         raise UnknownDeploymentError(f"{model!r} has had one version only: there is none to go back to")
-    await get_version(change.session, model, wanted)
+    if wanted:
+        await get_version(change.session, model, wanted)
     if wanted != found.version:
-        _point(change, found, wanted)
+        _point(change, found, wanted, found.version)
         change.record("deployment.rolled_back", DEFAULT_ORGANIZATION, model, version=wanted)
     return found
 
@@ -139,8 +142,8 @@ async def _locked(change: AuditedChange, model: str) -> Deployment:
     return found
 
 
-def _point(change: AuditedChange, deployment: Deployment, version: int) -> None:
-    deployment.previous_version = deployment.version or None
+def _point(change: AuditedChange, deployment: Deployment, version: int, previous: int | None) -> None:
+    deployment.previous_version = previous
     deployment.version = version
     _touch(change, deployment)
 

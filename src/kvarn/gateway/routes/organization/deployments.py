@@ -3,6 +3,7 @@ platform administrators."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter
@@ -16,9 +17,10 @@ from kvarn.gateway.query import QueryModel
 from kvarn.gateway.state import Gateway
 from kvarn.store.models import Deployment, DeploymentVersion
 from kvarn.store.repositories import deployments
-from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.deployments import (
+    DecisionObject,
     DeploymentCreate,
     DeploymentObject,
     DeploymentRollback,
@@ -60,7 +62,8 @@ async def create_deployment(admin: PlatformAdminDep, body: DeploymentCreate) -> 
         others = {each.name: each.config.aliases for each in admin.gateway.models}
         others |= {name: tuple(version.spec.get("aliases", ())) for name, version in current.items() if version}
         _check_names(model, others)
-        deployment = await deployments.deploy(change, body.model, spec_of(model))
+        configured = any(each.name == body.model and not each.version for each in admin.gateway.models)
+        deployment = await deployments.deploy(change, body.model, spec_of(model), is_configured=configured)
         if body.replicas is not None:
             await deployments.scale(change, body.model, body.replicas)
     return await _show(admin, deployment)
@@ -104,6 +107,26 @@ async def list_versions(admin: PlatformAdminDep, query: ModelQuery) -> ListObjec
     ids = [str(each.version) for each in versions]
     first, last = (ids[0], ids[-1]) if ids else ("", "")
     return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": False}
+
+
+@router.get("/decisions", summary="List what the autoscaler decided")
+async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
+    """How many replicas models got, and why, newest first; since the server's start, the last few hundred."""
+    autoscaling = admin.gateway.autoscaling
+    if autoscaling is None:
+        raise unavailable("Another process of this server looks after the fleet. Try again.", "not_here")
+    ago, now = time.monotonic(), time.time()
+    data: list[DecisionObject] = [
+        {
+            "object": "deployment.decision",
+            "model": model,
+            "replicas": each.replicas,
+            "reason": each.reason,
+            "decided_at": round(now - (ago - each.now)),
+        }
+        for model, each in reversed(autoscaling.decisions)
+    ]
+    return {"object": "list", "data": data, "first_id": "", "last_id": "", "has_more": False}
 
 
 @router.delete("", summary="Delete a deployment")

@@ -29,7 +29,7 @@ class DeploymentRollback(RequestModel):
     """`POST /v1/organization/deployments/rollback`."""
 
     model: Name
-    version: Annotated[int, Field(ge=1)] | None = None  # null: the one that served before
+    version: Annotated[int, Field(ge=0)] | None = None  # null: the one that served before; 0: the configuration's
 
 
 class ReplicaObject(TypedDict):
@@ -66,3 +66,13 @@ class DeploymentVersionObject(TypedDict):
     settings: dict[str, Any]
     created_at: int
     created_by: str
+
+
+class DecisionObject(TypedDict):
+    """The autoscaler has changed a model's number of replicas, or looked for the first time."""
+
+    object: str
+    model: str
+    replicas: int
+    reason: str
+    decided_at: int

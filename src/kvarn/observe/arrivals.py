@@ -1,0 +1,29 @@
+"""Metrics of the work that arrives, before anything is decided about it."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+REQUESTS = "kvarn_arrived_requests"
+PROMPT_TOKENS = "kvarn_arrived_prompt_tokens"
+OUTPUT_TOKENS = "kvarn_arrived_output_tokens"
+HELD = "kvarn_held_requests"
+
+
+class ArrivalMetrics:
+    """Counts by model. `registry`: where they are shown; nowhere without one."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.requests = Counter(
+            REQUESTS, "Requests to models that arrived, refused ones too.", ("model",), registry=registry
+        )
+        self.prompt_tokens = Counter(PROMPT_TOKENS, "Prompt tokens of those.", ("model",), registry=registry)
+        self.output_tokens = Counter(
+            OUTPUT_TOKENS,
+            "Output tokens expected of those, as answers usually turn out.",
+            ("model",),
+            registry=registry,
+        )
+        self.held = Gauge(
+            HELD, "Requests that wait for the first replica of their model.", ("model",), registry=registry
+        )
