@@ -20,6 +20,7 @@ SMOKE = {
     "disaggregation": ("--rounds 1 --bursts 1 --burst 1 --prompt 300 --streams 1 --every-s 0.1", "together"),
     "failover": ("--events 2 --every-s 0.5 --streams 3 --heartbeat-timeout-s 1", "0 lost or other"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
+    "golden_prompts": ("--flips 2 --prompts 1", "largest mean gap"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
     "kernels.instruction_sets": ("--rounds 1", "avx2"),
     "kernels.linear": ("--rows 1 --threads 1 --layers 1 --rounds 1", "GB/s"),

@@ -28,6 +28,8 @@ from stored_account import recount
 
 DUMP = Path(__file__).with_name("database_2026_11.sql")
 NOW = 1_790_000_000
+LATER = {"deployments", "deployment_versions", "rollouts"}
+"""Tables that the earlier version did not have."""
 
 
 @pytest.fixture
@@ -56,6 +58,8 @@ async def test_every_table_has_its_rows(old: Store) -> None:
     await migrate.check(old)
     async with old.reading() as session:
         for table in Base.metadata.sorted_tables:
+            if table.name in LATER:
+                continue
             assert await session.scalar(select(func.count()).select_from(table)), table.name
 
 

@@ -6,11 +6,14 @@ from kvarn.store.models import (
     AuditEntry,
     Base,
     BilledEvent,
+    Deployment,
+    DeploymentVersion,
     ErasedOrganization,
     Lease,
     Organization,
     OutboxEntry,
     Revision,
+    StoredRollout,
 )
 from kvarn.store.repositories.organization_deletion import USAGE
 from kvarn.store.repositories.retention import STORED
@@ -20,6 +23,9 @@ KEPT = {
     ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
     Revision: "one number, of all organisations together",
     Lease: "of nobody: a row for each piece of work",
+    Deployment: "the platform's own",
+    DeploymentVersion: "the platform's own: to go back to",
+    StoredRollout: "the platform's own",
 }
 WITH_USAGE = {OutboxEntry: "by its foreign key", BilledEvent: "by name: it may lie in a database without the events"}
 
