@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -55,6 +55,15 @@ _MAX_COPIES = 16
 log = logging.getLogger("kvarn.gateway")
 
 
+class _Row(NamedTuple):
+    """What the database knows of a rollout."""
+
+    rollout: Rollout
+    state: dict[str, Any]
+    command: str | None
+    commanded_by: str
+
+
 class UnknownRolloutError(LookupError):
     """The model has had no rollout, or cannot have this one; the message says why."""
 
@@ -87,6 +96,7 @@ class Rollouts:
         self.rollouts: dict[str, Rollout] = {}
         """The latest of each model, by what clients ask for."""
         self.judges = False
+        """Whether this process judges now: only while there is a rollout to judge."""
         self._routes = routes
         self._configured = {route.name: route for route in configured}
         self._models = models
@@ -99,6 +109,7 @@ class Rollouts:
         self._golden: dict[str, asyncio.Task[None]] = {}
         self._saved: dict[str, Any] = {}
         self._checked: dict[str, float] = {}
+        self._renew_at = 0.0
         self._applied: list[RouteConfig] = []
         self._loop = Periodic("looks at rollouts", self.look, _LOOK_S)
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
@@ -115,7 +126,7 @@ class Rollouts:
         await asyncio.gather(*self._golden.values(), return_exceptions=True)
         if self.judges:
             try:
-                await self.save()
+                await self._save_changed()
                 await leases.give_back(self._store, _LEASE, self._holder)
             except StoreError as error:
                 log.warning("rollouts stay with this gateway until its lease ends: %s", error)
@@ -229,15 +240,14 @@ class Rollouts:
     async def look(self) -> None:
         """Once: judge, or follow the process that does."""
         try:
-            if self._may_judge:
-                held = await leases.take(self._store, _LEASE, self._holder, _LEASE_S)
-                if held and not self.judges:
-                    await self._read()
-                self.judges = held
+            rows = await self._read()
+            changed = self._may_judge and await self._hold_lease(rows)
+            if changed:  # what the process wrote that judged before, if any, counts
+                rows = await self._read()
+            if changed or not self.judges:
+                self._follow(rows)
             if self.judges:
-                await self._do_commands()
-            else:
-                await self._read()
+                await self._do_commands(rows)
         except StoreError as error:  # the database is away: what is known goes on
             log.debug("rollouts go on without the database: %s", error)
         if self.judges:
@@ -245,7 +255,7 @@ class Rollouts:
         self._apply()
         if self.judges:
             try:
-                await self.save()
+                await self._save_changed()
             except StoreAwayError as error:
                 log.debug("rollouts are written later: %s", error)
 
@@ -320,49 +330,75 @@ class Rollouts:
             return
         rollout.golden_done()
 
-    async def _do_commands(self) -> None:
+    async def _read(self) -> list[_Row]:
         async with self._store.reading() as session:
-            rows = await list_rollouts(session)
-            asked = [(row.model, row.command, row.commanded_by) for row in rows if row.command]
-            begun = [(row.model, row.state) for row in rows]
-        for model, state in begun:  # another process has begun it
-            known = self.rollouts.get(model)
-            if (known is None or known.ended) and self._saved.get(model) != state:
-                self._saved[model] = state
-                self._take(msgspec.convert(state, Rollout))
-        for model, command, by in asked:
+            return [
+                _Row(msgspec.convert(row.state, Rollout), row.state, row.command, row.commanded_by or "")
+                for row in await list_rollouts(session)
+            ]
+
+    async def _hold_lease(self, rows: list[_Row]) -> bool:
+        """Hold the lease while there is something to judge; whether this process judges has changed."""
+        judged, now = self.judges, self._clock()
+        known = [*self.rollouts.values(), *(row.rollout for row in rows)]
+        if not any(row.command for row in rows) and all(each.ended for each in known):
+            if judged:
+                await leases.give_back(self._store, _LEASE, self._holder)
+            self.judges, self._renew_at = False, 0.0
+        elif now >= self._renew_at:
+            self.judges = await leases.take(self._store, _LEASE, self._holder, _LEASE_S)
+            self._renew_at = now + _LEASE_S / 3
+        return self.judges != judged
+
+    async def _do_commands(self, rows: list[_Row]) -> None:
+        for row in rows:  # another process may have begun one
+            known = self.rollouts.get(row.rollout.model)
+            if (known is None or known.ended) and self._saved.get(row.rollout.model) != row.state:
+                self._saved[row.rollout.model] = row.state
+                if known is None or known.log[0] != row.rollout.log[0]:  # an end is final: see `_save_changed`
+                    self._take(row.rollout)
+        for row in rows:
+            if row.command is None:
+                continue
+            model = row.rollout.model
             try:
-                self.command(model, command, by or "")
+                self.command(model, row.command, row.commanded_by)
             except (UnknownRolloutError, RolloutEndedError) as error:
                 log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
             async with self._store.transaction() as session:
-                await take_command(session, model, command)
+                await take_command(session, model, row.command)
 
-    async def _read(self) -> None:
-        async with self._store.reading() as session:
-            rows = [(row.model, row.state) for row in await list_rollouts(session)]
-        for model, state in rows:
-            if self._saved.get(model) != state:
-                self._saved[model] = state
-                self._take(msgspec.convert(state, Rollout))
+    def _follow(self, rows: list[_Row]) -> None:
+        for row in rows:
+            if self._saved.get(row.rollout.model) != row.state:
+                self._saved[row.rollout.model] = row.state
+                self._take(row.rollout)
 
     def _take(self, rollout: Rollout) -> None:
         self.rollouts[rollout.model] = rollout
         self._pairs.setdefault(rollout.model, MatchedPairs())
         self._apply()
 
-    async def save(self) -> None:
-        """Write what has changed since it was last written or read.
+    async def save(self, rollout: Rollout) -> None:
+        """Write a rollout that was begun or told something here, and look at it at once. A process that only follows
+        writes no other: its copies are old.
 
         Raises:
-            StoreAwayError: Not now; it is written later.
+            StoreAwayError: Not now; the process that judges writes it later.
         """
-        for model, rollout in list(self.rollouts.items()):
-            state = msgspec.to_builtins(rollout)
-            if self._saved.get(model) != state:
-                async with self._store.transaction() as session:
-                    await save_rollout(session, model, state, int(self._clock()))
-                self._saved[model] = state
+        await self._save(rollout)
+        self._loop.wake()
+
+    async def _save_changed(self) -> None:
+        for rollout in list(self.rollouts.values()):
+            await self._save(rollout)
+
+    async def _save(self, rollout: Rollout) -> None:
+        state = msgspec.to_builtins(rollout)
+        if self._saved.get(rollout.model) != state:
+            async with self._store.transaction() as session:
+                await save_rollout(session, rollout.model, state, int(self._clock()))
+            self._saved[rollout.model] = state
 
     def _is_ready(self, version: str) -> bool:
         served = self._served(version)
