@@ -289,6 +289,7 @@ class FleetController:
         finally:
             self._engines.supervisors.pop(name, None)
             self._leaving.pop(name, None)
+            self._launcher.vacate(name)
             supervisor.retire()
         self._loop.wake()
 
