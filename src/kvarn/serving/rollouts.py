@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,14 +29,12 @@ from kvarn.serving.golden_score import answers_rightly
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.rollout_outcomes import is_fault, outcome_of
+from kvarn.serving.rollout_store import RolloutStore, StoredRow
 from kvarn.serving.shadow import ComparedAnswer, ShadowResult, Shadows
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.ids import new_id
-from kvarn.store.repositories import leases
-from kvarn.store.repositories.rollouts import list_rollouts, save_rollout, take_command
 from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -46,22 +44,11 @@ if TYPE_CHECKING:
 RunT = TypeVar("RunT", bound="ChatRun | CompletionRun")
 
 COMMANDS = ("pause", "resume", "promote", "rollback")
-_LEASE = "rollouts"
-_LEASE_S = 15.0
 _LOOK_S = 1.0
 """Seconds between two looks at the database for commands, or for what the judging process has decided."""
 _MAX_COPIES = 16
 
 log = logging.getLogger("kvarn.gateway")
-
-
-class _Row(NamedTuple):
-    """What the database knows of a rollout."""
-
-    rollout: Rollout
-    state: dict[str, Any]
-    command: str | None
-    commanded_by: str
 
 
 class UnknownRolloutError(LookupError):
@@ -100,16 +87,13 @@ class Rollouts:
         self._routes = routes
         self._configured = {route.name: route for route in configured}
         self._models = models
-        self._store = store
+        self._stored = RolloutStore(store)
         self._text = text
         self._may_judge = may_judge
         self._clock = clock
-        self._holder = new_id("gateway-")
         self._pairs: dict[str, MatchedPairs] = {}
         self._golden: dict[str, asyncio.Task[None]] = {}
-        self._saved: dict[str, Any] = {}
         self._checked: dict[str, float] = {}
-        self._renew_at = 0.0
         self._applied: list[RouteConfig] = []
         self._loop = Periodic("looks at rollouts", self.look, _LOOK_S)
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
@@ -127,7 +111,7 @@ class Rollouts:
         if self.judges:
             try:
                 await self._save_changed()
-                await leases.give_back(self._store, _LEASE, self._holder)
+                await self._stored.give_lease_back()
             except StoreError as error:
                 log.warning("rollouts stay with this gateway until its lease ends: %s", error)
 
@@ -240,10 +224,10 @@ class Rollouts:
     async def look(self) -> None:
         """Once: judge, or follow the process that does."""
         try:
-            rows = await self._read()
+            rows = await self._stored.read()
             changed = self._may_judge and await self._hold_lease(rows)
             if changed:  # what the process wrote that judged before, if any, counts
-                rows = await self._read()
+                rows = await self._stored.read()
             if changed or not self.judges:
                 self._follow(rows)
             if self.judges:
@@ -330,48 +314,34 @@ class Rollouts:
             return
         rollout.golden_done()
 
-    async def _read(self) -> list[_Row]:
-        async with self._store.reading() as session:
-            return [
-                _Row(msgspec.convert(row.state, Rollout), row.state, row.command, row.commanded_by or "")
-                for row in await list_rollouts(session)
-            ]
-
-    async def _hold_lease(self, rows: list[_Row]) -> bool:
+    async def _hold_lease(self, rows: list[StoredRow]) -> bool:
         """Hold the lease while there is something to judge; whether this process judges has changed."""
-        judged, now = self.judges, self._clock()
-        known = [*self.rollouts.values(), *(row.rollout for row in rows)]
-        if not any(row.command for row in rows) and all(each.ended for each in known):
-            if judged:
-                await leases.give_back(self._store, _LEASE, self._holder)
-            self.judges, self._renew_at = False, 0.0
-        elif now >= self._renew_at:
-            self.judges = await leases.take(self._store, _LEASE, self._holder, _LEASE_S)
-            self._renew_at = now + _LEASE_S / 3
+        judged, known = self.judges, [*self.rollouts.values(), *(row.rollout for row in rows)]
+        if any(row.command for row in rows) or not all(each.ended for each in known):
+            self.judges = await self._stored.hold_lease(self._clock())
+        else:
+            await self._stored.give_lease_back()
+            self.judges = False
         return self.judges != judged
 
-    async def _do_commands(self, rows: list[_Row]) -> None:
+    async def _do_commands(self, rows: list[StoredRow]) -> None:
         for row in rows:  # another process may have begun one
-            known = self.rollouts.get(row.rollout.model)
-            if (known is None or known.ended) and self._saved.get(row.rollout.model) != row.state:
-                self._saved[row.rollout.model] = row.state
-                if known is None or known.log[0] != row.rollout.log[0]:  # an end is final: see `_save_changed`
-                    self._take(row.rollout)
+            known, new = self.rollouts.get(row.rollout.model), self._stored.is_new(row)
+            # An end is final: an old state of what has ended is written over.
+            if new and (known is None or (known.ended and known.log[0] != row.rollout.log[0])):
+                self._take(row.rollout)
         for row in rows:
-            if row.command is None:
-                continue
-            model = row.rollout.model
-            try:
-                self.command(model, row.command, row.commanded_by)
-            except (UnknownRolloutError, RolloutEndedError) as error:
-                log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
-            async with self._store.transaction() as session:
-                await take_command(session, model, row.command)
+            if row.command is not None:
+                model = row.rollout.model
+                try:
+                    self.command(model, row.command, row.commanded_by)
+                except (UnknownRolloutError, RolloutEndedError) as error:
+                    log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
+                await self._stored.done(row)
 
-    def _follow(self, rows: list[_Row]) -> None:
+    def _follow(self, rows: list[StoredRow]) -> None:
         for row in rows:
-            if self._saved.get(row.rollout.model) != row.state:
-                self._saved[row.rollout.model] = row.state
+            if self._stored.is_new(row):
                 self._take(row.rollout)
 
     def _take(self, rollout: Rollout) -> None:
@@ -386,19 +356,12 @@ class Rollouts:
         Raises:
             StoreAwayError: Not now; the process that judges writes it later.
         """
-        await self._save(rollout)
+        await self._stored.save(rollout, self._clock())
         self._loop.wake()
 
     async def _save_changed(self) -> None:
         for rollout in list(self.rollouts.values()):
-            await self._save(rollout)
-
-    async def _save(self, rollout: Rollout) -> None:
-        state = msgspec.to_builtins(rollout)
-        if self._saved.get(rollout.model) != state:
-            async with self._store.transaction() as session:
-                await save_rollout(session, rollout.model, state, int(self._clock()))
-            self._saved[rollout.model] = state
+            await self._stored.save(rollout, self._clock())
 
     def _is_ready(self, version: str) -> bool:
         served = self._served(version)
