@@ -198,9 +198,9 @@ class _Gateway:
         """Show the start of models and gateway processes; returns whether any model came up."""
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(show_start(self._models))
+            showing.add_done_callback(lambda _: self._shown.set())
             group.create_task(self._start_processes())
         ready = showing.result()
-        self._shown.set()
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
         # Another server's state is no reason to end: it may come up at any time.
