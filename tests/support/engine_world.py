@@ -396,4 +396,4 @@ class OftenForced(EveryThird):
 
 def packed(tokens: Iterable[int], vocabulary: int = VOCABULARY) -> bytes:
     """A mask of these tokens."""
-    return sum(1 << token for token in tokens).to_bytes(-(-vocabulary // 8), "little")
+    return sum(1 << token for token in tokens).to_bytes(-(-vocabulary // 32) * 4, "little")
