@@ -369,9 +369,12 @@ class ReadyMask:
 class EveryThird(ReadyMask):
     """Allows the tokens that leave the same rest as the number of output tokens when divided by 3."""
 
+    width = VOCABULARY
+    """Tokens of the model."""
+
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
         first = len(output_token_ids)
-        return tuple(packed(self.allowed(place)) for place in range(first, first + len(proposals) + 1))
+        return tuple(packed(self.allowed(place), self.width) for place in range(first, first + len(proposals) + 1))
 
     def allowed(self, place: int) -> Iterable[int]:
         return range(place % 3, VOCABULARY, 3)
