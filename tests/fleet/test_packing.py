@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
+from kvarn.fleet.launcher import LaunchError, LocalLauncher
 from kvarn.fleet.packing import GIB, PROCESS_BYTES, Device, Needs, needs_of, place, weight_bytes
+from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
 needs = st.builds(Needs, st.integers(0, 20), st.integers(0, 4).map(float))
@@ -51,6 +53,20 @@ def test_replicas_placed_one_after_another_never_pass_what_a_device_has(
     for device in machine:
         assert sum(each.memory_bytes for each in used.get(device.name, [])) <= device.memory_bytes
         assert sum(each.cpus for each in used.get(device.name, [])) <= device.cpus
+
+
+def test_a_replica_keeps_its_place_through_restarts_until_it_is_gone_for_good() -> None:
+    launcher = LocalLauncher([Device("cpu", 64 * GIB, cpus=8.0)], lambda spec: Needs(GIB, 8.0))
+    first, second, third = (ReplicaSpec(model="{}", directory="", replica=name) for name in ("1", "2", "3"))
+    for running in (first, second):
+        launcher.occupy(running, anyway=True)
+    launcher.occupy(first)
+    launcher.vacate("1")
+    for other in (first, third):
+        with pytest.raises(LaunchError, match="no room"):
+            launcher.occupy(other)
+    launcher.vacate("2")
+    launcher.occupy(third)
 
 
 def test_what_a_replica_needs_is_its_weights_its_cache_and_its_process() -> None:

@@ -150,7 +150,8 @@ class FleetController:
             return ReplicaPhase.DRAINING
         phase = supervisor.lifecycle.phase
         # One that was taken out for its answers keeps its place: another would answer like it.
-        return ReplicaPhase.BACKING_OFF if phase is ReplicaPhase.GONE else phase
+        is_out = name in self._engines.taken_out or phase is ReplicaPhase.GONE
+        return ReplicaPhase.BACKING_OFF if is_out else phase
 
     async def reconcile(self) -> None:
         """Look once, and begin what has to be done."""
@@ -182,7 +183,7 @@ class FleetController:
             match action:
                 case Start():
                     await self._start(self._versions[action.model, action.version])
-                case Drain():
+                case Drain() if action.name not in self._engines.taken_out:
                     self._drain(action.name)
                 case Activate():
                     raise AssertionError("there is no warm pool yet")
@@ -288,6 +289,7 @@ class FleetController:
         finally:
             self._engines.supervisors.pop(name, None)
             self._leaving.pop(name, None)
+            self._launcher.vacate(name)
             supervisor.retire()
         self._loop.wake()
 

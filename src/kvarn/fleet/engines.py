@@ -15,6 +15,7 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.replica_lifecycle import LEAVING
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.quality.watch import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
@@ -72,6 +73,8 @@ class Engines:
         desired = desired or {model.name: Desired(model) for model in config.models}
         self.supervisors: dict[str, EngineSupervisor] = {}
         """By the replica's name."""
+        self.taken_out: set[str] = set()
+        """Replicas that end now for their answers: they keep their places, so nobody replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
         """Of the processes that compute prompts for those."""
@@ -138,12 +141,18 @@ class Engines:
 
     async def take_out(self, drift: Drift) -> None:
         """Take a replica that answers wrongly out of service at once; its requests go on with another."""
-        supervisor = self.supervisors[drift.replica]
-        match drift.action:
-            case Action.RESTART:
-                await supervisor.restart(timeout_s=0)
-            case Action.KEEP_OUT:
-                await supervisor.drain(timeout_s=0)
+        supervisor = self.supervisors.get(drift.replica)
+        if supervisor is None or supervisor.lifecycle.phase in LEAVING:
+            return  # it ends anyway
+        self.taken_out.add(drift.replica)
+        try:
+            match drift.action:
+                case Action.RESTART:
+                    await supervisor.restart(timeout_s=0)
+                case Action.KEEP_OUT:
+                    await supervisor.drain(timeout_s=0)
+        finally:
+            self.taken_out.discard(drift.replica)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""

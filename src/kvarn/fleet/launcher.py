@@ -72,6 +72,10 @@ class Launcher(Protocol):
         """End the processes of a replica that an earlier controller started and nobody knows any more."""
         ...
 
+    def vacate(self, replica: str) -> None:
+        """A replica is gone for good, and others may have its place."""
+        ...
+
 
 class LocalEngine:
     """An engine process of this machine, a child of this one."""
@@ -132,7 +136,7 @@ class LocalLauncher:
         self._devices = devices
         self._needs_of = needs_of
         self._placed: dict[str, tuple[str, Needs]] = {}
-        """The device and the needs of each replica that has an engine."""
+        """The device and the needs of each replica, from its first launch until it is gone for good."""
 
     def start(self) -> None:
         """Nothing has to run."""
@@ -141,17 +145,17 @@ class LocalLauncher:
         """Nothing has to end."""
 
     def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> None:
-        """Give a replica a place; `anyway`: it runs already, whether there is room or not.
+        """Give a replica a place, which it keeps until `vacate`; `anyway`: it runs already, whether there is room or
+        not.
 
         Raises:
             LaunchError: There is none.
         """
-        if not self._devices:
+        if not self._devices or spec.replica in self._placed:
             return
         needs, used = self._needs_of(spec), dict[str, list[Needs]]()
-        for replica, (device, each) in self._placed.items():
-            if replica != spec.replica:
-                used.setdefault(device, []).append(each)
+        for device, each in self._placed.values():
+            used.setdefault(device, []).append(each)
         found = place(needs, self._devices, used)
         if found is None and anyway:
             found = self._devices[0]
@@ -160,19 +164,13 @@ class LocalLauncher:
         self._placed[spec.replica] = found.name, needs
 
     def vacate(self, replica: str) -> None:
-        """A replica has no engine any more."""
+        """See `Launcher.vacate`."""
         self._placed.pop(replica, None)
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
         self.occupy(spec)
-        try:
-            engine = launch_local(spec)
-        except OSError:
-            self.vacate(spec.replica)
-            raise
-        engine.exited.add_done_callback(lambda _: self.vacate(spec.replica))
-        return engine
+        return launch_local(spec)
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""

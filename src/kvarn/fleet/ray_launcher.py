@@ -159,6 +159,9 @@ class RayLauncher:
         for engine in (await self.adopt(replica)).values():
             engine.kill()
 
+    def vacate(self, replica: str) -> None:
+        """See `Launcher.vacate`: Ray's places end with their engines."""
+
     def _engine(self, name: str, place: _Place) -> RayEngine:
         engine = self.engines[name] = RayEngine(place, self._host, lambda: self._kill(name))
         return engine

@@ -58,6 +58,8 @@ class Rollout(msgspec.Struct, kw_only=True):
     config: str
     """JSON of the `RolloutConfig`."""
     gates: Gates
+    stable_promoted: bool = False
+    """The stable version serves because an earlier rollout was promoted: it does not stand in the configuration."""
     phase: Phase = Phase.SHADOW
     step: int = -1
     """Position in `steps`; -1 in the shadow."""

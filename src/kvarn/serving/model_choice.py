@@ -26,6 +26,8 @@ from kvarn.wire.openai.errors import ApiError
 
 _CODES: dict[str | None, FallbackReason] = {"model_not_ready": "not_ready", "replica_lost": "error"}
 _NOT_BEGUN: tuple[FallbackReason, ...] = ("error", "timeout", "overload", "not_ready")
+_ROUTE = ""
+"""Key of a route's fallbacks among those of models: a rollout's route has the name of a model."""
 BYTES_PER_TOKEN = 4
 """About so many has a token of a prompt that is not tokenized yet."""
 NO_FEATURES = RequestFeatures()
@@ -132,10 +134,9 @@ class ModelRoutes:
         route = record.route
         if route is None and not any(self._models.get(name) for name in tried):  # the usual case
             return
-        passed, owners = list(tried), [*reversed(tried), *(() if route is None else (route.name,))]
-        ladders = dict(self._models)
+        passed, owners, ladders = list(tried), [*reversed(tried), _ROUTE], dict(self._models)
         if route is not None:
-            ladders[route.name] = route.fallback
+            ladders[_ROUTE] = route.fallback
         while (model := next_fallback(reason, owners, ladders, passed)) is not None:
             passed.append(model)
             owners.insert(0, model)

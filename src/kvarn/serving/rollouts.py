@@ -128,7 +128,8 @@ class Rollouts:
         Raises:
             UnknownRolloutError: The versions are not served, or are one.
         """
-        if (running := self.rollouts.get(model)) is not None and not running.ended:
+        before = self.rollouts.get(model)
+        if before is not None and not before.ended:
             raise UnknownRolloutError(f"a rollout of {model!r} is under way: roll it back or promote it first")
         stable = self._stable_of(model)
         for version in (stable, candidate):
@@ -139,6 +140,8 @@ class Rollouts:
         golden = bool(config.golden_prompts) and self._golden_path(stable) is not None
         now = self._clock()
         rollout = Rollout.start(model, stable, candidate, config, now, by=by, golden=golden)
+        if before is not None:
+            rollout.stable_promoted = before.phase is Phase.PROMOTED or before.stable_promoted
         self._take(rollout)
         return rollout
 
@@ -276,8 +279,8 @@ class Rollouts:
         """Give the routes the shares as they are now."""
         routes = dict(self._configured)
         for rollout in self.rollouts.values():
-            if rollout.phase is Phase.ROLLED_BACK:
-                continue
+            if rollout.phase is Phase.ROLLED_BACK and not rollout.stable_promoted:
+                continue  # what the configuration says holds again
             for name in self._names_of(rollout.model):
                 routes[name] = self._route(name, rollout)
         wanted = list(routes.values())
@@ -381,6 +384,8 @@ class Rollouts:
         before = self.rollouts.get(model)
         if before is not None and before.phase is Phase.PROMOTED:
             return before.candidate
+        if before is not None and before.stable_promoted:
+            return before.stable
         route = self._configured.get(model)
         if route is None:
             return model

@@ -1,0 +1,116 @@
+"""The controller's loop with real engine processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Callable
+
+import pytest
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.controller import FleetController, ServedVersion
+from kvarn.fleet.desired import Desired, DesiredState
+from kvarn.fleet.engines import Engines
+from kvarn.fleet.launchers import launcher_of
+from kvarn.fleet.packing import GIB, this_machine
+from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.quality.watch import Action, Drift
+from kvarn.replica.client.protocol import ReplicaState
+
+WAIT_S = 120.0
+
+
+class Fleet:
+    """What `kvarn serve` runs of the fleet, and which replicas were added since."""
+
+    def __init__(self, config: KvarnConfig) -> None:
+        self.desired = DesiredState(config).models
+        self.engines = Engines(config, desired=self.desired)
+        self.launcher = launcher_of(config, self.engines)
+        self.controller = FleetController(config, self.engines, self.launcher, self.desired, self._read)
+        self.controller.listen(self)
+        self.added: list[str] = []
+        self.engines.start()
+        self.controller.start()
+
+    async def _read(self):
+        return self.desired
+
+    async def version_added(self, version: ServedVersion) -> None:
+        """See `FleetListener`."""
+
+    def replica_added(self, supervisor: EngineSupervisor) -> None:
+        self.added.append(supervisor.status.replica)
+
+    def version_removed(self, model: str, version: int) -> None:
+        """See `FleetListener`."""
+
+    @property
+    def states(self) -> dict[str, ReplicaState]:
+        return {name: each.status.state for name, each in self.engines.supervisors.items()}
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        return {name: each.pid for name, each in self.engines.supervisors.items()}
+
+    async def until_ready(self, count: int) -> None:
+        """Until there are so many replicas, and all are ready."""
+        async with asyncio.timeout(WAIT_S):
+            while list(self.states.values()) != [ReplicaState.READY] * count:  # noqa: ASYNC110  other processes
+                await asyncio.sleep(0.02)
+
+    async def take_out(self, replica: str, action: Action) -> None:
+        drift = Drift(model="m", replica=replica, prompt="p", adapter="", cached=False, detail="", action=action)
+        await self.engines.take_out(drift)
+
+    async def close(self) -> None:
+        await self.controller.stop()
+        await self.engines.stop()
+
+
+@pytest.fixture
+async def make_fleet(tmp_path) -> AsyncGenerator[Callable[..., Fleet], None]:
+    fleets: list[Fleet] = []
+
+    def make(**model: object) -> Fleet:
+        settings = {"name": "m", "path": "kvarn-demo", "threads": 1, "kv_cache_gib": 0.1} | model
+        replica = {"restart_backoff_s": 0.05, "separate_cores": False}
+        config = {"models": [settings], "data_dir": str(tmp_path), "replica": replica, "fleet": {"poll_s": 0.2}}
+        fleets.append(Fleet(KvarnConfig.model_validate(config)))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        await fleet.close()
+
+
+async def test_a_replica_that_is_taken_out_for_its_answers_is_not_replaced(make_fleet):
+    fleet = make_fleet(replicas=2)
+    await fleet.until_ready(2)
+    first, second = before = fleet.pids
+    await fleet.take_out(first, Action.RESTART)
+    await fleet.until_ready(2)
+    assert fleet.added == []
+    assert fleet.pids[first] != before[first] and fleet.pids[second] == before[second]
+
+    await fleet.take_out(first, Action.KEEP_OUT)
+    assert fleet.states == {first: ReplicaState.DOWN, second: ReplicaState.READY}
+    fleet.desired["m"] = dataclasses.replace(fleet.desired["m"], replicas=1)
+    fleet.controller.wake()
+    await fleet.until_ready(1)
+    assert fleet.pids == {second: before[second]} and fleet.added == []
+
+
+async def test_versions_follow_each_other_where_there_is_room_for_two_replicas(make_fleet):
+    two_fifths_gib = 0.4 * this_machine().memory_bytes / GIB
+    fleet = make_fleet(hardware={"memory_gib": two_fifths_gib})
+    await fleet.until_ready(1)
+    for version in (1, 2):
+        fleet.desired["m"] = Desired(fleet.desired["m"].model, version)
+        fleet.controller.wake()
+        async with asyncio.timeout(WAIT_S):
+            while [each.status.version for each in fleet.engines.supervisors.values()] != [version]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await fleet.until_ready(1)
+    assert len(fleet.added) == 2
