@@ -45,7 +45,7 @@ class AdmissionStage:
         self._names = {alias: name for name, model in models.items() for alias in model.config.aliases}
         self._names |= {name: name for name in models}
         self._replicas: dict[str, ReplicaAdmission] = {}
-        """By the replica's name."""
+        """By the replica's name. Another replica may get the name of one that is gone."""
         self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
 
     def check_process(self, in_flight: int) -> None:
@@ -97,7 +97,7 @@ class AdmissionStage:
             return
         record, early = work.record, work.record.early_demand
         if early is not None and early.accepted and record.degraded_from is None:
-            expecting = self._replica(work.model, record.early_replica)
+            expecting = self._replicas[record.early_replica]
             expecting.controller.prepared(early)
             if early.body_bytes:
                 expecting.traffic.learn_body(early.body_bytes, work.prompt_tokens)
@@ -135,9 +135,15 @@ class AdmissionStage:
 
     def _replica_for(self, work: Work) -> ReplicaAdmission:
         """The replica that was chosen for the work or, where that would refuse it, the next best that would not."""
+        model = self._models[work.model].version_of(work.replica)
+        replicas, first, route = model.replicas, work.choice, work.route
+        if work.replica not in replicas:  # it has gone since it was chosen
+            again = None if route is None else replicas.choose_late(route)
+            if again is None:
+                raise model.not_ready()
+            work.go_to(again)
+            first = again
         chosen = self._replica(work.model, work.replica)
-        replicas = self._models[work.model].version_of(work.replica).replicas
-        first, route = work.choice, work.route
         if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, work):
             return chosen
         refusing = {chosen.name}
@@ -160,10 +166,9 @@ class AdmissionStage:
         )
 
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
-        found = self._replicas.get(replica)
-        if found is None:
-            found = ReplicaAdmission(self._config, self._models[model].version_of(replica), replica, self._metrics)
-            self._replicas[replica] = found
+        served, found = self._models[model].version_of(replica), self._replicas.get(replica)
+        if found is None or found.client is not served.replicas[replica]:
+            found = self._replicas[replica] = ReplicaAdmission(self._config, served, replica, self._metrics)
         return found
 
     def predicted_ttft_s(self, name: str, record: RequestRecord, features: RequestFeatures) -> float | None:

@@ -91,7 +91,7 @@ class ReplicaAdmission:
         self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
         self._model = model.name
         self.name = replica
-        self._client = client
+        self.client = client
         self._metrics = metrics
         self._waiting: dict[Demand, asyncio.Future[Refusal | None]] = {}
         self._poller: asyncio.Task[None] | None = None
@@ -99,7 +99,7 @@ class ReplicaAdmission:
     def update(self) -> float:
         """Give the controller the engine's latest statistics. Returns the time."""
         now = time.monotonic()
-        self.controller.update(self._client.stats, now)
+        self.controller.update(self.client.stats, now)
         return now
 
     def demand_of(self, work: Work) -> Demand:

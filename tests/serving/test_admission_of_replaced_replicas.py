@@ -1,0 +1,69 @@
+"""Admission follows the replicas of a model: a name may pass to another replica, or be gone when its turn comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fake_replica import GENERATE_CARD, FakeReplica
+from kvarn.observe.admission import AdmissionMetrics
+from kvarn.routing.candidate import RouteRequest
+from kvarn.serving.stages.admission import AdmissionStage
+from kvarn.serving.work import RequestRecord, Work
+from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.wire.openai.errors import ApiError
+
+TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
+IDLE = EngineStats(step_times=TIMES, step_s=0.01)
+FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, waiting=300, decode_rows=300, prefill_tokens=10**9)
+
+
+@pytest.fixture
+def stage(server: Any) -> AdmissionStage:
+    admission = server.config.admission.model_copy(update={"load_shedding": True})
+    config = server.config.model_copy(update={"admission": admission})
+    return AdmissionStage(config, server.served, AdmissionMetrics())
+
+
+def work_for(server: Any) -> Work:
+    replicas = server.served["tiny"].replicas
+    work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
+    work.route = RouteRequest(prompt_tokens=10)
+    choice = replicas.choose(work.route)
+    assert choice is not None
+    work.go_to(choice)
+    return work
+
+
+async def test_a_replica_that_takes_over_a_name_is_judged_by_its_own_statistics(
+    server: Any, stage: AdmissionStage
+) -> None:
+    replicas = server.served["tiny"].replicas
+    (name,) = replicas
+    server.chat.stats = IDLE
+    await stage.enter(work_for(server))
+    replicas.remove(name)
+    replicas.add(name, FakeReplica(GENERATE_CARD))
+    replicas[name].stats = FULL
+    with pytest.raises(ApiError) as refused:
+        await stage.enter(work_for(server))
+    assert refused.value.status == 503
+    await stage.close()
+
+
+async def test_where_the_chosen_replica_has_gone_another_takes_the_request_or_none_is_ready(
+    server: Any, stage: AdmissionStage
+) -> None:
+    replicas = server.served["tiny"].replicas
+    (name,) = replicas
+    work, other = work_for(server), work_for(server)
+    replicas.add("another", FakeReplica(GENERATE_CARD))
+    replicas.remove(name)
+    await stage.enter(work)
+    assert work.replica == "another"
+    replicas.remove("another")
+    with pytest.raises(ApiError) as refused:
+        await stage.enter(other)
+    assert (refused.value.status, refused.value.code) == (503, "model_not_ready")
+    await stage.close()
