@@ -35,6 +35,7 @@ def test_blocks_outlive_a_restart_and_go_with_their_organisation(
         "data_dir": str(tmp_path / "data"),
         "auth": {"mode": "keys", "refresh_s": 0.2},
         "gateway": {"port": 0, "drain_timeout_s": 2},
+        "quality": {"enabled": False},  # its golden prompts leave blocks too
     }
     with serving(tmp_path, configuration) as server:
         key = (tmp_path / "data" / "bootstrap-admin-key").read_text().strip()
