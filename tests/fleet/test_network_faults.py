@@ -24,7 +24,7 @@ from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
 
 WAIT_S = 60.0
-CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=2.0, restart_backoff_s=0.1)
+CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=4.0, restart_backoff_s=0.1)
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 
 
@@ -121,7 +121,7 @@ class Remote:
         keys, supervisor = CurveKeys.make(), free_address(HERE)
         endpoint = Endpoint(engine=tcp_address(THERE, next(self._ports)), gateway_host=HERE)
         own = msgspec.structs.replace(endpoint, keys=keys.for_engine())
-        spec = msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor, orphan_timeout_s=3.0)
+        spec = msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor, orphan_timeout_s=10.0)
         command = [sys.executable, "-P", "-m", "kvarn.replica.server", "scripted_engine"]
         command = ["ip", "netns", "exec", self.network.name, *command]
         popen = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: ASYNC220  it returns at once
