@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,8 @@ def knows_budgets(server: Any) -> bool:
 
 
 def metering_of(server: Any) -> Metering:
-    metering = server.gateway.stages[0].args[0]
-    assert isinstance(metering, Metering)
-    return metering
+    stages = [stage for stage in server.gateway.stages if isinstance(stage, partial)]
+    return next(stage.args[0] for stage in stages if isinstance(stage.args[0], Metering))
 
 
 def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:

@@ -25,7 +25,7 @@ async def delete(store: Store, name: str) -> str:
 async def test_each_engine_hears_once_of_each_deleted_organisation_and_again_after_a_restart(store: Store) -> None:
     up, late = (FakeReplicaClient(None, lambda request, index: []) for _ in range(2))
     late.state = ReplicaState.STARTING
-    deleted = DeletedTenants(store, [{"up": up}, {"late": late}])
+    deleted = DeletedTenants(store, lambda: [{"up": up}, {"late": late}])
     await deleted.tell()
     first = await delete(store, "first")
     await create_organization(store, "lives")

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from engine_adapters import ScriptedAdapters
+from guesses import FreeProposer
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore
 from kvarn.engine.memory_pressure import Preemption
 from kvarn.engine.plan import LAST_SAMPLED, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.proposer import Guess, Proposer
+from kvarn.engine.proposer import Proposer
 from kvarn.engine.request import Sequence as EngineSequence
 from kvarn.engine.request import TokenMask
 from kvarn.engine.step_time import StepTimeModel
@@ -319,7 +320,7 @@ class World:
             assert self.output(request_id, index) == expected, f"{request_id}/{index} drew other tokens"
 
 
-class ScriptedProposer:
+class ScriptedProposer(FreeProposer):
     """Proposes as many tokens as its script says next, of which the one at the place that it says is wrong."""
 
     grades = (0.5,)
@@ -327,22 +328,16 @@ class ScriptedProposer:
     overhead_s = 0.0
 
     def __init__(self, script: Sequence[tuple[int, int]], is_free: bool = True) -> None:
+        super().__init__()
         self.is_free = is_free
         self.forgotten: set[EngineSequence] = set()
         self._script = cycle(script)
-        self.num_proposed = 0
-
-    def propose(self, wanted: Sequence[tuple[EngineSequence, int]]) -> list[Guess]:
-        return [Guess(self._guess(sequence, limit)) for sequence, limit in wanted]
-
-    def seconds(self, num_sequences: int) -> float:
-        return 0.0
 
     def forget(self, sequence: EngineSequence) -> None:
         assert sequence not in self.forgotten, "a sequence ended twice"
         self.forgotten.add(sequence)
 
-    def _guess(self, sequence: EngineSequence, limit: int) -> list[int]:
+    def guess(self, sequence: EngineSequence, limit: int) -> list[int]:
         length, wrong = next(self._script)
         tokens, mask = list(sequence.tokens), sequence.request.mask
         chain = chain_of(tokens, sequence.request.scope.adapter)
@@ -352,7 +347,6 @@ class ScriptedProposer:
                 token = allowed(token, mask.pack(sequence.index, tokens[sequence.num_prompt :], [])[0])
             tokens.append((token + (place == wrong)) % VOCABULARY)
             chain = link(chain, tokens[-1])
-        self.num_proposed += len(tokens) - len(sequence.tokens)
         return tokens[len(sequence.tokens) :]
 
 
@@ -369,9 +363,11 @@ class ReadyMask:
 class EveryThird(ReadyMask):
     """Allows the tokens that leave the same rest as the number of output tokens when divided by 3."""
 
+    width = VOCABULARY
+
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
         first = len(output_token_ids)
-        return tuple(packed(self.allowed(place)) for place in range(first, first + len(proposals) + 1))
+        return tuple(packed(self.allowed(place), self.width) for place in range(first, first + len(proposals) + 1))
 
     def allowed(self, place: int) -> Iterable[int]:
         return range(place % 3, VOCABULARY, 3)
@@ -396,4 +392,4 @@ class OftenForced(EveryThird):
 
 def packed(tokens: Iterable[int], vocabulary: int = VOCABULARY) -> bytes:
     """A mask of these tokens."""
-    return sum(1 << token for token in tokens).to_bytes(-(-vocabulary // 8), "little")
+    return sum(1 << token for token in tokens).to_bytes(-(-vocabulary // 32) * 4, "little")

@@ -54,6 +54,10 @@ def answers(stack: Any, messages: list[Submit]) -> dict[Any, Any]:
     }
 
 
+class WideThird(EveryThird):
+    width = VOCABULARY
+
+
 class Unlearned(StepTimeModel):
     """Knows nothing of this machine: then loading a block counts as faster than computing it."""
 
@@ -119,7 +123,7 @@ def test_a_mask_forces_tokens_whatever_else_is_demanded(stack: Any, tiny_model: 
 
 
 def test_masks_and_proposals_go_together(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
-    masks = {"masks": lambda message: EveryThird()}
+    masks = {"masks": lambda message: WideThird()}
     alone = answers(stack(tiny_model("llama"), **masks), requests())
     oracle = Oracle(alone)
     found = answers(stack(tiny_model("llama"), proposer=oracle, **masks), requests())

@@ -115,6 +115,8 @@ class _Gateway:
         self._controller.listen(live)
         self._desired = desired
         self._models = [model for name, model in live.by_name.items() if desired.models[name].count]
+        self._asleep = [model for name, model in live.by_name.items() if not desired.models[name].count]
+        """They have no replicas until they are asked for, or scaled."""
         inherited = inherited_listener(config.gateway)
         if inherited is not None and config.gateway.api_server_count > 1:
             raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
@@ -198,9 +200,9 @@ class _Gateway:
         """Show the start of models and gateway processes; returns whether any model came up."""
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(show_start(self._models))
+            showing.add_done_callback(lambda _: self._shown.set())
             group.create_task(self._start_processes())
-        ready = showing.result()
-        self._shown.set()
+        ready = [*showing.result(), *self._asleep]
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
         # Another server's state is no reason to end: it may come up at any time.

@@ -34,7 +34,7 @@ class RowMasks(Protocol):
 
     def __getitem__(self, position: int, /) -> bytes | memoryview:
         """At the position after so many proposals: bit i (of byte i // 8, lowest first) says whether token i may be
-        drawn. Waits for it where it is not there yet."""
+        drawn. Whole words of 32 bits. Waits for it where it is not there yet."""
         ...
 
 

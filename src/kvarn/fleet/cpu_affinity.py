@@ -47,7 +47,7 @@ def share_cpus(cpus: tuple[int, ...], count: int, files: MachineFiles = LINUX) -
         count: Engines. More than there are CPUs use all of them.
         files: Where the CPUs are described.
     """
-    if count == 1 or not hasattr(os, "sched_setaffinity"):
+    if count <= 1 or not hasattr(os, "sched_setaffinity"):
         return [cpus] * count
     cores = physical_cores(allowed_cpus(), files)
     if not cpus and usable_cores(files) == len(cores):

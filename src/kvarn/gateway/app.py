@@ -70,7 +70,7 @@ from kvarn.serving.golden import GoldenModels
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
+from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel, replicas_with_tiers
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.routing_metrics import RoutingCollector
@@ -251,9 +251,8 @@ async def _lifespan(
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
-    keepers = [model.replicas for model in gateway.models if model.config.kv_tiers is not None]
-    if keepers and (gateway.shared is None or gateway.shared.is_main):
-        deleted = DeletedTenants(gateway.store, keepers)
+    if gateway.shared is None or gateway.shared.is_main:
+        deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
     if gateway.watch is not None:
         workers.append(gateway.watch)

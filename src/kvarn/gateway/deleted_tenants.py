@@ -3,7 +3,7 @@ those on disk among them, are deleted too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from kvarn.replica.client.protocol import ReplicaClient
 from kvarn.store.engine import Store
@@ -18,14 +18,14 @@ class DeletedTenants:
 
     Args:
         store: With the audit log.
-        models: The replicas of the models whose engines keep blocks, by name.
+        keepers: Gives the replicas whose engines keep blocks now, by name for each model.
     """
 
-    def __init__(self, store: Store, models: Collection[Mapping[str, ReplicaClient]]) -> None:
+    def __init__(self, store: Store, keepers: Callable[[], Collection[Mapping[str, ReplicaClient]]]) -> None:
         self._store = store
         self._deleted: dict[str, None] = {}
         self._read_until_s = 0
-        self._models = models
+        self._keepers = keepers
         self._told: dict[ReplicaClient, tuple[int, set[str]]] = {}
         """By the engine: the number of its start, and what it has been told since."""
 
@@ -35,11 +35,14 @@ class DeletedTenants:
         Raises:
             StoreAwayError: The database does not answer.
         """
+        keepers = self._keepers()
+        if not keepers:
+            return
         for tenant, at_s in await deleted_organizations(self._store, self._read_until_s - _OVERLAP_S):
             self._deleted[tenant] = None
             self._read_until_s = max(self._read_until_s, at_s)
         before, self._told = self._told, {}
-        for replica in [replica for replicas in self._models for replica in replicas.values()]:
+        for replica in [replica for replicas in keepers for replica in replicas.values()]:
             start, told = before.get(replica, (0, set[str]()))
             if replica.starts != start:
                 told = set()

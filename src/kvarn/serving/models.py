@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import InitVar, asdict, dataclass, field
 from functools import partial
@@ -328,6 +328,12 @@ class ReplicasByModel(Mapping[str, Mapping[str, ReplicaClient]]):
 
     def __len__(self) -> int:
         return len(self._models)
+
+
+def replicas_with_tiers(models: Iterable[ServedModel]) -> list[Mapping[str, ReplicaClient]]:
+    """The replicas of models, in all their versions, that keep KV blocks beyond the cache."""
+    versions = [each for model in models for each in model.versions or [model]]
+    return [each.replicas for each in versions if each.config.kv_tiers is not None]
 
 
 class ModelTable:

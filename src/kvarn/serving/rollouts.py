@@ -29,14 +29,12 @@ from kvarn.serving.golden_score import answers_rightly
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.rollout_outcomes import is_fault, outcome_of
+from kvarn.serving.rollout_store import RolloutStore, StoredRow
 from kvarn.serving.shadow import ComparedAnswer, ShadowResult, Shadows
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.ids import new_id
-from kvarn.store.repositories import leases
-from kvarn.store.repositories.rollouts import list_rollouts, save_rollout, take_command
 from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 RunT = TypeVar("RunT", bound="ChatRun | CompletionRun")
 
 COMMANDS = ("pause", "resume", "promote", "rollback")
-_LEASE = "rollouts"
-_LEASE_S = 15.0
 _LOOK_S = 1.0
 """Seconds between two looks at the database for commands, or for what the judging process has decided."""
 _MAX_COPIES = 16
@@ -87,17 +83,16 @@ class Rollouts:
         self.rollouts: dict[str, Rollout] = {}
         """The latest of each model, by what clients ask for."""
         self.judges = False
+        """Whether this process judges now: only while there is a rollout to judge."""
         self._routes = routes
         self._configured = {route.name: route for route in configured}
         self._models = models
-        self._store = store
+        self._stored = RolloutStore(store)
         self._text = text
         self._may_judge = may_judge
         self._clock = clock
-        self._holder = new_id("gateway-")
         self._pairs: dict[str, MatchedPairs] = {}
         self._golden: dict[str, asyncio.Task[None]] = {}
-        self._saved: dict[str, Any] = {}
         self._checked: dict[str, float] = {}
         self._applied: list[RouteConfig] = []
         self._loop = Periodic("looks at rollouts", self.look, _LOOK_S)
@@ -115,8 +110,8 @@ class Rollouts:
         await asyncio.gather(*self._golden.values(), return_exceptions=True)
         if self.judges:
             try:
-                await self.save()
-                await leases.give_back(self._store, _LEASE, self._holder)
+                await self._save_changed()
+                await self._stored.give_lease_back()
             except StoreError as error:
                 log.warning("rollouts stay with this gateway until its lease ends: %s", error)
 
@@ -229,15 +224,14 @@ class Rollouts:
     async def look(self) -> None:
         """Once: judge, or follow the process that does."""
         try:
-            if self._may_judge:
-                held = await leases.take(self._store, _LEASE, self._holder, _LEASE_S)
-                if held and not self.judges:
-                    await self._read()
-                self.judges = held
+            rows = await self._stored.read()
+            changed = self._may_judge and await self._hold_lease(rows)
+            if changed:  # what the process wrote that judged before, if any, counts
+                rows = await self._stored.read()
+            if changed or not self.judges:
+                self._follow(rows)
             if self.judges:
-                await self._do_commands()
-            else:
-                await self._read()
+                await self._do_commands(rows)
         except StoreError as error:  # the database is away: what is known goes on
             log.debug("rollouts go on without the database: %s", error)
         if self.judges:
@@ -245,7 +239,7 @@ class Rollouts:
         self._apply()
         if self.judges:
             try:
-                await self.save()
+                await self._save_changed()
             except StoreAwayError as error:
                 log.debug("rollouts are written later: %s", error)
 
@@ -320,49 +314,54 @@ class Rollouts:
             return
         rollout.golden_done()
 
-    async def _do_commands(self) -> None:
-        async with self._store.reading() as session:
-            rows = await list_rollouts(session)
-            asked = [(row.model, row.command, row.commanded_by) for row in rows if row.command]
-            begun = [(row.model, row.state) for row in rows]
-        for model, state in begun:  # another process has begun it
-            known = self.rollouts.get(model)
-            if (known is None or known.ended) and self._saved.get(model) != state:
-                self._saved[model] = state
-                self._take(msgspec.convert(state, Rollout))
-        for model, command, by in asked:
-            try:
-                self.command(model, command, by or "")
-            except (UnknownRolloutError, RolloutEndedError) as error:
-                log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
-            async with self._store.transaction() as session:
-                await take_command(session, model, command)
+    async def _hold_lease(self, rows: list[StoredRow]) -> bool:
+        """Hold the lease while there is something to judge; whether this process judges has changed."""
+        judged, known = self.judges, [*self.rollouts.values(), *(row.rollout for row in rows)]
+        if any(row.command for row in rows) or not all(each.ended for each in known):
+            self.judges = await self._stored.hold_lease(self._clock())
+        else:
+            await self._stored.give_lease_back()
+            self.judges = False
+        return self.judges != judged
 
-    async def _read(self) -> None:
-        async with self._store.reading() as session:
-            rows = [(row.model, row.state) for row in await list_rollouts(session)]
-        for model, state in rows:
-            if self._saved.get(model) != state:
-                self._saved[model] = state
-                self._take(msgspec.convert(state, Rollout))
+    async def _do_commands(self, rows: list[StoredRow]) -> None:
+        for row in rows:  # another process may have begun one
+            known, new = self.rollouts.get(row.rollout.model), self._stored.is_new(row)
+            # An end is final: an old state of what has ended is written over.
+            if new and (known is None or (known.ended and known.log[0] != row.rollout.log[0])):
+                self._take(row.rollout)
+        for row in rows:
+            if row.command is not None:
+                model = row.rollout.model
+                try:
+                    self.command(model, row.command, row.commanded_by)
+                except (UnknownRolloutError, RolloutEndedError) as error:
+                    log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
+                await self._stored.done(row)
+
+    def _follow(self, rows: list[StoredRow]) -> None:
+        for row in rows:
+            if self._stored.is_new(row):
+                self._take(row.rollout)
 
     def _take(self, rollout: Rollout) -> None:
         self.rollouts[rollout.model] = rollout
         self._pairs.setdefault(rollout.model, MatchedPairs())
         self._apply()
 
-    async def save(self) -> None:
-        """Write what has changed since it was last written or read.
+    async def save(self, rollout: Rollout) -> None:
+        """Write a rollout that was begun or told something here, and look at it at once. A process that only follows
+        writes no other: its copies are old.
 
         Raises:
-            StoreAwayError: Not now; it is written later.
+            StoreAwayError: Not now; the process that judges writes it later.
         """
-        for model, rollout in list(self.rollouts.items()):
-            state = msgspec.to_builtins(rollout)
-            if self._saved.get(model) != state:
-                async with self._store.transaction() as session:
-                    await save_rollout(session, model, state, int(self._clock()))
-                self._saved[model] = state
+        await self._stored.save(rollout, self._clock())
+        self._loop.wake()
+
+    async def _save_changed(self) -> None:
+        for rollout in list(self.rollouts.values()):
+            await self._stored.save(rollout, self._clock())
 
     def _is_ready(self, version: str) -> bool:
         served = self._served(version)

@@ -84,6 +84,15 @@ async def test_what_is_not_there_is_an_error_that_says_what_is(store: Store) -> 
     assert (await current(store))[0][1] == 1
 
 
+async def test_a_number_is_not_used_again_after_a_deployment_was_deleted(store: Store) -> None:
+    for path in ("one", "two"):
+        await change(store, deployments.deploy, "m", {"path": path})
+    await change(store, deployments.delete_deployment, "m")
+    await change(store, deployments.deploy, "other", {"path": "one"})
+    again = await change(store, deployments.deploy, "m", {"path": "three"})
+    assert again.version == 3
+
+
 async def test_every_change_is_in_the_audit_log(store: Store) -> None:
     await change(store, deployments.deploy, "m", {"path": "one"})
     await change(store, deployments.deploy, "m", {"path": "two"})

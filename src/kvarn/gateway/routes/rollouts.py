@@ -48,7 +48,7 @@ async def start_rollout(admin: PlatformAdminDep, body: StartRollout) -> RolloutO
         raise invalid_request(str(error), "candidate") from None
     async with admin.audited_change() as change:
         note_rollout(change, body.model, "started", candidate=body.candidate)
-    await rollouts.save()
+    await rollouts.save(rollout)
     return _describe(rollout)
 
 
@@ -64,20 +64,21 @@ async def command_rollout(admin: PlatformAdminDep, model: str, body: RolloutComm
     holds at once, whether or not the database answers; a gateway process that only follows passes it on, which takes a
     second."""
     rollouts, rollout = admin.gateway.rollouts, _find(admin, model)
-    if rollouts.judges:
+    judges = rollouts.judges
+    if judges or rollout.ended:
         try:
             rollout = rollouts.command(model, body.action, admin.actor.name)
         except RolloutEndedError as error:
             raise ApiError(409, str(error), code="rollout_ended") from None
     try:
         async with admin.audited_change() as change:
-            if not rollouts.judges:
+            if not judges:
                 await leave_command(change, model, body.action)
             note_rollout(change, model, _DONE[body.action])
-        if rollouts.judges:
-            await rollouts.save()
+        if judges:
+            await rollouts.save(rollout)
     except StoreAwayError:
-        if not rollouts.judges:
+        if not judges:
             raise
     return _describe(rollout)
 

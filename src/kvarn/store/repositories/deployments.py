@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import Deployment, DeploymentVersion
+from kvarn.store.models import AuditEntry, Deployment, DeploymentVersion
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
@@ -72,8 +72,13 @@ async def deploy(change: AuditedChange, model: str, spec: dict[str, Any], *, is_
         await session.flush()
     elif found.version and (await get_version(session, model, found.version)).spec == spec:
         return found
-    newest = select(func.max(DeploymentVersion.version)).where(DeploymentVersion.model == model)
-    version = ((await session.execute(newest)).scalar() or 0) + 1
+    # As the audit log knows: a number is not used again where a deployment was deleted, whose replicas may still drain.
+    created = select(func.count()).where(
+        AuditEntry.organization_id == DEFAULT_ORGANIZATION,
+        AuditEntry.type == "deployment.created",
+        AuditEntry.object_id == model,
+    )
+    version = ((await session.execute(created)).scalar() or 0) + 1
     session.add(
         DeploymentVersion(
             model=model, version=version, spec=spec, created_at=change.now, created_by=change.actor.name[:256]

@@ -112,8 +112,8 @@ async def list_versions(admin: PlatformAdminDep, query: ModelQuery) -> ListObjec
 @router.get("/decisions", summary="List what the autoscaler decided")
 async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
     """How many replicas models got, and why, newest first; since the server's start, the last few hundred."""
-    autoscaling = admin.gateway.autoscaling
-    if autoscaling is None:
+    autoscaling, shared = admin.gateway.autoscaling, admin.gateway.shared
+    if autoscaling is None and shared is not None and not shared.is_main:
         raise unavailable("Another process of this server looks after the fleet. Try again.", "not_here")
     ago, now = time.monotonic(), time.time()
     data: list[DecisionObject] = [
@@ -124,7 +124,7 @@ async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
             "reason": each.reason,
             "decided_at": round(now - (ago - each.now)),
         }
-        for model, each in reversed(autoscaling.decisions)
+        for model, each in reversed(autoscaling.decisions if autoscaling is not None else ())
     ]
     return {"object": "list", "data": data, "first_id": "", "last_id": "", "has_more": False}
 
