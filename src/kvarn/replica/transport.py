@@ -5,8 +5,8 @@ connects: a connected PUSH socket always has a queue to write to, so a sender ne
 are off. Nothing may be dropped, and the engine may not block on a slow gateway, so the queue has to take what comes; it
 stays bounded because each message belongs to an accepted request with a token limit, and the engine bounds those.
 
-Over TCP a connection may break, and what was under way on it is lost: a client notices, fails its requests and joins
-the engine again. A machine that is merely slow, or cut off for less than the heartbeat's time-out, loses nothing.
+Over TCP a connection may break, and what was under way on it is lost: the gateway's side notices, and takes the engine
+for lost. A machine that is merely slow, or cut off for less than the heartbeat's time-out, loses nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ CLIENT_LINGER_MS = 2000
 """Clients read at once, or have ended."""
 TCP_LINGER_MS = 5000
 """To another machine, which may be gone."""
-_LAST_ANSWERS_S = 1.0
-"""An engine that ends reads no more before its last answers have come: for so long they are still awaited."""
 _MESSAGES_AT_ONCE = 16
 """Messages handled in one turn of the event loop: when it was held up, hundreds of steps may have come."""
 
@@ -72,9 +70,9 @@ class Outbox:
         """Queue a message; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    def monitor(self) -> _ConnectionMonitor:
+    def monitor(self) -> zmq.Socket[bytes]:
         """Tells when the connection breaks."""
-        return _ConnectionMonitor(self._socket)
+        return self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def close(self, *, drop: bool = False) -> None:
         """Close; what is queued lingers, unless dropped."""
@@ -133,17 +131,10 @@ class ClientTransport:
         handle: Given each message.
         failed: Given the error, once, where a message cannot be read, `handle` raises or the connection breaks; nothing
             is read after that.
-        watch_connections: Over TCP, fail where a connection breaks. Whoever repeats its messages need not.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        own: str,
-        handle: Callable[[FromEngine], None],
-        failed: Callable[[Exception], None],
-        *,
-        watch_connections: bool = True,
+        self, endpoint: Endpoint, own: str, handle: Callable[[FromEngine], None], failed: Callable[[Exception], None]
     ) -> None:
         self._handle = handle
         self._failed = failed
@@ -156,11 +147,11 @@ class ClientTransport:
         """Where the engine finds this process."""
         outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
         self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys)
-        self._monitors: list[_ConnectionMonitor] = []
-        if keys is not None and watch_connections:
-            self._monitors = [_ConnectionMonitor(self._from_engine), self._to_engine.monitor()]
+        self._monitors: list[zmq.Socket[bytes]] = []
+        if keys is not None:
+            self._monitors = [self._from_engine.get_monitor_socket(zmq.EVENT_DISCONNECTED), self._to_engine.monitor()]
         for monitor in self._monitors:
-            self._loop.add_reader(monitor.socket.fileno(), self._check_connections)
+            self._loop.add_reader(monitor.fileno(), self._check_connections)
         self.send = self._to_engine.send if keys is None else self._send_if_connected
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._reading = True
@@ -183,23 +174,16 @@ class ClientTransport:
         self._context.term()
 
     def _check_connections(self) -> None:
-        """A connection that breaks may have lost messages. What comes after it has been made again has a gap before
-        it, and is not read."""
-        if not (self._reading and self._monitors):
-            return
-        from_engine, to_engine = self._monitors
-        already_broken = to_engine.broken
-        from_engine.read()
-        to_engine.read()
-        if from_engine.broken:
-            self._lose("broke", read_rest=not from_engine.made_again)
-        elif to_engine.broken and not already_broken:
-            self._loop.call_later(_LAST_ANSWERS_S, self._lose, "broke")
+        """A connection that breaks may have lost messages."""
+        for monitor in self._monitors:
+            with contextlib.suppress(zmq.Again):
+                while self._reading:
+                    recv_monitor_message(monitor, zmq.NOBLOCK)
+                    self._lose("broke")
 
-    def _lose(self, how: str, *, read_rest: bool = True) -> None:
+    def _lose(self, how: str) -> None:
         if self._reading:
-            if read_rest:
-                self.read_rest()
+            self.read_rest()
             self._stop_reading()
             self._failed(ConnectionError(f"the connection to the engine {how}"))
 
@@ -211,7 +195,6 @@ class ClientTransport:
             self._loop.call_soon(self._lose, "was refused")
 
     def _read(self) -> None:
-        self._check_connections()
         if not self._reading:
             return
         handled = 0
@@ -230,40 +213,8 @@ class ClientTransport:
             self._reading = False
             self._loop.remove_reader(self._from_engine.fileno())
             for monitor in self._monitors:
-                self._loop.remove_reader(monitor.socket.fileno())
-                monitor.socket.close(linger=0)
-
-
-class _ConnectionMonitor:
-    """Whether a connection of a socket broke after its handshake. Others, which have no key, do not count."""
-
-    _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket = socket.get_monitor_socket(self._EVENTS)
-        self.broken = False
-        self.made_again = False
-        """After it broke."""
-        self._open: set[int] = set()
-        """Descriptors of all connections."""
-        self._trusted: set[int] = set()
-        """Of those that were open at a handshake: ZMQ does not say which of them it was."""
-
-    def read(self) -> None:
-        """Take what has come: ZMQ's descriptor tells of changes only."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                event = recv_monitor_message(self.socket, zmq.NOBLOCK)
-                match event["event"]:
-                    case zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED:
-                        self._open.add(event["value"])
-                    case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                        self._trusted |= self._open
-                        self.made_again = self.broken
-                    case zmq.EVENT_DISCONNECTED:
-                        self.broken = self.broken or event["value"] in self._trusted
-                        self._open.discard(event["value"])
-                        self._trusted.discard(event["value"])
+                self._loop.remove_reader(monitor.fileno())
+                monitor.close(linger=0)
 
 
 class _Guard:

@@ -42,9 +42,6 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 
-_RECONNECT_S = 0.5
-"""An engine whose messages were lost is joined again after so long: it may have ended, as its supervisor then says."""
-
 log = logging.getLogger(__name__)
 
 
@@ -66,12 +63,6 @@ class ZmqReplicaClient:
         self._gateway = gateway
         self._endpoint: Endpoint | None = None
         """Of the engine to which this client is connected."""
-        self._latest_endpoint: Endpoint | None = None
-        self._status: ReplicaStatus | None = None
-        """What the supervisor said last."""
-        self._reconnecting: asyncio.TimerHandle | None = None
-        self._given_up: list[str] = []
-        """Requests that failed when the connection was lost. The engine may still run them."""
         self._transport: ClientTransport | None = None
         self._streams: dict[str, RequestStream] = {}
         self.adapters: dict[str, AdapterInfo] = {}
@@ -85,14 +76,12 @@ class ZmqReplicaClient:
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
-        self._do_not_reconnect()
         runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
         if self._endpoint is not None and (not runs or status.endpoint != self._endpoint):
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and self._endpoint is None:
             assert status.endpoint is not None, "an engine that runs is somewhere"
             self._connect(status.endpoint)
-        self._status = status
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
 
     @property
@@ -106,7 +95,6 @@ class ZmqReplicaClient:
 
     def close(self) -> None:
         """Leave the engine; requests in flight fail."""
-        self._do_not_reconnect()
         self._disconnect("the gateway process was stopped")
 
     async def generate(
@@ -195,17 +183,11 @@ class ZmqReplicaClient:
             self._transport.send(Abort(request_id=request_id, gateway=self._gateway))
 
     def _connect(self, endpoint: Endpoint) -> None:
-        if endpoint != self._latest_endpoint:
-            self.starts += 1
-            self._given_up.clear()
-        self._latest_endpoint = endpoint
+        self.starts += 1
         self._endpoint, own = endpoint, endpoint.client(self._gateway)
         transport = self._transport = ClientTransport(endpoint, own, self._handle, self._unreadable)
         known = list(self.adapters.values())
         transport.send(Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision))
-        for request_id in self._given_up:
-            self._abort(request_id)
-        self._given_up.clear()
         self._read_blocks()
 
     def _disconnect(self, reason: str) -> None:
@@ -222,21 +204,8 @@ class ZmqReplicaClient:
             self._fail(request_id, ReplicaLostError(reason))
 
     def _unreadable(self, error: Exception) -> None:
-        """Messages may be missing: fail what is in flight, and join the engine anew."""
-        log.error("messages of the engine are lost; it is joined again", extra={"model": self._name}, exc_info=error)
-        self._given_up += [*self._streams, *self._embeddings]
-        self._disconnect(f"messages of the engine are lost: {error}")
-        self.state, self.progress = ReplicaState.DOWN, ("connect to the engine again", 0.0)
-        self._reconnecting = asyncio.get_running_loop().call_later(_RECONNECT_S, self._reconnect)
-
-    def _reconnect(self) -> None:
-        assert self._status is not None, "it was connected"
-        self.update(self._status)
-
-    def _do_not_reconnect(self) -> None:
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            self._reconnecting = None
+        log.error("messages of the engine cannot be read", extra={"model": self._name}, exc_info=error)
+        self._disconnect("messages of the engine cannot be read")
 
     def _handle(self, message: FromEngine) -> None:
         """Hand over what the engine sent. Answers to unknown ids belong to aborted requests and are ignored."""
