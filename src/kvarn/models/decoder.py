@@ -149,7 +149,10 @@ class Decoder:
             if states is not None and index in states.layers:
                 states.taken[index] = hidden.clone()
         logits = self._head(hidden[logits_rows], norm=self._norm)
-        logits = self._parallel.all_gather(logits).float()
+        if self._parallel.world_size > 1:
+            logits = F.pad(logits, (0, -(-self.spec.vocab_size // self._parallel.world_size) - logits.shape[1]))
+            logits = self._parallel.all_gather(logits)[:, : self.spec.vocab_size].contiguous()
+        logits = logits.float()
         if self.spec.logits_softcap is not None:
             logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
         return logits
@@ -163,7 +166,8 @@ class Decoder:
             local = token_ids - held.start
             elsewhere = (local < 0) | (local >= len(held))
             hidden = self._look_up(local.masked_fill(elsewhere, 0))
-            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
+            # To add minus zero changes no number, not even the sign of a zero.
+            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], -0.0))
         if self.spec.embedding_scale != 1.0:
             # The factor as the weights' type holds it, which is what the model was trained with.
             hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype).to(hidden.dtype)
