@@ -108,7 +108,7 @@ class DecoderLayer:
             start += own * dim
             gathered = self.parallel.all_gather(part.contiguous())
             # Heads that several ranks hold come once for each of them.
-            heads = gathered.unflatten(-1, (-1, dim))[:, :: own * self.parallel.world_size // total]
+            heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]
             normed = self.kernels.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
             first = self.parallel.rank * total // self.parallel.world_size * dim
             part.copy_(normed[:, first : first + own * dim])

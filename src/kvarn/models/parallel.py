@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from kvarn.models.pipeline import ALL_LAYERS, Stage
+
 PARTITION = 8
 """Parts of a divided sum, and the largest number of ranks that share a layer."""
 DEGREES = (1, 2, 4, 8)
@@ -91,6 +93,8 @@ class Parallel:
     """Take sums as several ranks do, also where there is one."""
     expert_parallel: bool = False
     """Ranks hold whole experts of a mixture, in place of a part of each."""
+    stage: Stage = ALL_LAYERS
+    """The layers that the rank, and those that share them, hold."""
 
     def __post_init__(self) -> None:
         if self.world_size not in DEGREES:
@@ -101,9 +105,11 @@ class Parallel:
             raise ParallelError("more than one rank needs collectives to join the parts")
 
     @property
-    def key(self) -> tuple[int, int, bool, bool]:
+    def key(self) -> tuple[int, int, bool, bool, int, int]:
         """What the rank's weights depend on."""
-        return self.rank, self.world_size, self.divides, self.expert_parallel
+        return (
+            self.rank, self.world_size, self.divides, self.expert_parallel, self.stage.index, self.stage.count
+        )  # fmt: skip
 
     @property
     def divides(self) -> bool:

@@ -22,15 +22,13 @@ class RowParallelLinear:
         parallel: The ranks that hold the other parts; None: this one holds all.
     """
 
-    adapter_layer = -1
-    """Adapters change the parts."""
-    input_order = None
-
     def __init__(self, parts: Sequence[Linear | None], bias: torch.Tensor | None, parallel: Parallel | None) -> None:
         held = [part for part in parts if part is not None]
+        self.adapter_layer = -1  # adapters change the parts
         self.out_features = held[0].out_features
         self.in_features = sum(part.in_features for part in held)
         self.nbytes = sum(part.nbytes for part in held)
+        self.input_order: torch.Tensor | None = None
         self.bias = bias
         self.parts = parts
         self._parallel = parallel
@@ -53,7 +51,7 @@ class RowParallelLinear:
 
     def partial(self, x: torch.Tensor, adapters: AdapterBatch | None = None) -> torch.Tensor:
         """This rank's part of the sum, [T, out_features] float32: without the bias, unless it holds all inputs."""
-        columns = x.split([0 if part is None else part.in_features for part in self.parts], dim=1)
+        columns = torch.split(x, [0 if part is None else part.in_features for part in self.parts], dim=1)
         pairs = zip(self.parts, columns, strict=True)
         total = tree_sum([None if part is None else part(own, adapters=adapters).float() for part, own in pairs])
         return total if self.bias is None or self._parallel is not None else total + self.bias
