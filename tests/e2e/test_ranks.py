@@ -78,7 +78,7 @@ def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks: Any, with_signa
     assert wanted[1] == 400
     assert answer(ranks, "two") == wanted
     engine, victim = ranks.engine_pid("two"), other_rank(ranks)
-    assert answer(ranks, "two", 5, lambda: os.kill(victim, with_signal)) == wanted
+    assert answer(ranks, "two", 2, lambda: os.kill(victim, with_signal)) == wanted
     assert ranks.engine_pid("two") != engine, "the engine was started again"
     ranks.wait_until(lambda: is_gone(engine) and is_gone(victim), "the processes of the first engine to end")
 
