@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.disk import DiskTier, StoredBlock
 from kvarn.kvstore.errors import EVICTED, BadBlockError
@@ -203,6 +204,13 @@ class TieredStore:
                 self._disk.forget(tenant)
                 self._to_delete.append(tenant)
                 self._work.notify_all()
+
+    def watch(self, held: HeldBlocks | None) -> None:
+        """See `KVConnector`."""
+        with self._lock:
+            self._memory.watch(held)
+            if self._disk is not None:
+                self._disk.watch(held)
 
     def stats(self) -> dict[str, KVTierStats]:
         """See `KVConnector`."""
