@@ -40,12 +40,14 @@ class AttentionPlan(Protocol):
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """All of a layer's attention between its two products.
 
         Queries, keys and values of the step [T, (H + 2 G) D]: `norm` (weight [H + G, D]) of each query and key head
         where there is one, rotation, keys and values into the cache, then causal attention of each query over the
         cached blocks of its own sequence. Returns [T, H D]. With `softcap`, scores become softcap * tanh(s / softcap).
+        `sinks` [H] float32: a score of each head that takes its share of the weights and has no value (gpt-oss).
         """
         ...
 

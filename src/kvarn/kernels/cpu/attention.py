@@ -33,6 +33,7 @@ class CpuAttentionPlan:
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One compiled call: [T, (H + 2 G) D] float32 to [T, H D] float32.
 
@@ -40,6 +41,8 @@ class CpuAttentionPlan:
         """
         heads = self.heads
         self._check(qkv, rotation, norm)
+        if sinks is not None and (sinks.shape != (heads.query,) or sinks.dtype != torch.float32):
+            raise KernelInputError(f"sinks must be float32 [{heads.query}], not {sinks.dtype} {tuple(sinks.shape)}")
         kv_type = native_type(key_cache, value_cache, heads)
         if self.native.num_blocks > len(key_cache):
             raise KernelInputError(
@@ -65,6 +68,7 @@ class CpuAttentionPlan:
             softcap or 0.0,
             out.data_ptr(),
             out.stride(0),
+            *(() if sinks is None else (sinks.data_ptr(),)),
         )
         return out
 
