@@ -50,7 +50,13 @@ class Attention(Protocol):
         ...
 
     def forward(
-        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, cache: KVCache, layer: int, step: LayerStep
+        self,
+        x: torch.Tensor,
+        norm: Norm | None,
+        add_to: torch.Tensor | None,
+        cache: KVCache,
+        layer: int,
+        step: LayerStep,
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given.
 
@@ -91,7 +97,13 @@ class GroupedAttention:
         return self.kernels.plan_attention(batch, self.heads, window)
 
     def forward(
-        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, cache: KVCache, layer: int, step: LayerStep
+        self,
+        x: torch.Tensor,
+        norm: Norm | None,
+        add_to: torch.Tensor | None,
+        cache: KVCache,
+        layer: int,
+        step: LayerStep,
     ) -> torch.Tensor:
         """See `Attention`."""
         qkv = self.qkv(x, norm=norm, adapters=step.adapters)

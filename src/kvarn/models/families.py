@@ -122,7 +122,7 @@ def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _scales(family: Family, config: DecoderConfig) -> dict[str, float]:
+def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
     """The factors of `DecoderSpec`."""
     attention = config.resolved_head_dim**-0.5
     match family.scales:

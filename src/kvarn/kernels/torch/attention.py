@@ -113,7 +113,7 @@ class TorchAttentionPlan:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, numbers in a value].
+        """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, value size].
 
         Decode rows together, then each prefill chunk.
         """
