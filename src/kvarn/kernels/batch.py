@@ -56,7 +56,8 @@ class PagedBatch:
 class KVCache:
     """Keys and values of all layers, in blocks.
 
-    keys[l], values[l]: the first dimension counts blocks; the rest is known to the backend that made them.
+    keys[l], values[l]: the first dimension counts blocks; the rest is known to the backend that made them. A cache of
+    latent rows has them as its keys, and no values.
     """
 
     keys: tuple[torch.Tensor, ...]

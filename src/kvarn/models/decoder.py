@@ -13,10 +13,11 @@ from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loade
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
 from kvarn.kernels.greedy import GreedyParts
-from kvarn.kernels.linear import Linear
+from kvarn.kernels.linear import LayerNorm, Linear, Norm
+from kvarn.models.attention import GroupedAttention, LayerStep
 from kvarn.models.families import FAMILIES
 from kvarn.models.greedy import GreedyPasses
-from kvarn.models.layer import LayerStep, load_layer
+from kvarn.models.layer import load_layer
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
@@ -51,7 +52,11 @@ class Decoder:
         self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
         """The layers that adapters can change, by `Linear.adapter_layer`."""
         self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
-        self._norm = loader.norm("model.norm", spec.hidden_size, spec.norm_eps, spec.norm_offset)
+        self._norm: Norm | LayerNorm = (
+            loader.layer_norm("model.norm", spec.hidden_size, spec.norm_eps, bias=False)
+            if spec.layer_norm
+            else loader.norm("model.norm", spec.hidden_size, spec.norm_eps, spec.norm_offset)
+        )
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
         embedding, hidden = "model.embed_tokens", Shard.whole(spec.hidden_size)
         head = embedding if spec.tied_embeddings else "lm_head"
@@ -94,11 +99,11 @@ class Decoder:
     @property
     def input_products(self) -> list[Linear]:
         """The first product of each layer, which takes the hidden state: some to take the time of."""
-        return [layer.qkv for layer in self._layers]
+        return [layer.attention.input_product for layer in self._layers]
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
-        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._layers[0].heads, self.kv_dtype)
+        return self._layers[0].attention.new_cache(self.spec.num_layers, num_blocks, self.kv_dtype)
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
@@ -111,10 +116,13 @@ class Decoder:
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
         kinds = range(len(self._kinds))
         layers = [layer.greedy(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
+        attention = self._layers[0].attention
         if not plain or self._parallel.world_size > 1:
             return None
+        if not isinstance(self._norm, Norm) or not isinstance(attention, GroupedAttention):
+            return None
         parts = GreedyParts(
-            heads=self._layers[0].heads,
+            heads=attention.heads,
             layers=[layer for layer in layers if layer is not None],
             norm=self._norm,
             head=self._head,
@@ -143,16 +151,21 @@ class Decoder:
         """
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
         hidden = self.embed(token_ids)
-        layers = zip(self._layers, self._kind_of_layer, cache.keys, cache.values, strict=True)
-        for index, (layer, kind, keys, values) in enumerate(layers, start=1):
-            hidden = layer.forward(hidden, keys, values, steps[kind])
-            if states is not None and index in states.layers:
-                states.taken[index] = hidden.clone()
-        logits = self._head(hidden[logits_rows], norm=self._norm)
-        logits = self._parallel.all_gather(logits).float()
+        for index, (layer, kind) in enumerate(zip(self._layers, self._kind_of_layer, strict=True)):
+            hidden = layer.forward(hidden, cache, index, steps[kind])
+            if states is not None and index + 1 in states.layers:
+                states.taken[index + 1] = hidden.clone()
+        logits = self._parallel.all_gather(self._last_product(hidden[logits_rows])).float()
+        if self.spec.logits_scale != 1.0:
+            logits *= self.spec.logits_scale
         if self.spec.logits_softcap is not None:
             logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
         return logits
+
+    def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._norm, Norm):
+            return self._head(hidden, norm=self._norm)
+        return self._head(self.kernels.layer_norm(hidden, self._norm))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream [T, hidden] before the first layer. token_ids: [T] int64."""
@@ -175,7 +188,7 @@ class Decoder:
 
     def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
         return LayerStep(
-            plan=self.kernels.plan_attention(batch, self._layers[0].heads, self._kinds[kind][1]),
+            plan=self._layers[0].attention.plan(batch, self._kinds[kind][1]),
             rotation=self._rotation(kind, batch.positions),
             adapters=batch.adapters,
         )

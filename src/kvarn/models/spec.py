@@ -44,6 +44,12 @@ class DecoderSpec(DecoderDimensions):
     tied_embeddings: bool = False
     norm_offset: float = 0.0
     """Added to the weight of every norm (Gemma stores w - 1)."""
+    layer_norm: bool = False
+    """Norms are layer norms without a bias; else root-mean-square norms."""
+    parallel_blocks: bool = False
+    """The MLP takes what the attention takes: both are added to the residual stream beside each other (Cohere)."""
+    interleaved_rope: bool = False
+    """In the checkpoint's weights, angle i turns numbers 2 i and 2 i + 1 of a head; else numbers i and i + R."""
     qkv_bias: bool = False
     output_bias: bool = False
     """Of the attention's output projection."""
@@ -53,6 +59,10 @@ class DecoderSpec(DecoderDimensions):
     qk_norm: Literal["none", "head", "full"] = "none"
     """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what each half of a layer adds to the residual stream (Granite)."""
+    logits_scale: float = 1.0
+    """Before `logits_softcap`."""
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     num_parameters: int = 0
