@@ -369,7 +369,7 @@ class TieredStore:
             error = None
         except (BadBlockError, OSError) as failure:
             error = failure
-        elapsed = self._clock() - began
+        elapsed, pinned = self._clock() - began, False
         with self._lock:
             if error is None and fetch.tenant not in self._forgotten:
                 self._memory.publish(name)
@@ -377,8 +377,6 @@ class TieredStore:
                 self._read_s += elapsed
                 self._bytes_per_s += (len(contents) / max(elapsed, 1e-6) - self._bytes_per_s) * _SMOOTHING
                 pinned = self._pin_for(fetch, name)
-            else:
-                pinned = False
             self._memory.unpin(name)
         if error is not None and (reason := getattr(error, "reason", "read")) != EVICTED:
             self._count_error(reason, 1, error)
