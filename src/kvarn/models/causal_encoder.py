@@ -1,4 +1,4 @@
-"""A decoder that embeds: each text is computed as a prompt is, its last token's state is its vector (Qwen3-Embedding)."""
+"""A decoder that embeds (Qwen3-Embedding): a text is computed as a prompt is; its last token's state is its vector."""
 
 from __future__ import annotations
 
