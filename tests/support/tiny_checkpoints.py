@@ -83,6 +83,7 @@ ENCODERS: dict[str, type[Any]] = {
     "Bert": transformers.BertConfig,
     "Roberta": transformers.RobertaConfig,
     "XLMRoberta": transformers.XLMRobertaConfig,
+    "ModernBert": transformers.ModernBertConfig,
 }
 
 
@@ -111,7 +112,9 @@ def make_encoder(name: str, path: Path, head: str = "Model") -> Any:
         intermediate_size=40,
         max_position_embeddings=80,
         pad_token_id=1,
+        **({"local_attention": 18} if name == "ModernBert" else {}),
     )
+    config._attn_implementation = "eager"
     torch.manual_seed(5)
     model = getattr(transformers, name + head)(config).eval()
     with torch.no_grad():

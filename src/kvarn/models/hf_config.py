@@ -174,10 +174,33 @@ class EncoderConfig(HfConfig):
     pad_token_id: Annotated[int, Field(ge=0, le=2**24)] = 1
     position_embedding_type: str = "absolute"
 
+    norm_eps: Epsilon = 1e-5
+    norm_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    local_attention: Annotated[int, Field(ge=2, le=2**31 - 1)] = 128
+    """Tokens of a window: half of them to either side."""
+    global_attn_every_n_layers: Annotated[int, Field(ge=1, le=1024)] = 3
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(None, max_length=1024)
+    rope_parameters: RopeParameters = RopeParameters()
+    global_rope_theta: float = Field(160_000.0, gt=1, le=1e15)
+    local_rope_theta: float = Field(10_000.0, gt=1, le=1e15)
+    """ModernBERT's, from `norm_eps` on."""
+
     @model_validator(mode="after")
-    def _heads_divide(self) -> EncoderConfig:
+    def _fields_agree(self) -> EncoderConfig:
         _check_division(self.hidden_size, "hidden_size", self.num_attention_heads, "num_attention_heads")
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise PydanticCustomError("layer_types", "layer_types must have an entry for each of num_hidden_layers")
         return self
+
+    def rope(self, kind: Literal["full_attention", "sliding_attention"]) -> RopeParameters:
+        """The rotary embedding of a layer type."""
+        theta = self.global_rope_theta if kind == "full_attention" else self.local_rope_theta
+        rope: RopeParameters = getattr(self.rope_parameters, kind) or RopeParameters()
+        own = {"rope_theta": rope.rope_theta or theta, "partial_rotary_factor": rope.partial_rotary_factor or 1.0}
+        original = rope.original_max_position_embeddings or self.max_position_embeddings
+        return rope.model_copy(update={**own, "original_max_position_embeddings": original})
 
 
 class DecoderConfig(HfConfig):

@@ -96,6 +96,33 @@ class DecoderLayer:
         return hidden.add_(x, alpha=self.spec.residual_scale)
 
 
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """The norm between the last layer and what reads it."""
+
+    norm: AnyNorm
+    kernels: Kernels
+
+    @property
+    def fused(self) -> Norm | None:
+        """For a product that norms its input by itself."""
+        return self.norm if isinstance(self.norm, Norm) else None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] normed."""
+        if isinstance(self.norm, LayerNorm):
+            return self.kernels.layer_norm(hidden, self.norm)
+        return self.kernels.rms_norm(hidden, self.norm)
+
+
+def load_final_norm(spec: DecoderSpec, loader: WeightLoader) -> FinalNorm:
+    """The norm after a checkpoint's last layer."""
+    name, size, eps = "model.norm", spec.hidden_size, spec.norm_eps
+    if spec.layer_norm:
+        return FinalNorm(loader.layer_norm(name, size, eps, bias=False), loader.kernels)
+    return FinalNorm(loader.norm(name, size, eps, spec.norm_offset), loader.kernels)
+
+
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:
     """Layer `index` of a checkpoint, this rank's part of it."""
     prefix = f"model.layers.{index}."

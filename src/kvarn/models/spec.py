@@ -69,6 +69,10 @@ class DecoderSpec(DecoderDimensions):
     """Numbers in the checkpoint, tied ones counted once."""
 
 
+Pooling = Literal["mean", "cls", "last"]
+"""What a text's vector is made of: all of its tokens, the first or the last one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """A bidirectional transformer that turns a text into one vector."""
@@ -81,14 +85,23 @@ class EncoderSpec:
     num_heads: int
     max_context_length: int
     """Tokens of one text at most, special ones included."""
-    max_positions: int
-    """Rows of the table of position embeddings."""
+    layers: tuple[LayerSpec, ...]
     norm_eps: float
+    max_positions: int = 0
+    """Rows of the table of position embeddings; 0: there is none."""
     position_offset: int = 0
     """Row of the first token's position."""
-    num_token_types: int = 2
+    num_token_types: int = 0
+    """Rows of the table of token types; 0: there is none."""
+    pre_norm: bool = False
+    """Each half of a layer norms its input, and a norm follows the last layer; else each norms its sum (BERT)."""
+    gated: bool = False
+    """The MLP is down(activation(gate(x)) * up(x))."""
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
     activation: Activation = "gelu"
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Pooling = "mean"
     normalize: bool = True
     """Scale each vector to length one."""
     num_parameters: int = 0

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation, whole_texts
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.kv_cache import native_type, new_kv_cache
 from kvarn.kernels.errors import KernelInputError
@@ -151,19 +150,7 @@ def plan_bidirectional(
     backend: _native.Backend, lengths: torch.Tensor, heads: HeadShape, window: int | None = None
 ) -> CpuBidirectionalPlan:
     """See `Kernels.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
-    tokens = int(lengths.sum())
-    blocks = (lengths + BLOCK_SIZE - 1) // BLOCK_SIZE
-    first_block = blocks.cumsum(0) - blocks
-    ends = lengths.cumsum(0)
-    text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    positions = torch.arange(tokens) - (ends - lengths)[text]
-    batch = PagedBatch(
-        positions=positions,
-        query_starts=torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int(),
-        context_lens=lengths.int(),
-        block_tables=(first_block[:, None] + torch.arange(int(blocks.max()))).int(),
-        slot_mapping=first_block[text] * BLOCK_SIZE + positions,
-    )
-    cache = new_kv_cache(1, int(blocks.sum()), heads, "float32")
+    batch, num_blocks = whole_texts(lengths)
+    cache = new_kv_cache(1, num_blocks, heads, "float32")
     plan = plan_attention(backend, batch, heads, window, causal=False)
     return CpuBidirectionalPlan(plan, cache.keys[0], cache.values[0])
