@@ -22,7 +22,7 @@ from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB
-from kvarn.models import Decoder, Encoder
+from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.adapters import load_adapter
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.adapters import AdapterHost
@@ -92,7 +92,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
 
 
 def _build(
-    model: Decoder | Encoder,
+    model: Decoder | Encoder | CausalEncoder,
     spec: ReplicaSpec,
     config: ModelConfig,
     phases: _Phases,
@@ -277,7 +277,7 @@ def warm_up(executor: Executor) -> None:
         executor.collect()
 
 
-def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> EmbedService:
+def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
@@ -286,7 +286,7 @@ def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Embe
     return EmbedService(runner, config.engine, card)
 
 
-def _card(model: Decoder | Encoder, phases: _Phases, **fields: Any) -> ModelCard:
+def _card(model: Decoder | Encoder | CausalEncoder, phases: _Phases, **fields: Any) -> ModelCard:
     return ModelCard(
         architecture=model.spec.architecture,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from kvarn.config.schema import ModelConfig
-from kvarn.models import Decoder, Encoder, load_model
+from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.checkpoint import Progress
 from kvarn.models.parallel import Parallel, ParallelError
 from kvarn.models.pipeline import Stage
@@ -73,7 +73,7 @@ def layout_of(config: ModelConfig) -> RankLayout:
 
 def load_part(
     spec: ReplicaSpec, rank: int, group: RankGroup | None, progress: Progress | None = None
-) -> Decoder | Encoder:
+) -> Decoder | Encoder | CausalEncoder:
     """A rank's part of the model, or all of it where `group` is None. Raises what `load_model` does, and
     `ParallelError`."""
     config, layout = spec.model_config, layout_of(spec.model_config)
@@ -97,6 +97,7 @@ def load_part(
         kernels=config.kernels,
         packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
         parallel=parallel,
+        kind=config.kind,
     )
     if group is not None and not isinstance(model, Decoder):
         raise ParallelError(
