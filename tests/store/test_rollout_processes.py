@@ -15,7 +15,8 @@ from kvarn.fleet.rollout import Phase
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.quality.gates import Outcome
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.model_table import ModelTable
+from kvarn.serving.models import ServedModel
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.text_pool import TextPool
