@@ -170,7 +170,8 @@ def _wait(server: Server, model: str, seconds: float | None, candidate: int | No
     deadline = time.monotonic() + seconds
     while True:
         found = next(each for each in _list(server) if each["model"] == model)
-        if _is_so(found):
+        known = candidate is None or (found["rollout"] or {}).get("version") == candidate
+        if known and _is_so(found):
             if candidate not in (None, found["version"]):
                 stop(f"version {candidate} of {model} was rolled back: {found['rollout']['reason']}", EXIT_FAILED)
             return

@@ -139,8 +139,9 @@ class FleetController:
         checkpoint has been found."""
 
         def find() -> Checkpoints | None:
-            is_remote = "/" in model.path and not Path(model.path).expanduser().is_dir()
-            return None if is_remote else find_checkpoints(model)
+            path = Path(model.path).expanduser()
+            is_on_hub = "/" in model.path and not path.is_absolute() and not path.is_dir()
+            return None if is_on_hub else find_checkpoints(model)
 
         found = await asyncio.to_thread(find)
         return "" if found is None else self._launcher.lacks_room(self._engines.spec_of(model, found, 0), count)

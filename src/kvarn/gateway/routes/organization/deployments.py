@@ -92,11 +92,13 @@ async def _roll_out(
     admin: AdminContext, change: AuditedChange, model: ModelConfig, config: RolloutConfig
 ) -> tuple[Deployment, Rollout]:
     """Add a version, and have it take over step by step."""
-    if not any(each.name == model.name for each in admin.gateway.models):
+    serving = admin.gateway.models.named(model.name)
+    if serving is None:
         raise invalid_request(f"{model.name!r} is not served yet: deploy it without a rollout first", "rollout")
     deployment, version = await deployments.add_version(change, model.name, spec_of(model))
-    if version == deployment.version:
-        raise invalid_request(f"version {version} of {model.name!r}, which serves, has the same settings", "settings")
+    if version == deployment.version or (serving.version, serving.config) == (deployment.version, model):
+        why = f"version {deployment.version} of {model.name!r}, which serves, has the same settings"
+        raise invalid_request(why, "settings")
     try:
         rollout = admin.gateway.rollouts.of_versions(model.name, deployment.version, version, config, admin.actor.name)
     except UnknownRolloutError as error:
