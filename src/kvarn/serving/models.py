@@ -351,34 +351,35 @@ class ModelTable:
         Raises:
             ApiError: 404 `model_not_found`; names those that are visible.
         """
-        model = self._named(name)
+        model = self.named(name)
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
     def canonical(self, name: str) -> str:
         """A model's own name where it is called by an alias; any other name as it is."""
-        found = self._named(name)
+        found = self.named(name)
         return name if found is None else found.name
 
     def name_of(self, name: str) -> str:
         """The configured name of a model that may be named by an alias or with an adapter: a label of metrics."""
-        found = self._named(name) or self._named(name.partition(":")[0])
+        found = self.named(name) or self.named(name.partition(":")[0])
         return UNKNOWN if found is None else found.name
 
-    def _named(self, name: str) -> ServedModel | None:
+    def named(self, name: str) -> ServedModel | None:
+        """The model of that name or alias."""
         found = self._models.get(name)
         return found or next((model for model in self if name in model.config.aliases), None)
 
     def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
         """The adapter of that name, or of `model:name`, and its model. A model's own name goes first."""
-        if self._named(name) is not None:
+        if self.named(name) is not None:
             return None
         for model in self:
             if name in model.adapters:
                 return model, model.adapters[name]
         for place, letter in enumerate(name):
-            if letter == ":" and (found := self._named(name[:place])) is not None:
+            if letter == ":" and (found := self.named(name[:place])) is not None:
                 adapter = found.adapters.get(name[place + 1 :])
                 if adapter is not None:
                     return found, adapter
