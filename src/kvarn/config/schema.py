@@ -110,7 +110,8 @@ class ModelConfig(Section):
     a stream of its own. Default: unpredictable seeds."""
 
     kind: Literal["auto", "generate", "embed"] = "auto"
-    """What the model does. `auto` reads it from the checkpoint's architecture."""
+    """What the model does. `auto` reads it from the checkpoint: its architecture, and whether a decoder has
+    sentence-transformers' `modules.json` beside it, with which it embeds."""
 
     generation_config: str = Field("auto", min_length=1)
     """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json

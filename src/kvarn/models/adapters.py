@@ -200,12 +200,12 @@ def _parts(
     """What the adapter does to this rank's part of a layer; takes the modules it finds out of `modules`."""
     parts: list[AdapterPart] = []
     first_out = 0
-    for name, total, held in spec.stacks():
-        outs = sum(map(len, held))
+    for stack in spec.stacks():
+        name, outs = stack.name, sum(map(len, stack.held))
         if (pair := modules.pop(name, None)) is not None:
             scale, rank = config.scale_and_rank(name)
             a, b = pair["A"], pair["B"]
-            for which, found, wanted in (("A", a, [rank, spec.inputs.size]), ("B", b, [total, rank])):
+            for which, found, wanted in (("A", a, [rank, spec.inputs.size]), ("B", b, [stack.rows, rank])):
                 if list(found.shape) != wanted:
                     raise AdapterError(
                         f"lora_{which} of {name} has shape {list(found.shape)}, this model and {_CONFIG} ask for "
@@ -216,7 +216,9 @@ def _parts(
             a = a[:, spec.inputs.held.start : spec.inputs.held.stop]
             if layer.input_order is not None:
                 a = a[:, layer.input_order]
-            parts.append(AdapterPart(first_out, a, torch.cat([b[rows.start : rows.stop] for rows in held]), scale))
+            b = b if stack.order is None else b[stack.order]
+            b = torch.cat([b[rows.start : rows.stop] for rows in stack.held])
+            parts.append(AdapterPart(first_out, a, b, scale))
         first_out += outs
     return parts
 

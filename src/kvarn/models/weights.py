@@ -26,6 +26,38 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interleaved:
+    """Rows of a weight that stand in pairs, (0, 1), (2, 3), ..., where the kernels pair the first half with the second.
+
+    In each `run` of rows (a head) these are `count` rows from `first` on.
+    """
+
+    run: int
+    first: int
+    count: int
+
+    def order(self, rows: int) -> torch.Tensor:
+        """[rows] int64: the rows as the kernels take them."""
+        own = torch.arange(self.run)
+        pairs = own[self.first : self.first + self.count]
+        own = torch.cat([own[: self.first], pairs[::2], pairs[1::2], own[self.first + self.count :]])
+        return (torch.arange(0, rows, self.run)[:, None] + own).flatten()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One tensor of a linear layer: one output, or several one below the other."""
+
+    name: str
+    """Without `.weight`."""
+    rows: int
+    held: list[range]
+    """This rank's rows of each output, once all rows are in `order`."""
+    order: torch.Tensor | None = None
+    """[rows] int64; None: as they are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
     """A linear layer as the checkpoint stores it, and this rank's part of it."""
 
@@ -36,6 +68,8 @@ class LinearSpec:
     bias: bool = False
     activation: Activation | None = None
     """The two outputs are gate and up: the layer gives activation(gate) * up."""
+    interleaved: tuple[Interleaved | None, ...] = ()
+    """Of each tensor; empty: of none."""
     role: Role = "layer"
     """What decides on quantization at load, and whether adapters can change it: only what is a layer's own. A router
     stays plain: its choice of experts flips on small errors."""
@@ -45,16 +79,19 @@ class LinearSpec:
         """Of the layer among all."""
         return "+".join(self.names)
 
-    def stacks(self) -> list[tuple[str, int, list[range]]]:
-        """For each tensor of the checkpoint: its name, its rows, and this rank's rows of each output in it."""
-        if len(self.names) == len(self.outputs):
-            return [(name, each.size, [each.held]) for name, each in zip(self.names, self.outputs, strict=True)]
-        (name,) = self.names
-        rows, first = [], 0
-        for each in self.outputs:
-            rows.append(range(first + each.held.start, first + each.held.stop))
-            first += each.size
-        return [(name, first, rows)]
+    def stacks(self) -> list[Stack]:
+        """The tensors of the checkpoint."""
+        pairs = self.interleaved or (None,) * len(self.names)
+        sizes, held = [each.size for each in self.outputs], [[each.held] for each in self.outputs]
+        if len(self.names) != len(self.outputs):
+            firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+            shifted = zip(firsts, self.outputs, strict=True)
+            held = [[range(first + each.held.start, first + each.held.stop) for first, each in shifted]]
+            sizes = [sum(sizes)]
+        return [
+            Stack(name=name, rows=size, held=own, order=None if each is None else each.order(size))
+            for name, size, own, each in zip(self.names, sizes, held, pairs, strict=True)
+        ]
 
 
 class WeightLoader:
@@ -146,12 +183,12 @@ class WeightLoader:
         weight = self._checkpoint.tensor(f"{name}.weight", (size,)).float() + offset
         return Norm(weight.to(self.kernels.device), eps)
 
-    def layer_norm(self, name: str, size: int, eps: float) -> LayerNorm:
+    def layer_norm(self, name: str, size: int, eps: float, *, bias: bool = True) -> LayerNorm:
         """A layer norm of `size` numbers, in the activations' type."""
-        dtype = self.kernels.activation_dtype(self.dtype)
-        parts = (self._checkpoint.tensor(f"{name}.{part}", (size,)) for part in ("weight", "bias"))
-        weight, bias = (part.to(self.kernels.device, dtype) for part in parts)
-        return LayerNorm(weight, bias, eps)
+        dtype, device = self.kernels.activation_dtype(self.dtype), self.kernels.device
+        weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(device, dtype)
+        shift = self._checkpoint.tensor(f"{name}.bias", (size,)).to(device, dtype) if bias else None
+        return LayerNorm(weight, shift, eps)
 
     def embedding(self, name: str, rows: Shard, size: int) -> torch.Tensor:
         """This rank's rows of an embedding [rows, size]."""
@@ -168,9 +205,10 @@ class WeightLoader:
     def _weight(self, spec: LinearSpec) -> Weight:
         """This rank's rows of all outputs, one below the other."""
         parts: list[Weight] = []
-        for name, total, held in spec.stacks():
-            whole = self._format.read(name, (total, spec.inputs.size))
-            parts += [whole.rows(rows) for rows in held]
+        for stack in spec.stacks():
+            whole = self._format.read(stack.name, (stack.rows, spec.inputs.size))
+            whole = whole if stack.order is None else whole.rows(stack.order)
+            parts += [whole.rows(rows) for rows in stack.held]
         joined = concatenate(parts)
         if joined is not None:
             return joined
@@ -182,9 +220,10 @@ class WeightLoader:
 
     def _bias(self, spec: LinearSpec) -> torch.Tensor:
         parts: list[torch.Tensor] = []
-        for name, total, held in spec.stacks():
-            whole = self._checkpoint.tensor(f"{name}.bias", (total,))
-            parts += [whole[rows.start : rows.stop] for rows in held]
+        for stack in spec.stacks():
+            whole = self._checkpoint.tensor(f"{stack.name}.bias", (stack.rows,))
+            whole = whole if stack.order is None else whole[stack.order]
+            parts += [whole[rows.start : rows.stop] for rows in stack.held]
         return torch.cat(parts).to(self.dtype)
 
     def _warn_once(self, message: str) -> None:

@@ -22,7 +22,7 @@ from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
 from kvarn.kernels.memory import GIB
-from kvarn.models import Decoder, Encoder, load_model
+from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.adapters import AdapterHost
@@ -89,6 +89,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
             kv_cache_dtype=config.kv_cache_dtype,
             kernels=config.kernels,
             packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
+            kind=config.kind,
         )
     held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
     torch.set_num_threads(config.threads or kernel_threads(held))
@@ -249,7 +250,7 @@ def warm_up(executor: Executor) -> None:
         executor.collect()
 
 
-def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> EmbedService:
+def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
@@ -258,7 +259,7 @@ def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Embe
     return EmbedService(runner, config.engine, card)
 
 
-def _card(model: Decoder | Encoder, phases: _Phases, **fields: Any) -> ModelCard:
+def _card(model: Decoder | Encoder | CausalEncoder, phases: _Phases, **fields: Any) -> ModelCard:
     return ModelCard(
         architecture=model.spec.architecture,
         dtype=str(model.dtype).removeprefix("torch."),

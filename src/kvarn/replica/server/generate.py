@@ -14,8 +14,8 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
+from kvarn.engine.held_blocks import BlockPlace
 from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.prefix_cache import PrefixCache
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.masks import GrammarMasks
@@ -75,6 +75,7 @@ class GenerateService:
         self.card = msgspec.structs.replace(card, cache_namespace=namespace)
         self._costs = costs
         self._executor = executor
+        self._connector = connector
         self._prefill_client = prefill_client
         self._closing = [each for each in (prefill_client, prefill_server, connector) if each is not None]
         self._masks = masks
@@ -97,9 +98,9 @@ class GenerateService:
         self._gauges_due_s = clock()
 
     @property
-    def cache(self) -> PrefixCache:
-        """The cached blocks."""
-        return self._core.cache
+    def block_places(self) -> list[BlockPlace]:
+        """Where blocks are that a prompt may begin with."""
+        return [self._core.cache] if self._connector is None else [self._core.cache, self._connector]
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""
