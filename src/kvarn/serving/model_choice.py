@@ -16,9 +16,15 @@ from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.replica.external.errors import ExternalFailedError
 from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit
-from kvarn.routing.model_choice import RequestFeatures, RequestSubject, choose_model, next_fallback
+from kvarn.routing.model_choice import (
+    RequestFeatures,
+    RequestSubject,
+    choose_model,
+    next_fallback,
+    split_version,
+)
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.models import ModelTable
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import DegradedError, RequestRecord
 from kvarn.wire.messages import RefusalReason
@@ -136,7 +142,7 @@ class ModelRoutes:
         ladders = {model.name: model.config.fallbacks for model in self._models}
         if route is None and not any(ladders.get(name) for name in tried):  # the usual case
             return
-        passed, owners = list(tried), [*reversed(tried), _ROUTE]
+        passed, owners = list(tried), [*(split_version(name)[0] for name in reversed(tried)), _ROUTE]
         if route is not None:
             ladders[_ROUTE] = route.fallback
         while (model := next_fallback(reason, owners, ladders, passed)) is not None:

@@ -14,7 +14,8 @@ from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.model_choice import RequestFeatures
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.model_table import ModelTable
+from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
 from kvarn.serving.work import DegradedError, RequestRecord, Work
 from kvarn.wire.openai.errors import ApiError
@@ -71,7 +72,7 @@ class AdmissionStage:
         if model is None or not (self._sheds(model) and model.ready and may_use_model(record.principal, model.name)):
             return
         name = model.name
-        replica = self._first_to_take(name, lambda each: each.early_demand(record, body, fields))
+        replica = self._first_to_take(model, lambda each: each.early_demand(record, body, fields))
         record.early_replica = replica.name
         record.early_demand = demand = replica.early_demand(record, body, fields)
         refusal = replica.controller.accept(demand, replica.update())
@@ -155,9 +156,9 @@ class AdmissionStage:
             refusing.add(choice.replica)
         return chosen
 
-    def _first_to_take(self, model: str, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
+    def _first_to_take(self, model: ServedModel, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
         """The first replica that would not refuse a request before it is parsed; any where all would."""
-        replicas = [self._replica(model, name) for name in self._models[model].replicas.ready]
+        replicas = [self._replica(model.name, name) for name in model.replicas.ready]
         if len(replicas) == 1:
             return replicas[0]
         return next(
