@@ -163,6 +163,15 @@ class ModelConfig(Section):
     """Of a mixture of experts, each of the processes that share a layer holds whole experts in place of a part of
     each."""
 
+    expert_load_file: str | None = Field(None, min_length=1)
+    """File in which an engine keeps how many tokens each expert was given, by layer: written when it ends, read when it
+    starts, to place experts so that the processes have equal shares (with `expert_parallel`). Default: none; experts
+    are divided by their numbers."""
+
+    num_redundant_experts: int = Field(0, ge=0)
+    """Places for experts beyond one for each, in each layer, over all processes: the hottest ones of `expert_load_file`
+    are held by several, which share their tokens."""
+
     tensor_parallel_invariant: bool = False
     """Take the sums of one process in the order in which several take them: then its answers have the same bits as
     those of any `tensor_parallel_size`. Where that is more than 1 it is always so."""
