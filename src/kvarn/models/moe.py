@@ -11,8 +11,10 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Shard
+from kvarn.models.router import route
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import LinearSpec, Role, WeightLoader
+from kvarn.models.swiglu import ClampedSwiglu
+from kvarn.models.weights import Interleaved, LinearSpec, Role, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class DenseMlp:
 
     gate_up: Linear
     down: Linear
+    gate: ClampedSwiglu | None = None
+    """What joins gate and up; None: their product does."""
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +64,9 @@ class DenseMlp:
         adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
-        return self.down(self.gate_up(x, norm=norm, adapters=adapters), add_to=add_to, adapters=adapters)
+        inner = self.gate_up(x, norm=norm, adapters=adapters)
+        inner = inner if self.gate is None else self.gate(inner)
+        return self.down(inner, add_to=add_to, adapters=adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,8 @@ class MoeMlp:
     spec: DecoderSpec
     kernels: Kernels
     router: Linear
+    choice_bias: torch.Tensor | None
+    """[experts] float32: see `RouterSpec.choice_bias`."""
     experts: tuple[DenseMlp, ...]
     shared: DenseMlp | None
     shared_gate: Linear | None
@@ -85,9 +93,10 @@ class MoeMlp:
     def load(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
         """The mixture of the layer whose tensors' names begin with `prefix`."""
 
-        def gate(name: str, outputs: int) -> Linear:
+        def gate(name: str, outputs: int, bias: bool = False) -> Linear:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
-            return loader.linear(LinearSpec(names=(prefix + name,), outputs=(shard,), inputs=hidden, role="router"))
+            names = (prefix + name,)
+            return loader.linear(LinearSpec(names=names, outputs=(shard,), inputs=hidden, bias=bias, role="router"))
 
         def mlp(name: str, intermediate_size: int, role: Role) -> DenseMlp:
             return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, role)
@@ -96,10 +105,18 @@ class MoeMlp:
         return MoeMlp(
             spec=spec,
             kernels=loader.kernels,
-            router=gate(names.router, spec.num_experts),
-            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size, "expert") for e in range(spec.num_experts)),
+            router=gate(names.router, spec.num_experts, spec.router.bias),
+            choice_bias=loader.plain(prefix + names.choice_bias, (spec.num_experts,)).float().to(loader.kernels.device)
+            if spec.router.choice_bias
+            else None,
+            experts=tuple(
+                _load_stacked_expert(prefix + names.experts, e, spec, loader)
+                if spec.stacked_experts
+                else mlp(f"{names.experts}.{e}", spec.expert_size, "expert")
+                for e in range(spec.num_experts)
+            ),
             shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
-            shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
+            shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
         )
 
     def forward(
@@ -113,10 +130,9 @@ class MoeMlp:
         one alone."""
         if norm is not None:
             x = self.kernels.rms_norm(x, norm)
-        probabilities = torch.softmax(self.router(x).float(), -1)
-        shares, chosen = probabilities.topk(self.spec.experts_per_token, -1)
-        if self.spec.renormalize_experts:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = route(
+            self.router(x), self.spec.experts_per_token, self.spec.router, self.choice_bias, self.kernels
+        )
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self.spec.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts).tolist()
@@ -125,7 +141,30 @@ class MoeMlp:
         outputs = [expert.forward(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
         mixed = torch.cat(outputs).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
-        if self.shared is not None and self.shared_gate is not None:
-            gate = self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
-            out += gate * self.shared.forward(x, adapters=adapters).float()
+        if self.shared is not None:
+            shared = self.shared.forward(x, adapters=adapters).float()
+            if self.shared_gate is not None:
+                shared *= self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+            out += shared
         return out.to(x.dtype) if add_to is None else add_to.add_(out)
+
+
+def _load_stacked_expert(name: str, expert: int, spec: DecoderSpec, loader: WeightLoader) -> DenseMlp:
+    """One expert of tensors that hold all of them, with biases, and gate and up in turn."""
+    hidden, inner = Shard.whole(spec.hidden_size), loader.parallel.share(spec.expert_size, "intermediate features")
+    pairs = Interleaved(run=2 * inner.size, first=0, count=2 * inner.size)
+    gate_up = LinearSpec(
+        names=(f"{name}.gate_up_proj",),
+        outputs=(inner, inner),
+        inputs=hidden,
+        bias=True,
+        activation=None if spec.swiglu else spec.activation,
+        interleaved=(pairs,),
+        expert=expert,
+        role="expert",
+    )
+    down = LinearSpec(
+        names=(f"{name}.down_proj",), outputs=(hidden,), inputs=inner, bias=True, expert=expert, role="expert"
+    )
+    gate = ClampedSwiglu(loader.kernels, *spec.swiglu) if spec.swiglu else None
+    return DenseMlp(loader.linear(gate_up), loader.linear(down), gate)
