@@ -74,7 +74,7 @@ class GroupedAttention:
     kernels: Kernels
     parallel: Parallel
     query_key_norm: Norm | None
-    """Weight per head: [query heads + key heads, D]. Full: [features of both]."""
+    """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]."""
     sinks: torch.Tensor | None
     """[query heads] float32: see `AttentionPlan.run`."""
     qkv: Linear
@@ -120,19 +120,23 @@ class GroupedAttention:
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
     def _norm_all_heads(self, qkv: torch.Tensor) -> None:
-        """Norm, in place, over all heads of a token. A rank sees only its own heads: squares are summed over ranks."""
+        """Norm, in place, over all heads of a token. A rank has only some: it gathers the others to norm them all."""
         assert self.query_key_norm is not None
-        weight, eps = self.query_key_norm.weight, self.query_key_norm.eps
-        split, end = self.heads.query * self.heads.dim, len(weight)
-        query, key = qkv[:, :split], qkv[:, split:end]
-        means: tuple[torch.Tensor | None, ...] = (None, None)
-        if self.parallel.world_size > 1:
-            squares = torch.stack([query.float().square().sum(-1), key.float().square().sum(-1)])
-            repeats = self.heads.kv * self.parallel.world_size / self.spec.num_kv_heads
-            totals = torch.tensor([self.spec.num_heads, self.spec.num_kv_heads * repeats], device=squares.device)
-            means = (self.parallel.all_reduce(squares) / (totals[:, None] * self.spec.head_dim)).unsqueeze(-1).unbind()
-        for part, own_weight, mean in zip((query, key), (weight[:split], weight[split:]), means, strict=True):
-            part.copy_(self.kernels.rms_norm(part, Norm(own_weight, eps), mean_square=mean))
+        norm, dim, spec = self.query_key_norm, self.heads.dim, self.spec
+        split = spec.num_heads * dim
+        start = 0
+        for own, total, weight in (
+            (self.heads.query, spec.num_heads, norm.weight[:split]),
+            (self.heads.kv, spec.num_kv_heads, norm.weight[split:]),
+        ):
+            part = qkv[:, start : start + own * dim]
+            start += own * dim
+            gathered = self.parallel.all_gather(part.contiguous())
+            # Heads that several ranks hold come once for each of them.
+            heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]
+            normed = self.kernels.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
+            first = self.parallel.rank * total // self.parallel.world_size * dim
+            part.copy_(normed[:, first : first + own * dim])
 
 
 def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> GroupedAttention:
@@ -182,11 +186,8 @@ def _load_query_key_norm(
         return None
     weights = []
     for name, heads in ((names.query_norm, query), (names.key_norm, kv)):
-        features = heads.times(spec.head_dim)
-        size = spec.head_dim if spec.qk_norm == "head" else features.size
+        size = spec.head_dim if spec.qk_norm == "head" else heads.size * spec.head_dim
         weight = loader.norm(prefix + name, size, spec.norm_eps, spec.norm_offset).weight
         one_for_all = spec.qk_norm == "head"
-        weights.append(
-            weight.expand(len(heads.held), -1) if one_for_all else weight[features.held.start : features.held.stop]
-        )
+        weights.append(weight.expand(len(heads.held), -1) if one_for_all else weight)
     return Norm(torch.cat(weights), spec.norm_eps)

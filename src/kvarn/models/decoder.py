@@ -52,19 +52,24 @@ class Decoder:
         names = FAMILIES[spec.architecture].names
         self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
         """The layers that adapters can change, by `Linear.adapter_layer`."""
-        self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
+        stage = loader.parallel.stage
+        held = stage.layers(spec.num_layers)
+        self._layers = [load_layer(index, spec, names, loader) for index in held]
         self._norm = load_final_norm(spec, loader)
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
         embedding, hidden = "model.embed_tokens", Shard.whole(spec.hidden_size)
         head = embedding if spec.tied_embeddings else "lm_head"
-        self._head: Linear = loader.linear(
-            LinearSpec(names=(head,), outputs=(self._vocabulary,), inputs=hidden, role="head")
-        )
+        head_spec = LinearSpec(names=(head,), outputs=(self._vocabulary,), inputs=hidden, role="head")
+        looks_up = stage.is_first and spec.tied_embeddings
+        self._head: Linear | None = loader.linear(head_spec) if stage.is_last or looks_up else None
         # Where both are one weight, it is held once, packed.
         self._embedding = (
-            None if spec.tied_embeddings else loader.embedding(embedding, self._vocabulary, spec.hidden_size)
+            loader.embedding(embedding, self._vocabulary, spec.hidden_size)
+            if stage.is_first and not spec.tied_embeddings
+            else None
         )
         self._kinds = LayerKinds(spec.layers, self.kernels.device)
+        self._kind_of_layer = [self._kinds.of_layer[index] for index in held]
 
     @property
     def layer_bytes(self) -> int:
@@ -74,7 +79,7 @@ class Decoder:
     @property
     def head_bytes(self) -> int:
         """Bytes of the output head as it is held."""
-        return self._head.nbytes
+        return 0 if self._head is None else self._head.nbytes
 
     @property
     def costs(self) -> DecoderCosts:
@@ -93,7 +98,7 @@ class Decoder:
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
-        return self._layers[0].attention.new_cache(self.spec.num_layers, num_blocks, self.kv_dtype)
+        return self._layers[0].attention.new_cache(len(self._layers), num_blocks, self.kv_dtype)
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
@@ -105,9 +110,9 @@ class Decoder:
         spec = self.spec
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
         kinds = range(len(self._kinds))
-        layers = [layer.greedy(kind) for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True)]
+        layers = [layer.greedy(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
         attention = self._layers[0].attention
-        if not plain or self._parallel.world_size > 1:
+        if not plain or self._parallel.world_size > 1 or self._parallel.stage.count > 1 or self._head is None:
             return None
         norm = self._norm.fused
         if norm is None or not isinstance(attention, GroupedAttention):
@@ -137,16 +142,27 @@ class Decoder:
         """Compute one step.
 
         token_ids: [T] int64. logits_rows: [R] int64, the tokens of the T whose next-token logits are wanted. Returns
-        [R, vocab_size] float32. Keys and values of all T tokens are in the cache afterwards, and in `states` what left
-        the layers that it names.
+        [R, vocab_size] float32, or [0, vocab_size] on a stage that is not the last. Keys and values of all T tokens are
+        in the cache afterwards, and in `states` what left the layers that it names.
         """
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
-        hidden = self.embed(token_ids)
-        for index, (layer, kind) in enumerate(zip(self._layers, self._kinds.of_layer, strict=True)):
+        stage = self._parallel.stage
+        if stage.is_first:
+            hidden = self.embed(token_ids)
+        else:
+            hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
+        for index, (layer, kind) in enumerate(zip(self._layers, self._kind_of_layer, strict=True)):
             hidden = layer.forward(hidden, cache, index, steps[kind])
             if states is not None and index + 1 in states.layers:
                 states.taken[index + 1] = hidden.clone()
-        logits = self._parallel.all_gather(self._last_product(hidden[logits_rows])).float()
+        if not stage.is_last:
+            stage.send(hidden)
+            return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
+        logits = self._last_product(hidden[logits_rows])
+        if self._parallel.world_size > 1:
+            logits = F.pad(logits, (0, -(-self.spec.vocab_size // self._parallel.world_size) - logits.shape[1]))
+            logits = self._parallel.all_gather(logits)[:, : self.spec.vocab_size].contiguous()
+        logits = logits.float()
         if self.spec.logits_scale != 1.0:
             logits *= self.spec.logits_scale
         if self.spec.logits_softcap is not None:
@@ -154,6 +170,7 @@ class Decoder:
         return logits
 
     def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "the last stage has the head"
         norm = self._norm.fused
         return self._head(self._norm(hidden)) if norm is None else self._head(hidden, norm=norm)
 
@@ -166,15 +183,18 @@ class Decoder:
             local = token_ids - held.start
             elsewhere = (local < 0) | (local >= len(held))
             hidden = self._look_up(local.masked_fill(elsewhere, 0))
-            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
+            # To add minus zero changes no number, not even the sign of a zero.
+            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], -0.0))
         if self.spec.embedding_scale != 1.0:
             # The factor as the weights' type holds it, which is what the model was trained with.
             hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype).to(hidden.dtype)
         return hidden
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self._head.rows(ids) if self._embedding is None else F.embedding(ids, self._embedding)
-        return rows.to(self._activation_dtype)
+        if self._embedding is not None:
+            return F.embedding(ids, self._embedding).to(self._activation_dtype)
+        assert self._head is not None, "a tied embedding is the head's weight"
+        return self._head.rows(ids).to(self._activation_dtype)
 
     def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
         return LayerStep(

@@ -50,7 +50,7 @@ class DecoderLayer:
         attention_norm, mlp_norm = self.attention_input_norm, self.mlp_input_norm
         if isinstance(attention_norm, LayerNorm) or isinstance(mlp_norm, LayerNorm) or spec.parallel_blocks:
             return None
-        if not isinstance(mlp, DenseMlp) or not isinstance(attention, GroupedAttention):
+        if not isinstance(mlp, DenseMlp) or not isinstance(attention, GroupedAttention) or self.parallel.divides:
             return None
         return GreedyLayer(
             attention_norm=attention_norm,
@@ -86,13 +86,12 @@ class DecoderLayer:
     def _sum_target(self, hidden: torch.Tensor, output_norm: Norm | None) -> torch.Tensor | None:
         """The residual stream, where the last product of a half may add to it at once."""
         plain = output_norm is None and self.spec.residual_scale == 1.0
-        return hidden if plain and self.parallel.world_size == 1 else None
+        return hidden if plain else None
 
     def _add(self, hidden: torch.Tensor, x: torch.Tensor, output_norm: Norm | None) -> torch.Tensor:
         """The stream with a half's output x added, unless it was added already."""
         if x is hidden:
             return hidden
-        x = self.parallel.all_reduce(x)
         if output_norm is not None:
             return self.kernels.rms_norm(x, output_norm, add_to=hidden)
         return hidden.add_(x, alpha=self.spec.residual_scale)

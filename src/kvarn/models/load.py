@@ -85,7 +85,7 @@ def load_model(
     if packed_cache is not None and backend.packed_layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
     elif packed_cache is not None:
-        origin = (__version__, *origin_of(checkpoint.files), torch_dtype, quantization, place.rank, place.world_size)
+        origin = (__version__, *origin_of(checkpoint.files), torch_dtype, quantization, place.key)
         cache = PackedCache.open(packed_cache, path.resolve().name, origin, backend)
     loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
     if architecture in ENCODERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.packed_cache import PackedCache
 from kvarn.models.parallel import Parallel, ParallelError, Shard
+from kvarn.models.row_parallel import RowParallelLinear
 
 Role = Literal["layer", "expert", "head", "router"]
 
@@ -144,25 +145,49 @@ class WeightLoader:
         return total / self.parallel.world_size
 
     def linear(self, spec: LinearSpec) -> Linear:
-        """All outputs as one product. A bias after a sum over ranks is added by rank 0 alone."""
-        layer = self._linear(spec)
+        """All outputs as one product; the sum of several, in a fixed order, where the inputs are divided."""
+        if spec.inputs.divided:
+            return self._row_parallel(spec)
+        layer = self._kept(spec.name)
+        if layer is None:
+            layer = self._pack(spec, spec.name, self._weight(spec), self._bias(spec) if spec.bias else None)
+        self._number(spec, layer)
+        return layer
+
+    def _row_parallel(self, spec: LinearSpec) -> RowParallelLinear:
+        """A product over this rank's parts of the inputs, each packed by itself."""
+        names = [f"{spec.name}/{number}" for number in spec.inputs.part_numbers()]
+        parts = [self._kept(name) for name in names]
+        if sum(part.in_features for part in parts if part is not None) != len(spec.inputs.held):
+            try:
+                weight = self._weight(spec)
+                columns = spec.inputs.parts(weight.group)
+                pieces = [weight.columns(each) if each else None for each in columns]
+            except (KernelInputError, ParallelError) as error:
+                raise ParallelError(
+                    f"{spec.names[0]} cannot be divided for tensor parallelism: {error}; use fewer ranks, or one"
+                ) from error
+            pairs = zip(names, pieces, strict=True)
+            parts = [None if piece is None else self._pack(spec, name, piece, None) for name, piece in pairs]
+        first = spec.inputs.held.start
+        for part in filter(None, parts):
+            inputs = Shard(spec.inputs.size, range(first, first + part.in_features))
+            self._number(replace(spec, inputs=inputs), part)
+            first = inputs.held.stop
+        bias = self._bias(spec).float().to(self.kernels.device) if spec.bias else None
+        return RowParallelLinear(parts, bias, None if spec.inputs.is_whole else self.parallel)
+
+    def _number(self, spec: LinearSpec, layer: Linear) -> None:
+        """Enter a layer that adapters can change."""
         if spec.role == "layer":
             layer.adapter_layer = len(self.layers)
             self.layers.append((spec, layer))
-        return layer
 
-    def _linear(self, spec: LinearSpec) -> Linear:
-        cache = self._packed_cache
-        if cache is not None and (found := cache.find(spec.name)) is not None:
-            return found
-        weight = self._weight(spec)
-        if not spec.inputs.is_whole:
-            try:
-                weight = weight.columns(spec.inputs.held)
-            except KernelInputError as error:
-                raise ParallelError(
-                    f"{spec.names[0]} cannot be divided among so many ranks: {error}; use fewer"
-                ) from error
+    def _kept(self, name: str) -> Linear | None:
+        """A layer as an earlier start packed it."""
+        return None if self._packed_cache is None else self._packed_cache.find(name)
+
+    def _pack(self, spec: LinearSpec, name: str, weight: Weight, bias: torch.Tensor | None) -> Linear:
         if weight.format == "float":
             quantization = None if spec.role == "router" else self._quantization
             if quantization and spec.role == "head":
@@ -171,10 +196,9 @@ class WeightLoader:
                 weight = self.kernels.quantize(weight.values, quantization)
             else:
                 weight = Weight(weight.values.to(self.dtype))
-        bias = self._bias(spec) if spec.bias and (spec.inputs.is_whole or self.parallel.rank == 0) else None
         layer = self.kernels.pack_linear(weight, bias, spec.activation)
-        if cache is not None:
-            cache.keep(spec.name, layer)
+        if self._packed_cache is not None:
+            self._packed_cache.keep(name, layer)
         return layer
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
