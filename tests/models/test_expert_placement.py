@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.models.expert_placement import ExpertPlacement, balanced
+from kvarn.models.expert_placement import ExpertPlacement, balance_experts
 from profiles import examples
 
 loads = st.lists(st.integers(0, 1000), min_size=1, max_size=40)
@@ -19,7 +19,7 @@ loads = st.lists(st.integers(0, 1000), min_size=1, max_size=40)
 def test_every_expert_has_a_place_and_no_rank_is_busier_than_without_a_plan(
     tokens: list[int], world_size: int, redundant: int
 ) -> None:
-    placement = balanced(tokens, world_size, redundant)
+    placement = balance_experts(tokens, world_size, redundant)
     even = ExpertPlacement.even(len(tokens), world_size)
     assert all(ranks == tuple(sorted(set(ranks))) and ranks for ranks in placement.ranks)
     assert sum(map(len, placement.ranks)) <= len(tokens) + redundant
@@ -31,14 +31,14 @@ def test_every_expert_has_a_place_and_no_rank_is_busier_than_without_a_plan(
 
 
 def test_a_hot_expert_is_shared_by_ranks() -> None:
-    placement = balanced([800, 50, 50, 50, 10, 10, 10, 20], 4, redundant=4)
+    placement = balance_experts([800, 50, 50, 50, 10, 10, 10, 20], 4, redundant=4)
     assert len(placement.ranks[0]) == 4
     assert max(placement.loads([800, 50, 50, 50, 10, 10, 10, 20], 4)) <= 265
     assert max(ExpertPlacement.even(8, 4).loads([800, 50, 50, 50, 10, 10, 10, 20], 4)) == 850
 
 
 def test_without_redundant_places_hot_experts_are_kept_apart() -> None:
-    assert balanced([9, 9, 1, 1], 2).loads([9, 9, 1, 1], 2) == [10, 10]
+    assert balance_experts([9, 9, 1, 1], 2).loads([9, 9, 1, 1], 2) == [10, 10]
 
 
 @settings(max_examples=examples(60), derandomize=True, deadline=None)

@@ -1,7 +1,7 @@
-"""Which ranks hold which experts of a layer, and which of them computes a token (DeepSeek's EPLB, in its plainest form).
+"""Which ranks hold which experts of a layer, and which of them computes a token (as DeepSeek's EPLB).
 
-Ranks hold whole experts. Where experts are hot, the busiest rank holds the others up; so some are held by several ranks,
-which share their tokens. Pure.
+Ranks hold whole experts. Where experts are hot, the busiest rank holds the others up; so some are held by several
+ranks, which share their tokens. Pure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 
@@ -24,7 +25,7 @@ class ExpertPlacement:
     def even(num_experts: int, world_size: int) -> ExpertPlacement:
         """Each expert once: as many side by side for each rank."""
         bounds = [num_experts * rank // world_size for rank in range(world_size + 1)]
-        counts = [after - before for before, after in zip(bounds, bounds[1:], strict=False)]
+        counts = [after - before for before, after in pairwise(bounds)]
         return ExpertPlacement(tuple((rank,) for rank, count in enumerate(counts) for _ in range(count)))
 
     def held(self, rank: int) -> list[int]:
@@ -59,37 +60,38 @@ class ExpertPlacement:
         return self._table[experts, places * self._num_ranks[experts] // counts[experts]]
 
 
-def balanced(tokens: Sequence[int], world_size: int, redundant: int = 0) -> ExpertPlacement:
-    """A placement for experts that are given so many tokens each: the busiest rank has as few as this finds, and never
-    more than with `ExpertPlacement.even`.
+def balance_experts(tokens: Sequence[int], world_size: int, redundant: int = 0) -> ExpertPlacement:
+    """A placement for experts that are given so many tokens each: the busiest rank has never more than with
+    `ExpertPlacement.even`, nor with fewer redundant places.
 
     Args:
         tokens: Of each expert, as measured.
         world_size: Ranks.
-        redundant: Places beyond one for each expert, which the hottest ones get. No rank holds an expert twice.
+        redundant: Places beyond one for each expert, for the hottest ones. No rank holds an expert twice.
     """
+    plans = [ExpertPlacement.even(len(tokens), world_size)]
+    plans += [_greedy(tokens, world_size, places) for places in range(redundant + 1)]
+    return min(plans, key=lambda plan: max(plan.loads(tokens, world_size)))
+
+
+def _greedy(tokens: Sequence[int], world_size: int, redundant: int) -> ExpertPlacement:
+    """All redundant places are given away, each to the expert whose ranks have the most to do for it; then each expert
+    goes to the ranks that have the least to do, the hottest first."""
     copies = [1] * len(tokens)
     for _ in range(redundant):
         able = [expert for expert, count in enumerate(copies) if count < world_size]
-        if not able:
-            break
-        copies[max(able, key=lambda expert: (tokens[expert] / copies[expert], -expert))] += 1
+        if able:
+            copies[max(able, key=lambda expert: (tokens[expert] / copies[expert], -expert))] += 1
     ranks: list[list[int]] = [[] for _ in tokens]
     loads, places = [0.0] * world_size, [0] * world_size
     capacity = -(-sum(copies) // world_size)
-    shares = sorted(range(len(tokens)), key=lambda expert: (-copies[expert], -tokens[expert] / copies[expert], expert))
-    for expert in shares:
-        # Those of several places first: then there are ranks enough for them.
+    # Those of several places first: there are ranks enough for them as long as all have room.
+    for expert in sorted(range(len(tokens)), key=lambda each: (-copies[each], -tokens[each] / copies[each], each)):
         for _ in range(copies[expert]):
             free = [rank for rank in range(world_size) if places[rank] < capacity and rank not in ranks[expert]]
-            if not free:
-                break
-            rank = min(free, key=lambda each: (loads[each], places[each], each))
-            ranks[expert].append(rank)
-            loads[rank] += tokens[expert] / copies[expert]
-            places[rank] += 1
-    found = ExpertPlacement(tuple(tuple(sorted(each)) for each in ranks))
-    even = ExpertPlacement.even(len(tokens), world_size)
-    if max(found.loads(tokens, world_size)) > max(even.loads(tokens, world_size)):
-        return even
-    return found
+            if free:
+                rank = min(free, key=lambda each: (loads[each], places[each], each))
+                ranks[expert].append(rank)
+                loads[rank] += tokens[expert] / copies[expert]
+                places[rank] += 1
+    return ExpertPlacement(tuple(tuple(sorted(each)) for each in ranks))

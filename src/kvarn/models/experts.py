@@ -21,6 +21,11 @@ class Expert(Protocol):
         """Bytes of its products as they are held."""
         ...
 
+    @property
+    def bias_of_sum(self) -> torch.Tensor | None:
+        """[hidden] float32, to be added to a sum over ranks; None where `partial` gives all there is."""
+        ...
+
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] to what this rank has of the result [T, hidden]: all of it, or its part of a sum."""
         ...
@@ -50,15 +55,25 @@ class Experts:
         """
         self.tokens[:] += counts.numpy(force=True)
         if not self.parallel.expert_parallel or self.parallel.world_size == 1:
-            return self.parallel.all_reduce(self._compute(inputs, counts.tolist()))
+            return self._whole_sum(inputs, counts.tolist())
         owners = self.placement.owners(counts.cpu())
         order = owners.argsort(stable=True)
         rows = torch.bincount(owners, minlength=self.parallel.world_size)
-        experts = torch.repeat_interleave(counts.cpu())[order].split(rows.tolist())[self.parallel.rank]
-        own = order.split(rows.tolist())[self.parallel.rank].to(inputs.device)
+        own = torch.split(order, rows.tolist())[self.parallel.rank]
+        experts = torch.repeat_interleave(counts.cpu())[own]
         own_counts = torch.bincount(experts, minlength=len(counts))[self.placement.held(self.parallel.rank)]
-        gathered = self.parallel.gather_rows(self._compute(inputs[own], own_counts.tolist()), rows.tolist())
+        gathered = self.parallel.gather_rows(
+            self._compute(inputs[own.to(inputs.device)], own_counts.tolist()), rows.tolist()
+        )
         return torch.empty_like(gathered).index_copy_(0, order.to(inputs.device), gathered)
+
+    def _whole_sum(self, inputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Over ranks, each of which has a part of every expert."""
+        total = self.parallel.all_reduce(self._compute(inputs, counts))
+        for expert, part in zip(self.held, torch.split(total, counts), strict=True):
+            if expert.bias_of_sum is not None:
+                part += expert.bias_of_sum
+        return total
 
     def _compute(self, inputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
         parts = torch.split(inputs, counts)

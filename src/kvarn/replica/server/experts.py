@@ -37,7 +37,7 @@ def read_expert_load(file: Path) -> Tokens:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        raise ExpertLoadError(f"expert_load_file {file} cannot be read: {error}. Delete it to begin anew.") from error
+        raise ExpertLoadError(f"experts.load_file {file} cannot be read: {error}. Delete it to begin anew.") from error
 
 
 class ExpertLoads:
@@ -48,9 +48,9 @@ class ExpertLoads:
         file: Where they are kept; None: nowhere.
     """
 
-    def __init__(self, model: Decoder, file: Path | None) -> None:
+    def __init__(self, model: Decoder, file: str | None) -> None:
         self._layers = model.expert_layers
-        self._file = file
+        self._file = None if file is None else Path(file).expanduser()
 
     def enter(self, stats: EngineStats) -> EngineStats:
         """The same with the experts' load."""
