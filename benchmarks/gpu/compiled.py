@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,13 @@ class Compiled:
     tensor_cores: str
     """`wgmma`, `mma` or nothing."""
 
+    @property
+    def line(self) -> str:
+        """One line of text."""
+        memory = f"{self.shared_bytes / 1024:.0f} KiB shared, {self.wide_loads} wide loads"
+        cores = self.tensor_cores or "no tensor cores"
+        return f"{self.variant.name}: {self.registers} registers, {self.spills} spills, {memory}, {cores}"
+
     def faults(self) -> Iterator[str]:
         """What the gate refuses."""
         name = self.variant.name
@@ -54,20 +61,12 @@ def compile_variant(variant: Variant) -> Compiled:
     kernel = variant.kernel
     constants = {name: variant.constants.get(name) for name in kernel.arg_names if name not in variant.types}
     signature = {name: variant.types.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = [
-        (place,)
-        for place, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name in ("max_segments", "table_stride")
-    ]
+    aligned = [place for place, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
     source = ASTSource(
         kernel,
         signature,
         {(kernel.arg_names.index(name),): value for name, value in constants.items()},
-        {
-            place: [["tt.divisibility", 16]]
-            for place in aligned
-            if signature[kernel.arg_names[place[0]]].startswith("*")
-        },
+        {(place,): [["tt.divisibility", 16]] for place in aligned},
     )
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
     built = triton.compile(source, target=TARGET, options=options)
@@ -90,3 +89,17 @@ def compile_all(threads: int = 2) -> list[Compiled]:
     """Every variant."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(compile_variant, variants()))
+
+
+def table(found: Sequence[Compiled]) -> str:
+    """As docs/gpu.md shows it."""
+    lines = [
+        "| kernel | registers | spills | shared memory, KiB | wide loads | tensor cores |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {each.variant.name} | {each.registers} | {each.spills} | {each.shared_bytes / 1024:.0f} | "
+        f"{each.wide_loads} | {each.tensor_cores} |"
+        for each in found
+    ]
+    return "\n".join(lines)

@@ -29,29 +29,28 @@ class Variant:
     """Whether it is bound by memory: 16 bytes must be loaded at a time."""
 
 
-SHAPES = {
-    "8B qkv": (4096, 6144, ""),
-    "8B gate, up": (4096, 14336, "silu"),
-    "8B down": (14336, 4096, ""),
-    "0.6B down": (3072, 1024, ""),
+LAYERS = {
+    "8B qkv": (4096, 6144, "", ("bf16", "fp8", "int4")),
+    "8B gate, up": (4096, 14336, "silu", ("bf16", "fp8", "int4")),
+    "0.6B down": (3072, 1024, "", ("bf16",)),
 }
-"""Inputs, outputs and activation of some layers."""
-FORMATS = {"bf16": "*bf16", "fp8": "*fp8e4nv", "int8": "*i8", "int4": "*u8"}
-HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128)}
+"""Inputs, outputs, activation and formats of some layers. int8 is read as fp8 is."""
+TYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "int4": "*u8"}
+HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 
 
 def variants() -> Iterator[Variant]:
     """All that are compiled."""
-    for layer, (inputs, outputs, activation) in SHAPES.items():
-        for form in FORMATS:
+    for layer, (inputs, outputs, activation, formats) in LAYERS.items():
+        for form in formats:
             for tile in tiles_for(bool(activation), 128 if form == "int4" else 0):
                 yield _product(layer, form, tile, inputs, outputs, activation)
     for model, heads in HEADS.items():
-        for cache in ("bf16", "fp8e4nv"):
-            for apart in (True, False):
-                yield _attention(model, cache, *heads, apart=apart)
+        for apart in (True, False):
+            yield _attention(model, "bf16", *heads, apart=apart)
         yield _join(model, *heads)
         yield _prepare(model, *heads)
+    yield _attention("8B", "fp8e4nv", *HEADS["8B"], apart=True)
     yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=False, window=1024, softcap=True)
     yield from _small()
 
@@ -60,7 +59,7 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
     length, splits = splits_of(outputs, inputs)
     normed = tile.rows == TILES[0].rows
     group = 128 if form == "int4" else 0
-    types = {"x": "*bf16", "weight": FORMATS[form], "out": "*bf16", "partials": "*fp32", "arrivals": "*i32"}
+    types = {"x": "*bf16", "weight": TYPES[form], "out": "*bf16", "partials": "*fp32", "arrivals": "*i32"}
     types |= {"num_rows": "i32", "eps": "fp32"}
     if form != "bf16":
         types["scales"] = "*fp16" if group else "*fp32"

@@ -15,7 +15,7 @@ from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton import attention
 
 SIZE = 16
-LENGTHS = [(1, 1), (1, 16), (7, 7), (1, 600), (16, 48), (2, 50), (30, 280), (1, 257)]
+LENGTHS = [(1, 1), (1, 16), (7, 7), (1, 530), (5, 48), (9, 270), (1, 257)]
 """Queries and context of each sequence: several segments, several tiles."""
 
 
@@ -104,7 +104,7 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_cut_from_its_prompt(
     monkeypatch.setattr(attention, "PROGRAMS", 0)
     together = case.run(kernels, list(range(len(LENGTHS))))
     monkeypatch.setattr(attention, "PROGRAMS", 10_000)
-    for row in (0, 3, 5, 6):
+    for row in (0, 3, 5):
         (alone,) = case.run(kernels, [row])
         assert torch.equal(alone, together[row])
         (last,) = case.run(kernels, [row], first=LENGTHS[row][0] - 1)
