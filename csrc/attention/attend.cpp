@@ -73,7 +73,7 @@ class ItemWork {
                 attend_rows(segment, row, std::min(rows, row + rows_each));
         }
         for (int row = 0; row < rows; ++row)
-            if (reads(row).partial < 0) finish(states_ + row * stride_, shape_.dim, out(row));
+            if (reads(row).partial < 0) finish(states_ + row * stride_, call_.sink(head(row)), shape_.dim, out(row));
     }
 
   private:
@@ -160,7 +160,7 @@ void join_partials(const AttentionCall& call, float* partials) {
             float* state = partials + (reads.partial * heads + head) * stride;
             for (std::int64_t i = 1; i < reads.last_segment - reads.first_segment; ++i)
                 fold(state, state + i * heads * stride, shape.padded_dim());
-            finish(state, shape.dim, call.out + token * call.out_stride + head * shape.dim);
+            finish(state, call.sink(head), shape.dim, call.out + token * call.out_stride + head * shape.dim);
         }
     });
 }

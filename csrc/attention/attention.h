@@ -64,6 +64,9 @@ struct AttentionCall {
     float* out;                  // [T, H D]
     std::int64_t out_stride;
     Workspace* workspace;
+    const float* sinks = nullptr;    // [H] scores that take a share of each head's weights; null: there are none
+
+    const float* sink(std::int64_t head) const { return sinks ? sinks + head : nullptr; }
 };
 
 }  // namespace kvarn

@@ -83,7 +83,11 @@ void AttentionPlan::read_sequence(std::int64_t sequence) {
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t position = step.context_lens[sequence] - count + i;
         const std::int64_t first = step.window ? std::max<std::int64_t>(0, position + 1 - step.window) : 0;
-        const std::int64_t end = step.causal ? position + 1 : step.context_lens[sequence];
+        std::int64_t end = position + 1;
+        if (!step.causal) {
+            end = step.context_lens[sequence];
+            if (step.window) end = std::min(end, position + step.window);
+        }
         reads.push_back({static_cast<std::int32_t>(position), static_cast<std::int32_t>(end),
                          static_cast<std::int32_t>(first / kSegment),
                          static_cast<std::int32_t>((end - 1) / kSegment + 1)});

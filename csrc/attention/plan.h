@@ -23,7 +23,7 @@ struct StepTables {
     std::int64_t table_blocks;            // entries of a row
     const std::int64_t* slots;            // [T]: block * kBlock + offset where a token's key and value go
     std::int64_t window;                  // positions a query sees, its own included; 0: all up to its own
-    bool causal;                          // else a query sees the positions after its own too
+    bool causal;                          // else a query sees as many positions after its own too
     std::int64_t threads;                 // that will share the work
 };
 

@@ -147,8 +147,9 @@ inline void fold(float* state, const float* segment, std::int64_t padded) {
         store(sums + d, fma(load(more + d), splat(take), mul(load(sums + d), splat(keep))));
 }
 
-inline void finish(const float* state, std::int64_t dim, float* out) {
-    const F16 factor = splat(1.0f / state[1]);
+// `sink`: a score that takes its share of the weights and has no value; null: there is none.
+inline void finish(const float* state, const float* sink, std::int64_t dim, float* out) {
+    const F16 factor = splat(1.0f / (sink ? state[1] + exp_of(*sink - state[0]) : state[1]));
     for (std::int64_t d = 0; d < dim; d += 16)
         store_first(out + d, mul(load(state + kResultValues + d), factor),
                     static_cast<int>(std::min<std::int64_t>(16, dim - d)));

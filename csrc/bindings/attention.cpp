@@ -1,6 +1,7 @@
 #include <omp.h>
 
 #include "attention/attention.h"
+#include "attention/latent.h"
 #include "bindings/backend.h"
 #include "bindings/topics.h"
 
@@ -10,7 +11,10 @@ using namespace nb::literals;
 namespace kvarn {
 
 #define KVARN_DECLARE(name) \
-    namespace name { void attention(const AttentionCall&); }
+    namespace name { \
+        void attention(const AttentionCall&); \
+        void latent_attention(const LatentCall&); \
+    }
 KVARN_FOR_EACH_ISA(KVARN_DECLARE)
 #undef KVARN_DECLARE
 
@@ -31,13 +35,23 @@ void make_plan(AttentionPlan* self, Address query_starts, Address context_lens, 
 void run_attention(Backend& self, const AttentionPlan& plan, Address qkv, std::int64_t qkv_stride,
                    std::int64_t query_heads, std::int64_t kv_heads, std::int64_t dim, int kv_type, Address cos,
                    Address sin, std::int64_t half_rotated, Address norm, float eps, Address keys, Address values,
-                   float scale, float softcap, Address out, std::int64_t out_stride) {
+                   float scale, float softcap, Address out, std::int64_t out_stride, Address sinks) {
     const AttentionCall call{{query_heads, kv_heads, dim, static_cast<KvType>(kv_type)},
                              &plan, at<const float>(qkv), qkv_stride, at<const float>(cos), at<const float>(sin),
                              half_rotated, at<const float>(norm), eps, at<std::byte>(keys), at<std::byte>(values),
-                             scale, softcap, at<float>(out), out_stride, &self.workspace};
+                             scale, softcap, at<float>(out), out_stride, &self.workspace, at<const float>(sinks)};
     const Turn turn(self);
     KVARN_CALL(self.isa, attention, call);
+}
+
+void run_latent_attention(Backend& self, const AttentionPlan& plan, std::int64_t heads, std::int64_t size,
+                          std::int64_t value_size, Address queries, Address cache, bool rounded, float scale,
+                          Address out) {
+    if (size > kMaxLatent) throw std::invalid_argument("a latent row has too many numbers");
+    const LatentCall call{&plan, heads, size, value_size, at<const float>(queries), at<const std::byte>(cache),
+                          rounded, scale, at<float>(out)};
+    const Turn turn(self);
+    KVARN_CALL(self.isa, latent_attention, call);
 }
 
 }  // namespace
@@ -53,7 +67,9 @@ void bind_attention(nb::module_& m, BackendClass& backend) {
                      "That the caches must have.");
     backend.def("attention", &run_attention, "plan"_a, "qkv"_a, "qkv_stride"_a, "query_heads"_a, "kv_heads"_a, "dim"_a,
                 "kv_type"_a, "cos"_a, "sin"_a, "half_rotated"_a, "norm"_a, "eps"_a, "keys"_a, "values"_a, "scale"_a,
-                "softcap"_a, "out"_a, "out_stride"_a);
+                "softcap"_a, "out"_a, "out_stride"_a, "sinks"_a = 0);
+    backend.def("latent_attention", &run_latent_attention, "plan"_a, "heads"_a, "size"_a, "value_size"_a, "queries"_a,
+                "cache"_a, "rounded"_a, "scale"_a, "out"_a);
 }
 
 }  // namespace kvarn

@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", "32M")
+from deployed_server import SMALL, WAIT, Load, done, status, wait_for
+
 SETTINGS = ("--set", "max_context_length=256", "--set", "kv_cache_gib=0.03", "--set", "threads=1")
-WAIT = ("--wait", "120")
-
-
-class Load:
-    """Requests one after another, from two threads, until it is left; each must be answered."""
-
-    def __init__(self, url: str, model: str) -> None:
-        self._url = f"{url}/v1/chat/completions"
-        self._body = {
-            "model": model,
-            "messages": [{"role": "user", "content": "What is TTFT?"}],
-            "max_tokens": 24,
-            "temperature": 0,
-        }
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(2)]
-        self.answers: list[str] = []
-        self.failures: list[str] = []
-
-    def _ask(self) -> None:
-        with httpx.Client(timeout=120) as client:
-            while not self._stop.is_set():
-                answer = client.post(self._url, json=self._body)
-                if answer.status_code == 200:
-                    self.answers.append(answer.json()["choices"][0]["message"]["content"])
-                else:
-                    self.failures.append(answer.text)
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
 
 @pytest.fixture(scope="module")
 def served(serve_long, tmp_path_factory):
     return serve_long("kvarn-demo", *SMALL, KVARN_DATA_DIR=str(tmp_path_factory.mktemp("deployments")))
-
-
-def done(finished) -> str:
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
-def status(kvarn, served, model: str) -> dict:
-    (line,) = done(kvarn("status", model, "--json", "--url", served.url)).splitlines()
-    return json.loads(line)
 
 
 def test_a_model_that_the_configuration_does_not_name_is_deployed_and_answers(kvarn, served):
@@ -160,11 +111,3 @@ def test_a_model_without_replicas_holds_requests_until_the_first_is_there_and_sa
     decisions = httpx.get(f"{served.url}/v1/organization/deployments/decisions").json()["data"]
     assert next(each["replicas"] for each in decisions if each["model"] == "asleep") >= 1
     assert "s wait" in next(each["reason"] for each in decisions if each["model"] == "asleep" and each["replicas"])
-
-
-def wait_for(condition) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("not within 30 s")

@@ -54,6 +54,11 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def all_replicas_ready(self) -> bool:
+        """Whether each replica of each model takes requests; the server is ready when one of each model does."""
+        models = self.http.get("/ready").json()["models"].values()
+        return all(state == "ready" for model in models for state in model.get("replicas", {}).values())
+
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
@@ -116,6 +121,7 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path) -> Server:
     url = found[1]
     started = Server(url, log, process, httpx.Client(base_url=url, timeout=60))
     started.wait_until(started.is_ready, "every model", START_S)
+    started.wait_until(started.all_replicas_ready, "every replica", START_S)
     return started
 
 

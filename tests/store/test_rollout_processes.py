@@ -10,18 +10,22 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
 from kvarn.config.rollout import RolloutConfig
+from kvarn.config.routes import RouteConfig, TargetConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.rollout import Phase
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.quality.gates import Outcome
+from kvarn.replica.client.protocol import ReplicaLostError
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.model_table import ModelTable
+from kvarn.serving.models import ServedModel
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.text_pool import TextPool
+from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.models import Lease
-from kvarn.store.repositories.rollouts import list_rollouts
+from kvarn.store.repositories.rollouts import list_rollouts, list_samples
 
 CONFIG = KvarnConfig.model_validate(
     {"models": [{"name": name, "path": "kvarn-demo"} for name in ("chat", "chat-2", "small", "small-2")]}
@@ -89,6 +93,48 @@ async def test_what_a_follower_begins_does_not_bring_back_what_was_rolled_back(
     await judge.look()
     assert judge.rollouts["chat"].phase is Phase.ROLLED_BACK
     assert await stored_phase(store, "chat") == "rolled_back"
+
+
+async def test_what_a_follower_sees_is_counted_once_whoever_judges(store: Store, clock: Time, tmp_path: Path) -> None:
+    judge, follower = (process(store, clock, tmp_path, may_judge=may_judge) for may_judge in (True, False))
+    begun = judge.begin("chat", "chat-2", SETTINGS, "me")
+    begun.phase, begun.step = Phase.CANARY, 0
+    await judge.save(begun)
+    for each in (judge, follower):
+        await each.look()
+    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),)))
+    for times in (4, 2):
+        for _ in range(times):
+            follower.observer.failed(record, "chat-2", ReplicaLostError("it fell"))
+        await follower.look()
+    assert follower.rollouts["chat"].answered == 0
+    clock.now += 6
+    await judge.look()
+    seen = judge.rollouts["chat"]
+    assert (seen.answered, seen.gates.begun[0].errors.trials, seen.phase) == (6, 6, Phase.ROLLED_BACK)
+    async with store.reading() as session:
+        assert not await list_samples(session)
+    await follower.look()
+    assert follower.rollouts["chat"].phase is Phase.ROLLED_BACK
+
+
+async def test_samples_that_a_judge_has_not_written_down_are_counted_by_the_next(
+    store: Store, clock: Time, tmp_path: Path
+) -> None:
+    first, second, follower = (process(store, clock, tmp_path, may_judge=may) for may in (True, True, False))
+    begun = first.begin("chat", "chat-2", SETTINGS, "me")
+    begun.phase, begun.step = Phase.CANARY, 0
+    await first.save(begun)
+    for each in (first, follower):
+        await each.look()
+    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),)))
+    follower.observer.failed(record, "chat-2", ReplicaLostError("it fell"))
+    await follower.look()
+    clock.now += 30  # the first is gone
+    await second.look()
+    assert (second.judges, second.rollouts["chat"].answered) == (True, 1)
+    await second.look()
+    assert second.rollouts["chat"].answered == 1
 
 
 async def test_a_follower_begins_another_rollout_after_one_that_has_ended(

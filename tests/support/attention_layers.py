@@ -49,6 +49,7 @@ class Layer:
     softcap: float | None = None
     half: int = -1
     with_norm: bool = True
+    with_sinks: bool = False
     seed: int = 0
     free: list[int] = field(default_factory=list)
 
@@ -64,6 +65,7 @@ class Layer:
         weight = torch.randn(self.heads.query + self.heads.kv, self.heads.dim, generator=self.generator) * 0.3 + 1
         self.norm = Norm(weight, 1e-5) if self.with_norm else None
         self.scale = self.heads.dim**-0.5
+        self.sinks = torch.randn(self.heads.query, generator=self.generator) if self.with_sinks else None
 
     def new(self, length: int, like: Sequence | None = None, shared: int = 0) -> Sequence:
         """Random tokens; or those of `like`, of whose blocks it has the first `shared` (computed) tokens."""
@@ -90,6 +92,7 @@ class Layer:
             self.values,
             self.scale,
             self.softcap,
+            self.sinks,
         )
         for sequence, count in rows:
             sequence.computed += count
@@ -143,7 +146,10 @@ class Layer:
         hidden = seen > at
         if self.window is not None:
             hidden |= seen <= at - self.window
-        weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+        weights = torch.softmax(scores, -1)[..., : len(seen)]
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
 

@@ -239,6 +239,7 @@ class World:
         adaptive: bool = False,
         masks: Callable[[Submit], TokenMask | None] = lambda message: None,
         adapters: ScriptedAdapters | None = None,
+        micro_batches: int = 1,
         **config: object,
     ) -> None:
         self.now = 0.0
@@ -258,6 +259,7 @@ class World:
             masks=masks,
             connector=connector,
             adapters=adapters,
+            micro_batches=micro_batches,
         )
         self.messages: dict[str, Submit] = {}
         self.deltas: dict[str, list[TokenDelta]] = {}

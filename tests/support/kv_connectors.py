@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.wire.messages import KVTierStats
 
@@ -26,6 +27,12 @@ class DictConnector:
         """Nothing more comes near; there is no room for fetches."""
         self.fetch_block_s = 0.0001
         self._num_asked = 0
+        self._held: HeldBlocks | None = None
+
+    def watch(self, held: HeldBlocks | None) -> None:
+        self._held = held
+        for name in self.blocks if held is not None else ():
+            held.add(name)
 
     def holds(self, name: bytes) -> bool:
         return name in self.blocks
@@ -53,6 +60,8 @@ class DictConnector:
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         for transfer, parts in zip(transfers, contents, strict=True):
+            if self._held is not None and transfer.name not in self.blocks:
+                self._held.add(transfer.name)
             self.blocks[transfer.name] = b"".join(parts)
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:

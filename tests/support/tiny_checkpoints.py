@@ -40,6 +40,21 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3Text",
         {"head_dim": 16, "sliding_window": 17, "query_pre_attn_scalar": 24, "num_hidden_layers": 7},
     ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "cohere2": ("Cohere2", {"sliding_window": 20, "num_hidden_layers": 5, "logit_scale": 0.5}),
     "olmo2": ("Olmo2", {}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8}),
     "qwen2-moe": (
@@ -68,6 +83,7 @@ ENCODERS: dict[str, type[Any]] = {
     "Bert": transformers.BertConfig,
     "Roberta": transformers.RobertaConfig,
     "XLMRoberta": transformers.XLMRobertaConfig,
+    "ModernBert": transformers.ModernBertConfig,
 }
 
 
@@ -96,7 +112,9 @@ def make_encoder(name: str, path: Path, head: str = "Model") -> Any:
         intermediate_size=40,
         max_position_embeddings=80,
         pad_token_id=1,
+        **({"local_attention": 18} if name == "ModernBert" else {}),
     )
+    config._attn_implementation = "eager"
     torch.manual_seed(5)
     model = getattr(transformers, name + head)(config).eval()
     with torch.no_grad():

@@ -34,17 +34,24 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     directory: str  # of the checkpoint
     created: int  # when it was first served, as `/v1/models` tells
+    is_candidate: bool  # it is rolled out
 
     @classmethod
     def of(cls, served: ServedModel) -> Version:
         """That a process serves."""
         config = served.config.model_dump_json()
-        return cls(model=config, number=served.version, directory=str(served.directory), created=served.created)
+        return cls(
+            model=config,
+            number=served.version,
+            directory=str(served.directory),
+            created=served.created,
+            is_candidate=served.held_back,
+        )
 
     def found(self) -> ServedVersion:
         """As the other process serves it."""
         model = ModelConfig.model_validate_json(self.model)
-        return ServedVersion(Desired(model, self.number), Path(self.directory), self.created)
+        return ServedVersion(Desired(model, self.number), Path(self.directory), self.created, self.is_candidate)
 
 
 class RemovedVersion(msgspec.Struct, frozen=True, kw_only=True):

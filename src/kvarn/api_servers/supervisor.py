@@ -210,9 +210,14 @@ class GatewayProcesses:
 
     async def version_added(self, version: ServedVersion) -> None:
         """See `FleetListener`."""
-        model, number = version.desired.model, version.desired.version
-        directory, created = str(version.directory), version.created
-        self._send(VERSION, Version(model=model.model_dump_json(), number=number, directory=directory, created=created))
+        message = Version(
+            model=version.desired.model.model_dump_json(),
+            number=version.desired.version,
+            directory=str(version.directory),
+            created=version.created,
+            is_candidate=version.is_candidate,
+        )
+        self._send(VERSION, message)
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
         """See `FleetListener`."""

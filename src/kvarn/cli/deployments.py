@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +14,13 @@ import yaml
 from kvarn.cli.client import ClientError, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
 from kvarn.cli.parameters import expand_options
+from kvarn.cli.values import read_settings
 
 _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
 _PATH = "organization/deployments"
 _LOOK_EVERY_S = 0.5
+_UNDER_WAY = ("shadow", "canary")
+"""Phases of a rollout that goes on."""
 
 app = typer.Typer(add_completion=False)
 
@@ -39,22 +44,35 @@ def deploy(
         typer.Option("--set", metavar="SETTING=VALUE", help="Such as engine.max_num_seqs=64; repeatable."),
     ] = None,
     replicas: Annotated[int | None, typer.Option(min=0, help="Replicas that take requests.")] = None,
+    canary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT,...",
+            help="Give the version these shares of the requests, one after the other, as long as no gate fails.",
+        ),
+    ] = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="First have the version answer copies of requests, which nobody sees.")
+    ] = False,
+    rollout: Annotated[
+        list[str] | None,
+        typer.Option("--rollout", metavar="SETTING=VALUE", help="Of the section `rollout`; repeatable."),
+    ] = None,
     wait: WaitOption = None,
 ) -> None:
     """Deploy a version of a model, which then serves. What is not given stays as in the version that serves."""
     wanted = _read(file)
-    for text in settings or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{text!r}: write it as SETTING=VALUE", param_hint="--set")
-        _put(wanted, name.split("."), yaml.safe_load(value))
+    for name, value in read_settings(settings, "--set").items():
+        _put(wanted, name.split("."), value)
     if path is not None:
         wanted["path"] = _absolute(path)
-    body = {"model": model, "settings": wanted, "replicas": replicas}
-    with one_line_errors():
-        made = server.ask("POST", _PATH, body)
-        typer.echo(f"{model}: version {made['version']} with {made['replicas']} replicas")
-        _wait(server, model, wait)
+    steps = _rollout(canary, read_settings(rollout, "--rollout"), shadow=shadow)
+    body = {"model": model, "settings": wanted, "replicas": replicas, "rollout": steps}
+    with _change(server, "", body, wait) as made:
+        if steps is not None:
+            typer.echo(f"{model}: version {made['rollout']['version']} is rolled out beside version {made['version']}")
+        else:
+            typer.echo(f"{model}: version {made['version']} with {made['replicas']} replicas")
 
 
 @app.command("scale")
@@ -66,10 +84,8 @@ def scale(
     wait: WaitOption = None,
 ) -> None:
     """Set the number of a model's replicas. Those that leave finish their requests first."""
-    with one_line_errors():
-        made = server.ask("POST", f"{_PATH}/scale", {"model": model, "replicas": replicas})
+    with _change(server, "/scale", {"model": model, "replicas": replicas}, wait) as made:
         typer.echo(f"{model}: {made['replicas']} replicas of version {made['version']}")
-        _wait(server, model, wait)
 
 
 @app.command("rollback")
@@ -80,11 +96,9 @@ def rollback(
     version: Annotated[int | None, typer.Option(min=0, show_default="the one that served before")] = None,
     wait: WaitOption = None,
 ) -> None:
-    """Have an earlier version of a model serve again."""
-    with one_line_errors():
-        made = server.ask("POST", f"{_PATH}/rollback", {"model": model, "version": version})
+    """Have an earlier version of a model serve again; while one is rolled out, at once."""
+    with _change(server, "/rollback", {"model": model, "version": version}, wait) as made:
         typer.echo(f"{model}: version {made['version']} serves again")
-        _wait(server, model, wait)
 
 
 @app.command("status")
@@ -105,28 +119,61 @@ def status(
         show(found[0]["observed"], ("replica", "version", "state", "stage"), as_json=False, nothing="no replicas")
 
 
+@contextmanager
+def _change(server: Server, path: str, body: dict[str, Any], wait: float | None) -> Iterator[dict[str, Any]]:
+    """A deployment after a change, to be told; then waits until it is so."""
+    with one_line_errors():
+        made = server.ask("POST", f"{_PATH}{path}", body)
+        yield made
+        candidate = None if body.get("rollout") is None else made["rollout"]["version"]
+        _wait(server, body["model"], wait, candidate)
+
+
+def _rollout(canary: str | None, settings: dict[str, Any], *, shadow: bool) -> dict[str, Any] | None:
+    """Settings of the rollout that is asked for; None: the version is to serve at once."""
+    if canary is None and not shadow and not settings:
+        return None
+    wanted: dict[str, Any] = {} if shadow else {"shadow_share": 0}
+    if canary is not None:
+        try:
+            shares = [float(each.strip().removesuffix("%")) / 100 for each in canary.split(",")]
+        except ValueError:
+            hint = "write percentages, such as 5,25,50"
+            raise typer.BadParameter(f"{canary!r}: {hint}", param_hint="--canary") from None
+        wanted["steps"] = shares if shares[-1] == 1 else [*shares, 1.0]
+    return wanted | settings
+
+
 def _list(server: Server) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = server.ask("GET", _PATH)["data"]
     return listed
 
 
 def _row(deployment: dict[str, Any]) -> dict[str, Any]:
-    state = "as wanted" if _is_so(deployment) else "changing"
+    state, rollout = "as wanted" if _is_so(deployment) else "changing", deployment["rollout"]
+    if rollout is not None and rollout["phase"] in _UNDER_WAY:
+        state = f"version {rollout['version']}: {rollout['phase']}, {rollout['share']:.0%}"
     return {**deployment, "state": state, "problem": deployment["problem"] or "-"}
 
 
 def _is_so(deployment: dict[str, Any]) -> bool:
-    observed = deployment["observed"]
+    observed, rollout = deployment["observed"], deployment["rollout"]
+    if rollout is not None and rollout["phase"] in _UNDER_WAY:
+        return False
     return bool(deployment["ready"] == deployment["replicas"] == len(observed))
 
 
-def _wait(server: Server, model: str, seconds: float | None) -> None:
+def _wait(server: Server, model: str, seconds: float | None, candidate: int | None) -> None:
+    """Wait until a model is as wanted; `candidate`: a version that is rolled out, and to be promoted."""
     if seconds is None:
         return
     deadline = time.monotonic() + seconds
     while True:
         found = next(each for each in _list(server) if each["model"] == model)
-        if _is_so(found):
+        known = candidate is None or (found["rollout"] or {}).get("version") == candidate
+        if known and _is_so(found):
+            if candidate not in (None, found["version"]):
+                stop(f"version {candidate} of {model} was rolled back: {found['rollout']['reason']}", EXIT_FAILED)
             return
         if time.monotonic() > deadline:
             problem = found["problem"] or f"{found['ready']} of {found['replicas']} replicas are ready"

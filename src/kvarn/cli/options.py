@@ -139,6 +139,9 @@ FLAGS = {
     "--lora-directories": Flag("models.lora.directories", metavar="PATH", join=absolute_paths),
     "--max-lora-rank": Flag("models.lora.max_rank"),
     "--max-cpu-loras": Flag("models.lora.max_cpu_loras"),
+    "--tensor-parallel-size": Flag("models.tensor_parallel_size", "-tp"),
+    "--pipeline-parallel-size": Flag("models.pipeline_parallel_size", "-pp"),
+    "--expert-parallel": Flag("models.expert_parallel", "--enable-expert-parallel"),
     "--replicas": Flag("models.replicas", "--data-parallel-size"),
     "--host": Flag("gateway.host"),
     "--port": Flag("gateway.port"),
@@ -221,9 +224,9 @@ def _variable(name: str) -> str:
 
 
 def _parameter(name: str, flag: Flag) -> Parameter:
-    names = [name, flag.other_name] if flag.other_name else [name]
+    own_name = f"{name}/--no-{name.removeprefix('--')}" if flag.type is bool else name
     info = typer.Option(
-        *([f"{name}/--no-{name.removeprefix('--')}"] if flag.type is bool else names),
+        *([own_name, flag.other_name] if flag.other_name else [own_name]),
         help=flag.help,
         show_default=flag.default or False,
         rich_help_panel=flag.panel,

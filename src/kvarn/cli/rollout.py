@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from kvarn.cli.client import Server, one_line_errors
 from kvarn.cli.output import show
 from kvarn.cli.parameters import expand_options
+from kvarn.cli.values import read_settings
 
 _PATH = "rollouts"
 _COLUMNS = ("model", "stable", "candidate", "phase", "share", "answered", "waits_for", "failure")
@@ -37,11 +37,7 @@ def start(
 ) -> None:
     """Begin a rollout: shadow traffic first, then growing shares, as long as no gate fails."""
     wanted: dict[str, Any] = {"identical": True} if identical else {}
-    for text in settings or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{text!r}: write it as SETTING=VALUE", param_hint="--set")
-        wanted[name] = yaml.safe_load(value)
+    wanted |= read_settings(settings, "--set")
     with one_line_errors():
         _print(server.ask("POST", _PATH, {"model": model, "candidate": candidate, "settings": wanted}))
 
@@ -70,37 +66,24 @@ def status(
         show(log, ("at", "action", "share", "by", "reason"), as_json=False)
 
 
-@app.command("pause")
-@expand_options
-def pause(server: Server, model: ModelArgument) -> None:
-    """Stay at this step; a gate that fails still rolls back."""
-    _command(server, model, "pause")
+_COMMANDS = {
+    "pause": "Stay at this step; a gate that fails still rolls back.",
+    "resume": "Go on after a pause.",
+    "promote": "Give all requests to the new version now.",
+    "rollback": "Give all requests to the stable version now.",
+}
 
 
-@app.command("resume")
-@expand_options
-def resume(server: Server, model: ModelArgument) -> None:
-    """Go on after a pause."""
-    _command(server, model, "resume")
+def _add_command(action: str, help_text: str) -> None:
+    @app.command(action, help=help_text)
+    @expand_options
+    def command(server: Server, model: ModelArgument) -> None:
+        with one_line_errors():
+            _print(server.ask("POST", f"{_PATH}/{model}", {"action": action}))
 
 
-@app.command("promote")
-@expand_options
-def promote(server: Server, model: ModelArgument) -> None:
-    """Give all requests to the new version now."""
-    _command(server, model, "promote")
-
-
-@app.command("rollback")
-@expand_options
-def rollback(server: Server, model: ModelArgument) -> None:
-    """Give all requests to the stable version now."""
-    _command(server, model, "rollback")
-
-
-def _command(server: Server, model: str, action: str) -> None:
-    with one_line_errors():
-        _print(server.ask("POST", f"{_PATH}/{model}", {"action": action}))
+for _action, _help in _COMMANDS.items():
+    _add_command(_action, _help)
 
 
 def _print(rollout: dict[str, Any]) -> None:

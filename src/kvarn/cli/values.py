@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 ConfigPath = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
 
@@ -144,3 +145,14 @@ def lora_modules(texts: list[str]) -> list[dict[str, str]]:
             module = {"name": name, "path": path}
         modules.append(module)
     return modules
+
+
+def read_settings(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """Values of `SETTING=VALUE`, as YAML reads them, by the setting. `option` took them."""
+    found = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r}: write it as SETTING=VALUE", param_hint=option)
+        found[name] = yaml.safe_load(value)
+    return found

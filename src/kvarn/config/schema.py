@@ -110,7 +110,8 @@ class ModelConfig(Section):
     a stream of its own. Default: unpredictable seeds."""
 
     kind: Literal["auto", "generate", "embed"] = "auto"
-    """What the model does. `auto` reads it from the checkpoint's architecture."""
+    """What the model does. `auto` reads it from the checkpoint: its architecture, and whether a decoder has
+    sentence-transformers' `modules.json` beside it, with which it embeds."""
 
     generation_config: str = Field("auto", min_length=1)
     """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
@@ -149,6 +150,22 @@ class ModelConfig(Section):
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container
     limits and `replica.separate_cores` respected); one in all for a model of less than 64 MiB."""
+
+    tensor_parallel_size: int = Field(1, ge=1, le=8)
+    """Processes that share each layer of the model (tensor parallelism), each with its part of the weights and of the
+    KV cache: 1, 2, 4 or 8. See docs/parallel.md."""
+
+    pipeline_parallel_size: int = Field(1, ge=1, le=64)
+    """Stages into which the layers are divided (pipeline parallelism), each in processes of its own:
+    `tensor_parallel_size` times as many in all."""
+
+    expert_parallel: bool = False
+    """Of a mixture of experts, each of the processes that share a layer holds whole experts in place of a part of
+    each."""
+
+    tensor_parallel_invariant: bool = False
+    """Take the sums of one process in the order in which several take them: then its answers have the same bits as
+    those of any `tensor_parallel_size`. Where that is more than 1 it is always so."""
 
     hardware: HardwareConfig = HardwareConfig()
     """What one replica needs of a machine."""
@@ -236,6 +253,23 @@ class ModelConfig(Section):
             for name, default in own.items():
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} of {self.name!r} is its server's matter: the model is `external`")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_can_do_it(self) -> ModelConfig:
+        if self.tensor_parallel_size not in (1, 2, 4, 8):
+            raise ValueError(f"tensor_parallel_size of {self.name!r} must be 1, 2, 4 or 8")
+        if self.tensor_parallel_size * self.pipeline_parallel_size == 1:
+            return self
+        without = "which a model in several ranks cannot have: leave it out, or tensor_parallel_size and "
+        for name, used in (
+            ("kv_tiers", self.kv_tiers is not None),
+            ("disaggregation", self.disaggregation is not None),
+            ("adapters", bool(self.adapters)),
+            ("speculation with EAGLE-3", self.speculation.chosen == "eagle3"),
+        ):
+            if used:
+                raise ValueError(f"{self.name!r} has {name}, {without}pipeline_parallel_size")
         return self
 
     @model_validator(mode="after")

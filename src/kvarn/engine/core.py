@@ -56,6 +56,8 @@ class EngineCore:
             it takes no memory.
         prefill_peer: Another engine that computes prompts; needs a connector.
         disaggregation: Which prompts it computes.
+        micro_batches: Parts into which running sequences are divided, of which several are in flight where the executor
+            is a pipeline. With more than one no sequence is planned again before its token is known.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class EngineCore:
         adapters: AdapterStore | None = None,
         prefill_peer: PrefillPeer | None = None,
         disaggregation: DisaggregationConfig | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self._executor = executor
         self._clock = clock
@@ -83,7 +86,7 @@ class EngineCore:
         tiers = None if connector is None else KVTiers(connector, namespace, step_time)
         memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, tiers, adapters)
         preemption = preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
-        self.scheduler = Scheduler(config, memory, preemption, step_time, proposer, speculation)
+        self.scheduler = Scheduler(config, memory, preemption, step_time, proposer, speculation, micro_batches)
         if tiers is not None and prefill_peer is not None:
             chosen = disaggregation or DisaggregationConfig()
             tiers.apart = PrefillApart(prefill_peer, config, step_time, self.scheduler.running, chosen)

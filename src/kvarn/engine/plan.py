@@ -22,6 +22,7 @@ from typing import Protocol
 import msgspec
 
 from kvarn.engine.errors import ProtocolError
+from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.wire.messages import KVTierStats, PositionLogprobs
 from kvarn.wire.sampling import SamplingParams
 
@@ -260,6 +261,10 @@ class KVConnector(Protocol):
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's blocks, and keep none of it any more."""
+        ...
+
+    def watch(self, held: HeldBlocks | None) -> None:
+        """See `BlockPlace`."""
         ...
 
     def stats(self) -> dict[str, KVTierStats]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.block_changes import BlockChanges, packed
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
+from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
 
@@ -46,8 +46,7 @@ class PrefixCache:
         self._roots: dict[PrefixScope, PrefixNode] = {}
         self._by_block: dict[int, PrefixNode] = {}
         self.evictions = 0
-        self.changes: BlockChanges | None = None
-        """What comes and goes, where somebody wants to know."""
+        self._held: HeldBlocks | None = None
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -84,8 +83,8 @@ class PrefixCache:
         parent.children[block_tokens] = node
         self._by_block[block] = node
         self._pool.name(block)
-        if self.changes is not None:
-            self.changes.stored(node.hash)
+        if self._held is not None:
+            self._held.add(node.hash)
         return node
 
     def evict(self) -> bool:
@@ -110,13 +109,20 @@ class PrefixCache:
                 self._unlink(node)
                 self._pool.uncache(node.block)
 
-    def packed_names(self) -> bytes:
-        """Names of all blocks, in the form of `BlockChanges`."""
-        return packed(node.hash for node in self._by_block.values())
+    def names(self) -> Iterator[bytes]:
+        """Of all blocks."""
+        return (node.hash for node in self._by_block.values())
+
+    def watch(self, held: HeldBlocks | None) -> None:
+        """See `BlockPlace`."""
+        self._held = held
+        if held is not None:
+            for name in self.names():
+                held.add(name)
 
     def _unlink(self, node: PrefixNode) -> None:
-        if self.changes is not None:
-            self.changes.removed(node.hash)
+        if self._held is not None:
+            self._held.drop(node.hash)
         parent = node.parent
         if parent is None:
             raise IntegrityError("a root holds no block and cannot be evicted")

@@ -61,8 +61,10 @@ class Scheduler:
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
         speculation: SpeculationConfig | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self._config = config
+        self._micro_batches = micro_batches
         self.memory = memory
         self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
@@ -162,7 +164,7 @@ class Scheduler:
         """Single tokens first (the answers that people watch grow), then parts of prompts."""
         singles: list[Sequence] = []
         partial: list[Sequence] = []
-        running = [each for each in self.running if not each.awaits_result] if self._in_flight else self.running
+        running = [each for each in self.running if not self._awaits(each)] if self._in_flight else self.running
         for sequence in running:
             uncomputed = len(sequence.tokens) + sequence.num_pending - sequence.num_computed_tokens
             (singles if uncomputed == 1 else partial).append(sequence)
@@ -170,7 +172,7 @@ class Scheduler:
         if len(singles) > step.tokens_left - kept_for_prompts:
             singles.sort(key=_least_served_first)
         partial.sort(key=_least_served_first)
-        for sequence in singles:
+        for sequence in singles[: -(-len(self.running) // self._micro_batches)]:
             if step.tokens_left <= kept_for_prompts:
                 break
             if sequence.slot is not None:
@@ -181,6 +183,9 @@ class Scheduler:
             share = step.share(sequence.num_computed_tokens, sequence.num_tokens - sequence.num_computed_tokens)
             if share:
                 self._compute(step, sequence, share)
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        return sequence.awaits_result or (self._micro_batches > 1 and sequence.num_pending > 0)
 
     def _can_start_some(self) -> bool:
         return len(self.queue) > 0 and self._slots.num_free > 0

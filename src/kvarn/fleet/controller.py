@@ -6,15 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.desired import Desired, DesiredModels
-from kvarn.fleet.engines import Engines, find_checkpoints
+from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.fleet.desired import Candidate, Desired, DesiredModels, replicas_of
+from kvarn.fleet.engines import Checkpoints, Engines, find_checkpoints
 from kvarn.fleet.launcher import Launcher, LaunchError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import ReplicaPhase
@@ -22,6 +22,7 @@ from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
+from kvarn.routing.model_choice import version_name
 from kvarn.store.errors import StoreAwayError
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class ServedVersion:
     directory: Path
     created: int
     """Seconds since 1970."""
+    is_candidate: bool = False
+    """It is rolled out: it answers the requests that its rollout gives it, and no others."""
 
 
 class FleetListener(Protocol):
@@ -82,7 +85,7 @@ class FleetController:
     ) -> None:
         self.desired = desired
         self.problems: dict[str, str] = {}
-        """Why a model is not as it is wanted, by its name."""
+        """Why a model is not as it is wanted, by its name; of a version that is rolled out, by the version's name."""
         self._config = config
         self._engines = engines
         self._launcher = launcher
@@ -131,6 +134,18 @@ class FleetController:
         self._read_at = 0.0
         self._loop.wake()
 
+    async def lacks_room(self, model: ModelConfig, count: int) -> str:
+        """What is missing for so many more replicas of a model, in words; empty: nothing, or nobody knows before its
+        checkpoint has been found."""
+
+        def find() -> Checkpoints | None:
+            path = Path(model.path).expanduser()
+            is_on_hub = "/" in model.path and not path.is_absolute() and not path.is_dir()
+            return None if is_on_hub else find_checkpoints(model)
+
+        found = await asyncio.to_thread(find)
+        return "" if found is None else self._launcher.lacks_room(self._engines.spec_of(model, found, 0), count)
+
     @property
     def observed(self) -> list[Observed]:
         """The replicas that are there."""
@@ -171,10 +186,13 @@ class FleetController:
             if desired.model.external is not None:
                 continue  # another server's
             version = await self._version(name, desired)
-            update = desired.model.update
+            update, candidate = desired.model.update, desired.candidate
             if version is not None and not (desired.model.disaggregation and not desired.version):
                 count = self._count(version.desired)
                 target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
+                if candidate is not None and await self._candidate(name, candidate) is not None:
+                    beside = replicas_of(candidate.share, count)
+                    target = replace(target, candidate=candidate.version, candidate_replicas=beside)
                 targets.append(target)
         # A pair of engines that share prompts is started with the server, and stays.
         pairs = {name for name, each in self.desired.items() if each.model.disaggregation is not None}
@@ -199,6 +217,8 @@ class FleetController:
         for name, desired in self.desired.items():
             if desired.model.external is None:
                 await self._version(name, desired)
+                if desired.candidate is not None:
+                    await self._candidate(name, desired.candidate)
         for replica in sorted(running - self._engines.supervisors.keys()):
             version = self._versions.get(version_of(replica))
             if version is None:
@@ -233,25 +253,43 @@ class FleetController:
 
     async def _version(self, name: str, desired: Desired) -> ServedVersion | None:
         """The version that shall serve; while its checkpoint cannot be found, the one that did."""
+        try:
+            version = await self._found(name, desired)
+        except Exception as error:
+            self._note_problem(name, name, desired.version, error)
+            serving = [each for (model, _), each in self._versions.items() if model == name and not each.is_candidate]
+            return serving[-1] if serving else None
+        self.problems.pop(name, None)
+        return version
+
+    async def _candidate(self, name: str, candidate: Candidate) -> ServedVersion | None:
+        """The version that is rolled out; None while its checkpoint cannot be found: its rollout gives it up."""
+        key = version_name(name, candidate.version)
+        try:
+            version = await self._found(name, Desired(candidate.model, candidate.version), is_candidate=True)
+        except Exception as error:
+            self._note_problem(key, name, candidate.version, error)
+            return None
+        self.problems.pop(key, None)
+        return version
+
+    async def _found(self, name: str, desired: Desired, *, is_candidate: bool = False) -> ServedVersion:
         key = name, desired.version
         known = self._versions.get(key)
         if known is None:
-            try:
-                found = await asyncio.to_thread(find_checkpoints, desired.model)
-                known = ServedVersion(desired, found.directory, int(time.time()))
-                for listener in self._listeners:
-                    await listener.version_added(known)
-            except Exception as error:
-                if self.problems.get(name) != str(error):
-                    log.error("version %d of %r cannot be started: %s", desired.version, name, error)
-                self.problems[name] = str(error)
-                serving = [each for (model, _), each in self._versions.items() if model == name]
-                return serving[-1] if serving else None
+            found = await asyncio.to_thread(find_checkpoints, desired.model)
+            known = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
+            for listener in self._listeners:
+                await listener.version_added(known)
             self._versions[key] = known
-        elif known.desired != desired:
-            known = self._versions[key] = ServedVersion(desired, known.directory, known.created)
-        self.problems.pop(name, None)
+        elif (known.desired, known.is_candidate) != (desired, is_candidate):
+            known = self._versions[key] = replace(known, desired=desired, is_candidate=is_candidate)
         return known
+
+    def _note_problem(self, key: str, name: str, version: int, error: Exception) -> None:
+        if self.problems.get(key) != str(error):
+            log.error("version %d of %r cannot be started: %s", version, name, error)
+        self.problems[key] = str(error)
 
     async def _start(self, version: ServedVersion, name: str = "") -> None:
         desired, supervisors = version.desired, self._engines.supervisors
@@ -297,8 +335,10 @@ class FleetController:
         wanted = {(each.model, each.version) for each in targets}
         there = {(each.model, each.version) for each in self.observed}
         pending = {(name, each.version) for name, each in self.desired.items()}
+        pending |= {(name, each.candidate.version) for name, each in self.desired.items() if each.candidate is not None}
         for key in [*self._versions.keys() - wanted - there - pending]:
             del self._versions[key]
+            self.problems.pop(version_name(*key), None)
             for listener in self._listeners:
                 listener.version_removed(*key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A version on its way to serve."""
+
+    model: ModelConfig
+    version: int
+    share: float
+    """Of the requests, that it shall be able to answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """A model as it shall be served."""
 
@@ -26,6 +37,8 @@ class Desired:
     """Number of the deployment's version; 0: the configuration's."""
     replicas: int | None = None
     """Set by `kvarn scale`; None: as the version says."""
+    candidate: Candidate | None = None
+    """The version that is rolled out, beside this one."""
 
     @property
     def count(self) -> int:
@@ -38,6 +51,11 @@ class Desired:
         if not scale.min_replicas and "replicas" not in self.model.model_fields_set:
             return 0
         return min(max(self.model.replicas, scale.min_replicas), scale.max_replicas)
+
+
+def replicas_of(share: float, serving: int) -> int:
+    """Replicas that answer a share of the requests as well as `serving` replicas answer all; at least one."""
+    return max(1, math.ceil(share * serving - 1e-9))
 
 
 DesiredModels = dict[str, Desired]
@@ -87,11 +105,13 @@ class DesiredState:
         merged = dict(self._configured)
         for row in rows:
             name = row["model"]
-            if row["spec"] is None:  # as the configuration says, which may name it no longer
-                if name in merged:
-                    merged[name] = Desired(merged[name].model, 0, row["replicas"])
+            if row["spec"] is None and name not in merged:  # the configuration names it no longer
                 continue
             try:
+                candidate = _candidate_of(name, row.get("candidate"))
+                if row["spec"] is None:  # as the configuration says
+                    merged[name] = Desired(merged[name].model, 0, row["replicas"], candidate)
+                    continue
                 model = model_of(name, row["spec"])
             except ValidationError as error:
                 log.error(
@@ -103,8 +123,12 @@ class DesiredState:
                 if (before := self.models.get(name)) is not None:
                     merged[name] = before
                 continue
-            merged[name] = Desired(model, row["version"], row["replicas"])
+            merged[name] = Desired(model, row["version"], row["replicas"], candidate)
         return merged
+
+
+def _candidate_of(name: str, row: Mapping[str, Any] | None) -> Candidate | None:
+    return None if row is None else Candidate(model_of(name, row["spec"]), row["version"], row["share"])
 
 
 def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:

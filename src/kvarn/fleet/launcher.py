@@ -76,6 +76,10 @@ class Launcher(Protocol):
         """A replica is gone for good, and others may have its place."""
         ...
 
+    def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
+        """What is missing for so many more replicas, in words; empty: nothing, or nobody knows yet."""
+        ...
+
 
 class LocalEngine:
     """An engine process of this machine, a child of this one."""
@@ -153,9 +157,7 @@ class LocalLauncher:
         """
         if not self._devices or spec.replica in self._placed:
             return
-        needs, used = self._needs_of(spec), dict[str, list[Needs]]()
-        for device, each in self._placed.values():
-            used.setdefault(device, []).append(each)
+        needs, used = self._needs_of(spec), self._used()
         found = place(needs, self._devices, used)
         if found is None and anyway:
             found = self._devices[0]
@@ -163,9 +165,25 @@ class LocalLauncher:
             raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._devices, used)}")
         self._placed[spec.replica] = found.name, needs
 
+    def _used(self) -> dict[str, list[Needs]]:
+        used = dict[str, list[Needs]]()
+        for device, each in self._placed.values():
+            used.setdefault(device, []).append(each)
+        return used
+
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`."""
         self._placed.pop(replica, None)
+
+    def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
+        """See `Launcher.lacks_room`."""
+        needs, used = self._needs_of(spec), self._used()
+        for placed in range(count if self._devices else 0):
+            found = place(needs, self._devices, used)
+            if found is None:
+                return f"this machine has room for {placed} of them: {describe_room(needs, self._devices, used)}"
+            used.setdefault(found.name, []).append(needs)
+        return ""
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""

@@ -162,6 +162,10 @@ class RayLauncher:
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`: Ray's places end with their engines."""
 
+    def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
+        """See `Launcher.lacks_room`: Ray tells when it is asked for a place."""
+        return ""
+
     def _engine(self, name: str, place: _Place) -> RayEngine:
         engine = self.engines[name] = RayEngine(place, self._host, lambda: self._kill(name))
         return engine

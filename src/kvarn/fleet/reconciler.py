@@ -5,6 +5,9 @@ An update to another version starts replicas of the new one, at most `max_surge`
 old ones as long as `max_unavailable` fewer than wanted are ready. Where the new ones do not become ready, the old ones
 stay. A replica that takes no requests yet is stopped at once when it is not wanted. What drains never comes back: no
 change of mind makes a replica flap.
+
+A version that is rolled out runs beside the one that serves, which keeps all its replicas. Once it is promoted, or
+given up, the two versions are those of an update.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ class Target:
     max_unavailable: int = 0
     """Replicas by which the ready ones may be fewer than `replicas` while versions change; positive where `max_surge`
     is 0, or nothing could ever change."""
+    candidate: int | None = None
+    """Number of the version that is rolled out beside `version`; None: there is none."""
+    candidate_replicas: int = 0
+    """That it shall have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,12 @@ def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Acti
     wanted = {target.model: target for target in targets}
     for model in [*wanted, *sorted({each.model for each in observed} - wanted.keys())]:
         target = wanted.get(model) or Target(model, 0, 0)
-        actions += _plan_model(target, [each for each in observed if each.model == model])
+        own = [each for each in observed if each.model == model]
+        if target.candidate is not None:
+            beside = Target(model, target.candidate, target.candidate_replicas)
+            actions += _plan_model(beside, [each for each in own if each.version == target.candidate])
+            own = [each for each in own if each.version != target.candidate]
+        actions += _plan_model(target, own)
     return actions
 
 

@@ -58,6 +58,9 @@ class Rollout(msgspec.Struct, kw_only=True):
     config: str
     """JSON of the `RolloutConfig`."""
     gates: Gates
+    versions: tuple[int, int] | None = None
+    """Numbers of the stable version and of the candidate, where they are versions of the deployment `model`; None: they
+    are served models."""
     stable_promoted: bool = False
     """The stable version serves because an earlier rollout was promoted: it does not stand in the configuration."""
     phase: Phase = Phase.SHADOW
@@ -84,6 +87,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         *,
         by: str = "",
         golden: bool = False,
+        versions: tuple[int, int] | None = None,
     ) -> Rollout:
         """Begin one, in the shadow.
 
@@ -95,6 +99,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             now: Unix seconds.
             by: Who began it.
             golden: There are golden prompts, which both versions answer before the first step.
+            versions: Numbers of the two, where they are versions of the deployment `model`.
         """
         rollout = cls(
             model=model,
@@ -102,6 +107,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             candidate=candidate,
             config=config.model_dump_json(),
             gates=Gates.of(config),
+            versions=versions,
             golden_due=golden,
             last_ready=now,
         )
@@ -133,6 +139,17 @@ class Rollout(msgspec.Struct, kw_only=True):
         return {self.stable: 1.0 - share, self.candidate: share}
 
     @property
+    def next_share(self) -> float:
+        """The share of the next step: the new version gets its replicas before it gets the requests."""
+        steps = self.settings.steps
+        return steps[min(self.step + 1, len(steps) - 1)]
+
+    @property
+    def began(self) -> float:
+        """When it began, Unix seconds: tells it from other rollouts of the model."""
+        return self.log[0].at
+
+    @property
     def shadow_share(self) -> float:
         """The share of the requests that are also sent to the new version, to be compared and dropped."""
         enough = self.answered >= self.settings.shadow_requests
@@ -151,11 +168,11 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.gates.compare_tokens(request_id, equal)
         self.answered += 1
 
-    def answered_by_candidate(self, outcome: Outcome) -> None:
-        """The new version has answered a request, or failed to."""
+    def answered_by_candidate(self, outcome: Outcome, step: int | None = None) -> None:
+        """The new version has answered a request, or failed to; `step`: in which step, where that may be over."""
         if self.phase is Phase.CANARY:
             self.gates.add(outcome)
-            self.answered += 1
+            self.answered += step is None or step == self.step
 
     def matched(self, stable: Outcome, candidate: Outcome) -> None:
         """Two requests that are alike were answered, one by each version."""
@@ -173,12 +190,14 @@ class Rollout(msgspec.Struct, kw_only=True):
 
     # What is decided ------------------------------------------------------------------------------------------------
 
-    def check(self, now: float, *, candidate_ready: bool) -> None:
+    def check(self, now: float, *, candidate_ready: bool, enough: bool = True, state: str = "") -> None:
         """Go back, stay, or go a step forward; called each `check_interval_s`.
 
         Args:
             now: Unix seconds.
             candidate_ready: Whether a replica of the new version takes requests.
+            enough: Whether as many do as the next step needs.
+            state: What the new version's replicas do, in words.
         """
         if self.ended:
             return
@@ -188,8 +207,9 @@ class Rollout(msgspec.Struct, kw_only=True):
         if self.gates.failure:
             self._end(Phase.ROLLED_BACK, now, self.gates.failure)
         elif now - self.last_ready > settings.start_timeout_s:
-            self._end(Phase.ROLLED_BACK, now, f"no replica was ready for {settings.start_timeout_s:g} s")
-        elif candidate_ready and not self.paused and not self.waits_for(now):
+            why = f"no replica was ready for {settings.start_timeout_s:g} s"
+            self._end(Phase.ROLLED_BACK, now, f"{why}: {state}" if state else why)
+        elif candidate_ready and enough and not self.paused and not self.waits_for(now):
             self._forward(now)
 
     def waits_for(self, now: float) -> str:

@@ -70,7 +70,8 @@ from kvarn.serving.golden import GoldenModels
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel, replicas_with_tiers
+from kvarn.serving.model_table import ModelTable
+from kvarn.serving.models import ReplicasByModel, ServedModel, replicas_with_tiers
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.routing_metrics import RoutingCollector
@@ -168,6 +169,7 @@ def create_app(
             services.store,
             text,
             may_judge=shared is None or shared.is_main,
+            on_saved=(lambda: None) if fleet is None else fleet.wake,
         ),
         metrics=metrics,
         store=services.store,

@@ -22,7 +22,8 @@ from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention
 from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
-from kvarn.kernels.torch.linear import TorchLinear, rms_norm
+from kvarn.kernels.torch.latent import TorchLatentPlan
+from kvarn.kernels.torch.linear import TorchHeadProducts, TorchLinear, rms_norm
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
 from kvarn.kernels.weights import Quantization, Weight
@@ -40,23 +41,49 @@ class AttentionPlan(Protocol):
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """All of a layer's attention between its two products.
 
         Queries, keys and values of the step [T, (H + 2 G) D]: `norm` (weight [H + G, D]) of each query and key head
         where there is one, rotation, keys and values into the cache, then causal attention of each query over the
         cached blocks of its own sequence. Returns [T, H D]. With `softcap`, scores become softcap * tanh(s / softcap).
+        `sinks` [H] float32: a score of each head that takes its share of the weights and has no value (gpt-oss).
         """
+        ...
+
+
+class LatentPlan(Protocol):
+    """Which blocks of latent rows the queries of one step read (DeepSeek-V2 2024): worked out once for all layers."""
+
+    def run(
+        self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """The step's rows [T, size] go into the cache; then causal attention of queries [T, H, size] over the cached
+        rows of their own sequences. All heads share a row as their key; its first numbers are their value. Returns
+        [T, H, value_size].
+        """
+        ...
+
+
+class HeadProducts(Protocol):
+    """A weight of its own for each head."""
+
+    nbytes: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H, in] to [T, H, out]: each head times its own weight."""
         ...
 
 
 class BidirectionalPlan(Protocol):
     """Where the texts of one pass of an encoder begin: worked out once, run by each layer."""
 
-    def run(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention of each token of a text to all of them, scaled by the root of D.
+    def run(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
+        """Attention of each token of a text to those of the text that it sees, scaled by the root of D.
 
-        Queries, keys and values of the texts, one text after the other, [T, 3 H D]. Returns [T, H D].
+        Queries, keys and values of the texts, one text after the other, [T, 3 H D]; queries and keys are rotated first
+        where that is given. Returns [T, H D].
         """
         ...
 
@@ -165,6 +192,14 @@ class Kernels:
         )
         return KVCache(keys, values)
 
+    def new_latent_cache(self, num_layers: int, num_blocks: int, size: int, dtype: KvDtype) -> KVCache:
+        """An empty cache of rows of `size` numbers: keys [num_blocks, 1, block_size, size], and no values."""
+        if dtype == "int8":
+            raise UnsupportedByBackendError("latent rows are cached in bfloat16 or float32: set kv_cache_dtype to one")
+        torch_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        shape = (num_blocks, 1, BLOCK_SIZE, size)
+        return KVCache(tuple(zeros_on_demand(shape, torch_dtype, self.device) for _ in range(num_layers)), ())
+
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> AdapterMemory:
         """Adapters in the blocks of a cache, their weights in `dtype`: bfloat16 or float32."""
         return TorchAdapterMemory(cache, dtype)
@@ -173,9 +208,20 @@ class Kernels:
         """The attention of one step. `window`: tokens a query sees, itself included; None sees all before it."""
         return plan_attention(batch, heads, window)
 
-    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> BidirectionalPlan:
-        """The attention of S texts of these lengths [S] int64, none empty."""
-        return TorchBidirectionalPlan.of(lengths, heads)
+    def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> LatentPlan:
+        """The attention of one step over latent rows of `size` numbers."""
+        return TorchLatentPlan.of(batch, num_heads, size)
+
+    def head_products(self, weight: torch.Tensor) -> HeadProducts:
+        """Products by head, of a float weight [H, out, in]."""
+        return TorchHeadProducts(weight.to(self.device))
+
+    def plan_bidirectional(
+        self, lengths: torch.Tensor, heads: HeadShape, window: int | None = None
+    ) -> BidirectionalPlan:
+        """The attention of S texts of these lengths [S] int64, none empty. `window`: tokens that a token sees to either
+        side, itself included; None: it sees all of its text."""
+        return TorchBidirectionalPlan.of(lengths, heads, window)
 
     def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> GreedyDecoder | None:
         """Many passes of a decoder in one call; None where this backend has nothing faster than single passes."""

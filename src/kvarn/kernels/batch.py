@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from kvarn.config.schema import BLOCK_SIZE
+
 if TYPE_CHECKING:
     from kvarn.kernels.adapters import AdapterBatch
 
@@ -52,11 +54,30 @@ class PagedBatch:
     """The adapters that the tokens are computed with. None: the base model for all."""
 
 
+def whole_texts(lengths: torch.Tensor) -> tuple[PagedBatch, int]:
+    """S texts of these lengths [S] int64, one after the other, over a cache that holds nothing else; and its blocks."""
+    device = lengths.device
+    blocks = (lengths + BLOCK_SIZE - 1) // BLOCK_SIZE
+    first_block = blocks.cumsum(0) - blocks
+    ends = lengths.cumsum(0)
+    text = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
+    positions = torch.arange(int(lengths.sum()), device=device) - (ends - lengths)[text]
+    batch = PagedBatch(
+        positions=positions,
+        query_starts=torch.cat([ends.new_zeros(1), ends]).int(),
+        context_lens=lengths.int(),
+        block_tables=(first_block[:, None] + torch.arange(int(blocks.max()), device=device)).int(),
+        slot_mapping=first_block[text] * BLOCK_SIZE + positions,
+    )
+    return batch, int(blocks.sum())
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of all layers, in blocks.
 
-    keys[l], values[l]: the first dimension counts blocks; the rest is known to the backend that made them.
+    keys[l], values[l]: the first dimension counts blocks; the rest is known to the backend that made them. A cache of
+    latent rows has them as its keys, and no values.
     """
 
     keys: tuple[torch.Tensor, ...]

@@ -24,7 +24,7 @@ class LayerNorm:
     """A layer norm of the last dimension, weight and bias in the activations' type."""
 
     weight: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
     eps: float
 
 

@@ -63,9 +63,9 @@ class Weight:
         weight = self.dequantized()
         return weight if self.input_order is None else torch.empty_like(weight).index_copy_(1, self.input_order, weight)
 
-    def rows(self, rows: range) -> Weight:
-        """Some of the outputs."""
-        part = slice(rows.start, rows.stop)
+    def rows(self, rows: range | torch.Tensor) -> Weight:
+        """Some of the outputs: neighbours, or those of these numbers [N] int64, in their order."""
+        part = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         tensors = (self.scales, self.zeros, self.multipliers)
         scales, zeros, multipliers = (None if tensor is None else tensor[part] for tensor in tensors)
         return replace(self, values=self.values[part], scales=scales, zeros=zeros, multipliers=multipliers)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.kvstore.errors import EVICTED, BadBlockError, KVStoreError
 from kvarn.kvstore.keys import KEY_FILE, OVERHEAD_BYTES, MasterKeys, TenantKey
 from kvarn.kvstore.record import ENCRYPTED, HEADER_BYTES, BlockId, pack_header, tenant_digest
@@ -100,6 +101,7 @@ class DiskTier:
         self._lock = threading.Lock()
         """Of the books below. Files are read and written without it."""
         self._places: dict[bytes, tuple[_Tenant, Segment, int]] = {}
+        self._held: HeldBlocks | None = None
         self._tenants: dict[bytes, _Tenant] = {}
         self._used: dict[Segment, _Tenant] = {}
         """All segments, the least recently used first."""
@@ -196,6 +198,14 @@ class DiskTier:
             shutil.rmtree(directory)
             sync_directory(self._directory)
 
+    def watch(self, held: HeldBlocks | None) -> None:
+        """See `BlockPlace`."""
+        with self._lock:
+            self._held = held
+            if held is not None:
+                for name in self._places:
+                    held.add(name)
+
     def close(self) -> None:
         """Let another process use the directory."""
         self._file.close()
@@ -283,6 +293,8 @@ class DiskTier:
     def _note(self, tenant: _Tenant, segment: Segment, place: int, name: bytes) -> None:
         if name in self._places:
             self._places[name][1].live -= 1
+        elif self._held is not None:
+            self._held.add(name)
         self._places[name] = (tenant, segment, place)
         segment.live += 1
 
@@ -295,7 +307,7 @@ class DiskTier:
     def _drop(self, name: bytes, segment: Segment, place: int) -> None:
         with self._lock:
             if self._places.get(name, (None, None, None))[1:] == (segment, place):
-                del self._places[name]
+                self._forget_place(name)
                 segment.live -= 1
 
     def _make_room(self, tenant: _Tenant, num_bytes: int, keep: Segment | None) -> None:
@@ -325,4 +337,9 @@ class DiskTier:
         del self._used[segment]
         for place, name in enumerate(segment.names):
             if name is not None and self._places.get(name, (None, None, None))[1:] == (segment, place):
-                del self._places[name]
+                self._forget_place(name)
+
+    def _forget_place(self, name: bytes) -> None:
+        del self._places[name]
+        if self._held is not None:
+            self._held.drop(name)

@@ -6,6 +6,8 @@ import mmap
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from kvarn.engine.held_blocks import HeldBlocks
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -37,6 +39,7 @@ class MemoryTier:
         """Visible blocks without pins, the least recently used first."""
         self._idle_of: dict[str, OrderedDict[bytes, None]] = {}
         self._count_of: dict[str, int] = {}
+        self._held: HeldBlocks | None = None
 
     def __contains__(self, name: bytes) -> bool:
         entry = self._entries.get(name)
@@ -69,7 +72,7 @@ class MemoryTier:
 
     def publish(self, name: bytes) -> None:
         """A block that was taken has its contents."""
-        self._entries[name].visible = True
+        self._show(name, self._entries[name], visible=True)
 
     def contents(self, name: bytes) -> memoryview:
         """A pinned block's memory."""
@@ -113,12 +116,26 @@ class MemoryTier:
             if entry.tenant != tenant:
                 continue
             if entry.pins:
-                entry.visible = False
+                self._show(name, entry, visible=False)
             else:
                 self.drop(name)
 
+    def watch(self, held: HeldBlocks | None) -> None:
+        """See `BlockPlace`."""
+        self._held = held
+        if held is not None:
+            for name, entry in self._entries.items():
+                if entry.visible:
+                    held.add(name)
+
+    def _show(self, name: bytes, entry: _Entry, *, visible: bool) -> None:
+        if self._held is not None and entry.visible != visible:
+            (self._held.add if visible else self._held.drop)(name)
+        entry.visible = visible
+
     def _remove(self, name: bytes) -> None:
         entry = self._entries.pop(name)
+        self._show(name, entry, visible=False)
         self._free.append(entry.slot)
         self._count_of[entry.tenant] -= 1
         if not self._count_of[entry.tenant]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.disk import DiskTier, StoredBlock
 from kvarn.kvstore.errors import EVICTED, BadBlockError
@@ -204,6 +205,13 @@ class TieredStore:
                 self._to_delete.append(tenant)
                 self._work.notify_all()
 
+    def watch(self, held: HeldBlocks | None) -> None:
+        """See `KVConnector`."""
+        with self._lock:
+            self._memory.watch(held)
+            if self._disk is not None:
+                self._disk.watch(held)
+
     def stats(self) -> dict[str, KVTierStats]:
         """See `KVConnector`."""
         memory, disk = self._memory, self._disk
@@ -361,7 +369,7 @@ class TieredStore:
             error = None
         except (BadBlockError, OSError) as failure:
             error = failure
-        elapsed = self._clock() - began
+        elapsed, pinned = self._clock() - began, False
         with self._lock:
             if error is None and fetch.tenant not in self._forgotten:
                 self._memory.publish(name)
@@ -369,8 +377,6 @@ class TieredStore:
                 self._read_s += elapsed
                 self._bytes_per_s += (len(contents) / max(elapsed, 1e-6) - self._bytes_per_s) * _SMOOTHING
                 pinned = self._pin_for(fetch, name)
-            else:
-                pinned = False
             self._memory.unpin(name)
         if error is not None and (reason := getattr(error, "reason", "read")) != EVICTED:
             self._count_error(reason, 1, error)

@@ -1,5 +1,6 @@
 """Decoders and encoders driven by configuration: a family is data."""
 
+from kvarn.models.causal_encoder import CausalEncoder
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
 from kvarn.models.errors import ModelError, UnsupportedModelError
@@ -7,6 +8,7 @@ from kvarn.models.load import load_model
 from kvarn.models.spec import DecoderSpec, EncoderSpec
 
 __all__ = [
+    "CausalEncoder",
     "Decoder",
     "DecoderSpec",
     "Encoder",

@@ -123,10 +123,11 @@ def load_adapter(path: Path, model: Decoder, *, max_rank: int | None = None) -> 
         raise AdapterError(str(error)) from error
     modules = _modules(tensors, path)
     layers = [_parts(spec, layer, modules, config) for spec, layer in model.adapted_layers]
-    if modules:
+    known = {name for spec, _ in model.adapted_layers for name in spec.names}
+    if unknown := [module for module in modules if module not in known]:
         raise AdapterError(
-            f"{path}: {_what(next(iter(modules)))} not supported. Adapters change the linear layers of attention and "
-            f"of dense MLPs{_others(modules)}."
+            f"{path}: {_what(unknown[0])} not supported. Adapters change the linear layers of attention and "
+            f"of dense MLPs{_others(unknown)}."
         )
     rank = max((part.a.shape[0] for parts in layers for part in parts), default=0)
     if max_rank is not None and rank > max_rank:
@@ -197,15 +198,15 @@ def _modules(tensors: Mapping[str, torch.Tensor], path: Path) -> dict[str, dict[
 def _parts(
     spec: LinearSpec, layer: Linear, modules: dict[str, dict[str, torch.Tensor]], config: _LoraConfig
 ) -> list[AdapterPart]:
-    """What the adapter does to this rank's part of a layer; takes the modules it finds out of `modules`."""
+    """What the adapter does to this rank's part of a layer."""
     parts: list[AdapterPart] = []
     first_out = 0
-    for name, total, held in spec.stacks():
-        outs = sum(map(len, held))
-        if (pair := modules.pop(name, None)) is not None:
+    for stack in spec.stacks():
+        name, outs = stack.name, sum(map(len, stack.held))
+        if (pair := modules.get(name)) is not None:
             scale, rank = config.scale_and_rank(name)
             a, b = pair["A"], pair["B"]
-            for which, found, wanted in (("A", a, [rank, spec.inputs.size]), ("B", b, [total, rank])):
+            for which, found, wanted in (("A", a, [rank, spec.inputs.size]), ("B", b, [stack.rows, rank])):
                 if list(found.shape) != wanted:
                     raise AdapterError(
                         f"lora_{which} of {name} has shape {list(found.shape)}, this model and {_CONFIG} ask for "
@@ -216,7 +217,9 @@ def _parts(
             a = a[:, spec.inputs.held.start : spec.inputs.held.stop]
             if layer.input_order is not None:
                 a = a[:, layer.input_order]
-            parts.append(AdapterPart(first_out, a, torch.cat([b[rows.start : rows.stop] for rows in held]), scale))
+            b = b if stack.order is None else b[stack.order]
+            b = torch.cat([b[rows.start : rows.stop] for rows in stack.held])
+            parts.append(AdapterPart(first_out, a, b, scale))
         first_out += outs
     return parts
 
@@ -226,5 +229,5 @@ def _what(module: str) -> str:
     return f"an adapter of the {kind} ({module[:120]}) is" if kind else f"an adapter of {module[:120]!r} is"
 
 
-def _others(modules: Sequence[str] | Mapping[str, object]) -> str:
+def _others(modules: Sequence[str]) -> str:
     return f"; {len(modules)} modules of this one are something else" if len(modules) > 1 else ""

@@ -24,7 +24,8 @@ class Checkpoint:
     def __init__(self, path: Path, progress: Progress | None = None, stage: str = "load weights") -> None:
         self.path = path
         self.config = read_json(path / "config.json", required=True)
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, tuple[Any, str]] = {}
+        """The open file of each tensor, and its name there."""
         self.files = (path / "config.json", *_weight_files(path))
         for file in self.files[1:]:
             try:
@@ -36,7 +37,9 @@ class Checkpoint:
                 raise NotEnoughMemoryError(
                     f"{file} of {size:.1f} GiB cannot be mapped: this machine has {memory:.1f} GiB of memory"
                 ) from error
-            self._files.update(dict.fromkeys(handle.keys(), handle))
+            self._files.update({name: (handle, name) for name in handle.keys()})  # noqa: SIM118 - not a dictionary
+        if "embed_tokens.weight" in self._files:  # a decoder that was saved without its head
+            self._files = {f"model.{name}": place for name, place in self._files.items()}
         self._progress = progress
         self._stage = stage
         self._read: set[str] = set()
@@ -51,7 +54,7 @@ class Checkpoint:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor, by name."""
-        return {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._files.items()}
+        return {name: tuple(handle.get_slice(own).get_shape()) for name, (handle, own) in self._files.items()}
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """One whole tensor, mapped from its file in the type it is stored in.
@@ -65,10 +68,10 @@ class Checkpoint:
 
     def stored(self, name: str) -> torch.Tensor:
         """One whole tensor of whatever shape. Raises MissingWeightError."""
-        handle = self._files.get(name)
-        if handle is None:
+        if name not in self._files:
             raise MissingWeightError(name)
-        tensor: torch.Tensor = handle.get_tensor(name)
+        handle, own = self._files[name]
+        tensor: torch.Tensor = handle.get_tensor(own)
         self._read.add(name)
         if self._progress is not None:
             self._progress(self._stage, len(self._read) / len(self._files))

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 
 from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loaded_costs
 from kvarn.kernels.adapters import AdapterMemory
-from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
+from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear
+from kvarn.models.attention import GroupedAttention, LayerStep
 from kvarn.models.families import FAMILIES
 from kvarn.models.greedy import GreedyPasses
-from kvarn.models.layer import LayerStep, load_layer
+from kvarn.models.layer import load_final_norm, load_layer
+from kvarn.models.layer_kinds import LayerKinds
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
@@ -50,26 +52,24 @@ class Decoder:
         names = FAMILIES[spec.architecture].names
         self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
         """The layers that adapters can change, by `Linear.adapter_layer`."""
-        self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
-        self._norm = loader.norm("model.norm", spec.hidden_size, spec.norm_eps, spec.norm_offset)
+        stage = loader.parallel.stage
+        held = stage.layers(spec.num_layers)
+        self._layers = [load_layer(index, spec, names, loader) for index in held]
+        self._norm = load_final_norm(spec, loader)
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
         embedding, hidden = "model.embed_tokens", Shard.whole(spec.hidden_size)
         head = embedding if spec.tied_embeddings else "lm_head"
-        self._head: Linear = loader.linear(
-            LinearSpec(names=(head,), outputs=(self._vocabulary,), inputs=hidden, role="head")
-        )
+        head_spec = LinearSpec(names=(head,), outputs=(self._vocabulary,), inputs=hidden, role="head")
+        looks_up = stage.is_first and spec.tied_embeddings
+        self._head: Linear | None = loader.linear(head_spec) if stage.is_last or looks_up else None
         # Where both are one weight, it is held once, packed.
         self._embedding = (
-            None if spec.tied_embeddings else loader.embedding(embedding, self._vocabulary, spec.hidden_size)
+            loader.embedding(embedding, self._vocabulary, spec.hidden_size)
+            if stage.is_first and not spec.tied_embeddings
+            else None
         )
-        kinds = [(layer.rope, layer.window) for layer in spec.layers]
-        self._kinds = list(dict.fromkeys(kinds))
-        """Of layers that share angles and an attention plan."""
-        self._kind_of_layer = [self._kinds.index(kind) for kind in kinds]
-        self._frequencies = [
-            torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device)
-            for rope, _ in self._kinds
-        ]
+        self._kinds = LayerKinds(spec.layers, self.kernels.device)
+        self._kind_of_layer = [self._kinds.of_layer[index] for index in held]
 
     @property
     def layer_bytes(self) -> int:
@@ -79,7 +79,7 @@ class Decoder:
     @property
     def head_bytes(self) -> int:
         """Bytes of the output head as it is held."""
-        return self._head.nbytes
+        return 0 if self._head is None else self._head.nbytes
 
     @property
     def costs(self) -> DecoderCosts:
@@ -94,11 +94,11 @@ class Decoder:
     @property
     def input_products(self) -> list[Linear]:
         """The first product of each layer, which takes the hidden state: some to take the time of."""
-        return [layer.qkv for layer in self._layers]
+        return [layer.attention.input_product for layer in self._layers]
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
-        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._layers[0].heads, self.kv_dtype)
+        return self._layers[0].attention.new_cache(len(self._layers), num_blocks, self.kv_dtype)
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
@@ -111,20 +111,24 @@ class Decoder:
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
         kinds = range(len(self._kinds))
         layers = [layer.greedy(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
-        if not plain or self._parallel.world_size > 1:
+        attention = self._layers[0].attention
+        if not plain or self._parallel.world_size > 1 or self._parallel.stage.count > 1 or self._head is None:
+            return None
+        norm = self._norm.fused
+        if norm is None or not isinstance(attention, GroupedAttention):
             return None
         parts = GreedyParts(
-            heads=self._layers[0].heads,
+            heads=attention.heads,
             layers=[layer for layer in layers if layer is not None],
-            norm=self._norm,
+            norm=norm,
             head=self._head,
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
-            windows=[window for _, window in self._kinds],
-            half_rotated=[len(frequencies) for frequencies in self._frequencies],
+            windows=self._kinds.windows,
+            half_rotated=self._kinds.half_rotated,
         )
         native = self.kernels.greedy_decoder(parts, cache) if len(parts.layers) == len(layers) else None
-        return None if native is None else GreedyPasses(native, [partial(self._rotation, kind) for kind in kinds])
+        return None if native is None else GreedyPasses(native, [partial(self._kinds.rotation, kind) for kind in kinds])
 
     @torch.inference_mode()
     def forward(
@@ -138,21 +142,37 @@ class Decoder:
         """Compute one step.
 
         token_ids: [T] int64. logits_rows: [R] int64, the tokens of the T whose next-token logits are wanted. Returns
-        [R, vocab_size] float32. Keys and values of all T tokens are in the cache afterwards, and in `states` what left
-        the layers that it names.
+        [R, vocab_size] float32, or [0, vocab_size] on a stage that is not the last. Keys and values of all T tokens are
+        in the cache afterwards, and in `states` what left the layers that it names.
         """
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
-        hidden = self.embed(token_ids)
-        layers = zip(self._layers, self._kind_of_layer, cache.keys, cache.values, strict=True)
-        for index, (layer, kind, keys, values) in enumerate(layers, start=1):
-            hidden = layer.forward(hidden, keys, values, steps[kind])
-            if states is not None and index in states.layers:
-                states.taken[index] = hidden.clone()
-        logits = self._head(hidden[logits_rows], norm=self._norm)
-        logits = self._parallel.all_gather(logits).float()
+        stage = self._parallel.stage
+        if stage.is_first:
+            hidden = self.embed(token_ids)
+        else:
+            hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
+        for index, (layer, kind) in enumerate(zip(self._layers, self._kind_of_layer, strict=True)):
+            hidden = layer.forward(hidden, cache, index, steps[kind])
+            if states is not None and index + 1 in states.layers:
+                states.taken[index + 1] = hidden.clone()
+        if not stage.is_last:
+            stage.send(hidden)
+            return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
+        logits = self._last_product(hidden[logits_rows])
+        if self._parallel.world_size > 1:
+            logits = F.pad(logits, (0, -(-self.spec.vocab_size // self._parallel.world_size) - logits.shape[1]))
+            logits = self._parallel.all_gather(logits)[:, : self.spec.vocab_size].contiguous()
+        logits = logits.float()
+        if self.spec.logits_scale != 1.0:
+            logits *= self.spec.logits_scale
         if self.spec.logits_softcap is not None:
             logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
         return logits
+
+    def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "the last stage has the head"
+        norm = self._norm.fused
+        return self._head(self._norm(hidden)) if norm is None else self._head(hidden, norm=norm)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream [T, hidden] before the first layer. token_ids: [T] int64."""
@@ -163,24 +183,22 @@ class Decoder:
             local = token_ids - held.start
             elsewhere = (local < 0) | (local >= len(held))
             hidden = self._look_up(local.masked_fill(elsewhere, 0))
-            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
+            # To add minus zero changes no number, not even the sign of a zero.
+            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], -0.0))
         if self.spec.embedding_scale != 1.0:
             # The factor as the weights' type holds it, which is what the model was trained with.
             hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype).to(hidden.dtype)
         return hidden
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self._head.rows(ids) if self._embedding is None else F.embedding(ids, self._embedding)
-        return rows.to(self._activation_dtype)
+        if self._embedding is not None:
+            return F.embedding(ids, self._embedding).to(self._activation_dtype)
+        assert self._head is not None, "a tied embedding is the head's weight"
+        return self._head.rows(ids).to(self._activation_dtype)
 
     def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
         return LayerStep(
-            plan=self.kernels.plan_attention(batch, self._layers[0].heads, self._kinds[kind][1]),
-            rotation=self._rotation(kind, batch.positions),
+            plan=self._layers[0].attention.plan(batch, self._kinds.windows[kind]),
+            rotation=self._kinds.rotation(kind, batch.positions),
             adapters=batch.adapters,
         )
-
-    def _rotation(self, kind: int, positions: torch.Tensor) -> Rotation:
-        factor = self._kinds[kind][0].attention_factor
-        angles = positions[:, None].float() * self._frequencies[kind]
-        return Rotation(cos=angles.cos() * factor, sin=angles.sin() * factor)

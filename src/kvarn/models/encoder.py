@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.backend import BidirectionalPlan
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.linear import LayerNorm, Linear
-from kvarn.models.encoder_config import PREFIXES
+from kvarn.kernels.linear import LayerNorm
+from kvarn.models.encoder_config import ENCODERS
+from kvarn.models.encoder_layer import EncoderStep, load_encoder_layer
 from kvarn.models.errors import MissingWeightError
+from kvarn.models.layer_kinds import LayerKinds
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import EncoderSpec
-from kvarn.models.weights import LinearSpec, WeightLoader
+from kvarn.models.weights import WeightLoader
 
 TOKENS_AT_ONCE = 4096
 """Texts are computed in groups of about so many tokens: enough for full speed, and memory stays bounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderLayer:
-    """Attention and MLP, each followed by its residual sum and norm."""
-
-    qkv: Linear
-    output: Linear
-    attention_norm: LayerNorm
-    up: Linear
-    down: Linear
-    mlp_norm: LayerNorm
 
 
 class Encoder:
@@ -41,16 +28,25 @@ class Encoder:
         self.kernels = loader.kernels
         self.quantization = loader.quantization
         self._heads = HeadShape(spec.num_heads, spec.num_heads, spec.hidden_size // spec.num_heads)
-        prefix = _prefix(loader)
-        embeddings, hidden = f"{prefix}embeddings.", spec.hidden_size
-        self._words = loader.embedding(f"{embeddings}word_embeddings", Shard.whole(spec.vocab_size), hidden)
-        self._positions = loader.embedding(f"{embeddings}position_embeddings", Shard.whole(spec.max_positions), hidden)
-        types = loader.embedding(f"{embeddings}token_type_embeddings", Shard.whole(spec.num_token_types), hidden)
-        self._first_type = types[0]  # every text here is a first segment
-        self._norm = loader.layer_norm(f"{embeddings}LayerNorm", hidden, spec.norm_eps)
-        self._layers = [
-            _load_layer(f"{prefix}encoder.layer.{index}.", spec, loader) for index in range(spec.num_layers)
-        ]
+        names, hidden = ENCODERS[spec.architecture].names, spec.hidden_size
+        prefix = _prefix(names.prefixes, names.words, loader)
+        self._words = loader.embedding(prefix + names.words, Shard.whole(spec.vocab_size), hidden)
+        embeddings, positions, types = f"{prefix}embeddings.", spec.max_positions, spec.num_token_types
+        self._positions = (
+            loader.embedding(f"{embeddings}position_embeddings", Shard.whole(positions), hidden) if positions else None
+        )
+        # Every text here is a first segment.
+        self._type = (
+            loader.embedding(f"{embeddings}token_type_embeddings", Shard.whole(types), hidden)[0] if types else None
+        )
+
+        def norm(name: str) -> LayerNorm:
+            return loader.layer_norm(prefix + name, hidden, spec.norm_eps, bias=spec.norm_bias)
+
+        self._norm = norm(names.norm)
+        self._layers = [load_encoder_layer(prefix, index, spec, names, loader) for index in range(spec.num_layers)]
+        self._final_norm = None if names.final_norm is None else norm(names.final_norm)
+        self._kinds = LayerKinds(spec.layers, self.kernels.device)
 
     @torch.inference_mode()
     def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -61,10 +57,9 @@ class Encoder:
         [S, hidden_size] float32. A text's vector does not depend on the texts beside it.
         """
         lengths = (starts[1:] - starts[:-1]).to(torch.int64)
-        _check_lengths(lengths, self.spec.max_context_length)
+        check_lengths(lengths, self.spec.max_context_length)
         out = torch.empty((len(lengths), self.spec.hidden_size), dtype=torch.float32, device=token_ids.device)
-        order = lengths.argsort(stable=True)
-        for texts in _groups(order, lengths):
+        for texts in grouped(lengths):
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
             out[texts] = self._encode_sorted(torch.cat(spans), lengths[texts])
         return out
@@ -73,68 +68,56 @@ class Encoder:
         device, kernels = token_ids.device, self.kernels
         text = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
         ends = lengths.cumsum(0)
-        positions = torch.arange(len(token_ids), device=device) - (ends - lengths)[text] + self.spec.position_offset
-        hidden = F.embedding(token_ids, self._words) + F.embedding(positions, self._positions) + self._first_type
+        positions = torch.arange(len(token_ids), device=device) - (ends - lengths)[text]
+        hidden = F.embedding(token_ids, self._words)
+        if self._positions is not None:
+            hidden = hidden + F.embedding(positions + self.spec.position_offset, self._positions)
+        if self._type is not None:
+            hidden = hidden + self._type
         hidden = kernels.layer_norm(hidden.to(kernels.activation_dtype(self.dtype)), self._norm)
-        plan = kernels.plan_bidirectional(lengths, self._heads)
-        for layer in self._layers:
-            hidden = self._layer(hidden, layer, plan)
+        steps = [
+            EncoderStep(kernels.plan_bidirectional(lengths, self._heads, window), self._kinds.rotation(kind, positions))
+            for kind, window in enumerate(self._kinds.windows)
+        ]
+        for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True):
+            hidden = layer.forward(hidden, steps[kind])
+        if self._final_norm is not None:
+            hidden = kernels.layer_norm(hidden, self._final_norm)
         return self._pool(hidden.float(), text, ends, lengths)
-
-    def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, plan: BidirectionalPlan) -> torch.Tensor:
-        mixed = plan.run(layer.qkv(hidden))
-        hidden = self.kernels.layer_norm(hidden + layer.output(mixed), layer.attention_norm)
-        inner = self.kernels.activation(layer.up(hidden), self.spec.activation)
-        return self.kernels.layer_norm(hidden + layer.down(inner), layer.mlp_norm)
 
     def _pool(
         self, hidden: torch.Tensor, text: torch.Tensor, ends: torch.Tensor, lengths: torch.Tensor
     ) -> torch.Tensor:
         if self.spec.pooling == "cls":
             pooled = hidden[ends - lengths]
+        elif self.spec.pooling == "last":
+            pooled = hidden[ends - 1]
         else:
             pooled = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, text, hidden) / lengths[:, None]
         return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
 
 
-def _prefix(loader: WeightLoader) -> str:
-    """Tensors of a bare encoder have no prefix, those saved below a head have the family's name."""
-    for prefix in PREFIXES:
-        if f"{prefix}embeddings.word_embeddings.weight" in loader:
+def _prefix(prefixes: tuple[str, ...], words: str, loader: WeightLoader) -> str:
+    """The one with which the checkpoint names its embeddings."""
+    for prefix in prefixes:
+        if f"{prefix}{words}.weight" in loader:
             return prefix
-    raise MissingWeightError("embeddings.word_embeddings.weight")
+    raise MissingWeightError(f"{words}.weight")
 
 
-def _load_layer(prefix: str, spec: EncoderSpec, loader: WeightLoader) -> EncoderLayer:
-    hidden, inner = Shard.whole(spec.hidden_size), Shard.whole(spec.intermediate_size)
-
-    def linear(names: tuple[str, ...], outputs: tuple[Shard, ...], inputs: Shard) -> Linear:
-        full = tuple(prefix + name for name in names)
-        return loader.linear(LinearSpec(names=full, outputs=outputs, inputs=inputs, bias=True))
-
-    attention = ("attention.self.query", "attention.self.key", "attention.self.value")
-    return EncoderLayer(
-        qkv=linear(attention, (hidden, hidden, hidden), hidden),
-        output=linear(("attention.output.dense",), (hidden,), hidden),
-        attention_norm=loader.layer_norm(f"{prefix}attention.output.LayerNorm", spec.hidden_size, spec.norm_eps),
-        up=linear(("intermediate.dense",), (inner,), hidden),
-        down=linear(("output.dense",), (hidden,), inner),
-        mlp_norm=loader.layer_norm(f"{prefix}output.LayerNorm", spec.hidden_size, spec.norm_eps),
-    )
-
-
-def _check_lengths(lengths: torch.Tensor, longest: int) -> None:
+def check_lengths(lengths: torch.Tensor, longest: int) -> None:
+    """Raise ValueError where a text is empty or too long."""
     if len(lengths) and not (int(lengths.min()) > 0 and int(lengths.max()) <= longest):
         raise ValueError(
             f"texts must have 1 to {longest} tokens, these have {int(lengths.min())} to {int(lengths.max())}"
         )
 
 
-def _groups(order: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
-    """Texts in order of length, cut into groups of about TOKENS_AT_ONCE tokens."""
+def grouped(lengths: torch.Tensor) -> list[list[int]]:
+    """Texts in order of their lengths [S], cut into groups of about TOKENS_AT_ONCE tokens."""
     groups: list[list[int]] = []
     free = 0
-    for text in order.tolist():
+    for text in lengths.argsort(stable=True).tolist():
         length = int(lengths[text])
         if not groups or length > free:
             groups.append([])

@@ -3,37 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
 from kvarn.models.hf_config import EncoderConfig, Length
-from kvarn.models.spec import EncoderSpec
+from kvarn.models.rope import rope_spec
+from kvarn.models.spec import EncoderSpec, LayerSpec, Pooling, RopeSpec
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate
 
-ENCODERS: Mapping[str, Literal["bert", "roberta"]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderNames:
+    """Names of an encoder's tensors, without `.weight`; those of a layer below `layers` and its number."""
+
+    prefixes: tuple[str, ...]
+    """What may stand before all of them: nothing in a bare encoder, the family's name in one saved below a head."""
+    words: str = "embeddings.word_embeddings"
+    norm: str = "embeddings.LayerNorm"
+    final_norm: str | None = None
+    layers: str = "encoder.layer"
+    qkv: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    output: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    mlp_norm: str = "output.LayerNorm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderFamily:
+    """What sets a family of encoders apart."""
+
+    model_type: str
+    """What config.json calls it."""
+    names: EncoderNames
+    positions_after_padding: bool = False
+    """Positions begin after the padding token's id (RoBERTa)."""
+    modern: bool = False
+    """ModernBERT: rotary embeddings, windows, gated MLPs, norms before each half."""
+
+
+_BERT = EncoderFamily(model_type="bert", names=EncoderNames(prefixes=("", "bert.")))
+_ROBERTA = EncoderFamily(
+    model_type="roberta", names=EncoderNames(prefixes=("", "roberta.")), positions_after_padding=True
+)
+_XLM_ROBERTA = replace(_ROBERTA, model_type="xlm-roberta")
+_MODERNBERT = EncoderFamily(
+    model_type="modernbert",
+    names=EncoderNames(
+        prefixes=("", "model."),
+        words="embeddings.tok_embeddings",
+        norm="embeddings.norm",
+        final_norm="final_norm",
+        layers="layers",
+        qkv=("attn.Wqkv",),
+        output="attn.Wo",
+        attention_norm="attn_norm",
+        up="mlp.Wi",
+        down="mlp.Wo",
+        mlp_norm="mlp_norm",
+    ),
+    modern=True,
+)
+
+ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
     {
-        "BertModel": "bert",
-        "BertForMaskedLM": "bert",
-        "RobertaModel": "roberta",
-        "RobertaForMaskedLM": "roberta",
-        "XLMRobertaModel": "roberta",
-        "XLMRobertaForMaskedLM": "roberta",
+        f"{name}{head}": family
+        for name, family in {
+            "Bert": _BERT,
+            "Roberta": _ROBERTA,
+            "XLMRoberta": _XLM_ROBERTA,
+            "ModernBert": _MODERNBERT,
+        }.items()
+        for head in ("Model", "ForMaskedLM")
     }
 )
-"""Encoders by the name in config.json's `architectures`. RoBERTa's positions begin after the padding token's id."""
+"""Encoders by the name in config.json's `architectures`."""
 
 ENCODER_MODEL_TYPES: Mapping[str, str] = MappingProxyType(
-    {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+    {family.model_type: name for name, family in ENCODERS.items() if name.endswith("Model")}
 )
 """The encoder of each `model_type`, for a config.json without `architectures`."""
 
-PREFIXES = ("", "bert.", "roberta.")
-"""What may stand before the names of an encoder's tensors."""
+_MODULES = "modules.json"
+_UNROTATED = RopeSpec(inverse_frequencies=())
 
 
 def encoder_spec(
@@ -47,16 +106,11 @@ def encoder_spec(
 
     Without `modules.json` vectors are the mean of their tokens', scaled to length one.
     """
-    if config.position_embedding_type != "absolute":
-        raise UnsupportedModelError("only absolute position embeddings are supported in encoders")
-    positions = config.max_position_embeddings
-    offset = config.pad_token_id + 1 if ENCODERS[architecture] == "roberta" else 0
-    if positions <= offset:
-        raise CheckpointError(
-            f"config.json: max_position_embeddings is {positions}: RoBERTa's must be more than pad_token_id + 1"
-        )
-    limits = [positions - offset, _sentence_length(path), max_context_length]
-    pooling, normalize = _modules(path)
+    family = ENCODERS[architecture]
+    parts = _modern(config) if family.modern else _plain(family, config)
+    trained = config.max_position_embeddings - parts.get("position_offset", 0)
+    limits = [trained, _sentence_length(path), max_context_length]
+    sentence = sentence_modules(path)
     return EncoderSpec(
         architecture=architecture,
         vocab_size=config.vocab_size,
@@ -65,14 +119,51 @@ def encoder_spec(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         max_context_length=min(limit for limit in limits if limit is not None),
-        max_positions=positions,
-        position_offset=offset,
-        num_token_types=config.type_vocab_size,
-        norm_eps=config.layer_norm_eps,
         activation=config.activation(),
-        pooling=pooling,
-        normalize=normalize,
+        pooling=sentence.pooling,
+        normalize=sentence.normalize,
+        **parts,
     )
+
+
+def _plain(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
+    """The fields of `EncoderSpec` that BERT and ModernBERT fill differently: BERT's."""
+    if config.position_embedding_type != "absolute":
+        raise UnsupportedModelError("only absolute position embeddings are supported in BERT and RoBERTa")
+    positions = config.max_position_embeddings
+    offset = config.pad_token_id + 1 if family.positions_after_padding else 0
+    if positions <= offset:
+        raise CheckpointError(
+            f"config.json: max_position_embeddings is {positions}: RoBERTa's must be more than pad_token_id + 1"
+        )
+    return {
+        "layers": (LayerSpec(rope=_UNROTATED),) * config.num_hidden_layers,
+        "max_positions": positions,
+        "position_offset": offset,
+        "num_token_types": config.type_vocab_size,
+        "norm_eps": config.layer_norm_eps,
+    }
+
+
+def _modern(config: EncoderConfig) -> dict[str, Any]:
+    """The same of ModernBERT."""
+    every, size, window = config.global_attn_every_n_layers, config.max_position_embeddings, config.local_attention
+    kinds: list[Literal["full_attention", "sliding_attention"]] = config.layer_types or [
+        "sliding_attention" if layer % every else "full_attention" for layer in range(config.num_hidden_layers)
+    ]
+    head_dim = config.hidden_size // config.num_attention_heads
+    ropes = {kind: rope_spec(config.rope(kind), head_dim, size, size) for kind in set(kinds)}
+    return {
+        "layers": tuple(
+            LayerSpec(rope=ropes[kind], window=None if kind == "full_attention" else window // 2 + 1) for kind in kinds
+        ),
+        "norm_eps": config.norm_eps,
+        "pre_norm": True,
+        "gated": True,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "norm_bias": config.norm_bias,
+    }
 
 
 class _SentenceLength(CheckpointFile):
@@ -88,29 +179,47 @@ class _Modules(CheckpointFile):
     modules: list[_Module] = Field(max_length=64)
 
 
+@dataclass(frozen=True, slots=True)
+class SentenceModules:
+    """What sentence-transformers does with the states of a text's tokens."""
+
+    pooling: Pooling = "mean"
+    normalize: bool = True
+
+
 def _sentence_length(path: Path) -> int | None:
     """Tokens of the longest text the model was tuned on."""
     file = path / "sentence_bert_config.json"
     return validate(_SentenceLength, read_json(file), file).max_seq_length
 
 
-def _modules(path: Path) -> tuple[Literal["mean", "cls"], bool]:
-    """Pooling, and whether vectors are normalised."""
-    file = path / "modules.json"
-    if not file.is_file():
-        return "mean", True
+def has_sentence_modules(path: Path) -> bool:
+    """Whether the checkpoint says that it embeds."""
+    return (path / _MODULES).is_file()
+
+
+def sentence_modules(path: Path) -> SentenceModules:
+    """Of `modules.json`; the defaults where there is none."""
+    file = path / _MODULES
+    if not has_sentence_modules(path):
+        return SentenceModules()
     modules = validate(_Modules, {"modules": read_json_value(file)}, file).modules
     kinds = {module.type.rsplit(".", 1)[-1]: module.path for module in modules}
     if unknown := sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"}):
         raise UnsupportedModelError(f"{file} asks for modules Kvarn does not have: {', '.join(unknown)}")
-    return _pooling(path / kinds["Pooling"]) if "Pooling" in kinds else "mean", "Normalize" in kinds
+    return SentenceModules(_pooling(path / kinds["Pooling"]) if "Pooling" in kinds else "mean", "Normalize" in kinds)
 
 
-def _pooling(path: Path) -> Literal["mean", "cls"]:
+_POOLINGS: Mapping[str, Pooling] = MappingProxyType(
+    {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+)
+
+
+def _pooling(path: Path) -> Pooling:
     config = read_json(path / "config.json", required=True)
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    if modes == ["pooling_mode_mean_tokens"]:
-        return "mean"
-    if modes == ["pooling_mode_cls_token"]:
-        return "cls"
-    raise UnsupportedModelError(f"pooling {modes} in {path / 'config.json'} is not supported; mean and cls are")
+    if len(modes) == 1 and modes[0] in _POOLINGS:
+        return _POOLINGS[modes[0]]
+    raise UnsupportedModelError(
+        f"pooling {modes} in {path / 'config.json'} is not supported; there are: {', '.join(_POOLINGS)}"
+    )

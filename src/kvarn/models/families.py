@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kvarn.models.errors import required
+from kvarn.models.errors import UnsupportedModelError, required
 from kvarn.models.hf_config import DecoderConfig, RopeParameters
 from kvarn.models.rope import LONGROPE, rope_spec
-from kvarn.models.spec import DecoderSpec, LayerSpec
+from kvarn.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,15 @@ OUTPUT_NORMS = LayerNames(
 )
 """OLMo 2: norms after each half only."""
 
-Windows = Literal["all", "qwen", "alternating", "pattern"]
+GLM_NORMS = LayerNames(
+    attention_output_norm="post_self_attn_layernorm",
+    mlp_output_norm="post_mlp_layernorm",
+    gate_up=("gate_up_proj",),
+)
+"""GLM-4: as Gemma's, by other names."""
+
+Windows = Literal["all", "qwen", "unrotated", "alternating", "pattern"]
+_UNROTATED = RopeSpec(inverse_frequencies=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +75,25 @@ class Family:
     qk_norm: Literal["none", "head", "full"] = "none"
     qkv_bias: bool = False
     """Queries, keys and values have a bias even though config.json does not say so."""
-    gemma: bool = False
-    """Norm weights are stored minus one, embeddings are scaled by the root of their size, heads by a given scalar."""
+    output_bias: bool = True
+    """Where config.json asks for an `attention_bias`, the attention's output projection has one too."""
+    tied: bool = False
+    """The embedding is the output head's weight, where config.json does not say."""
+    scales: Literal["none", "gemma", "granite", "cohere"] = "none"
+    """What is multiplied by factors, and where they come from: see `_scales`."""
+    norm_offset: float = 0.0
+    layer_norm: bool = False
+    parallel_blocks: bool = False
+    interleaved_rope: bool = False
+    """See `DecoderSpec` for these."""
+    unrotated: Literal["none", "listed", "full"] = "none"
+    """Layers without a rotary embedding: those that config.json lists, or those that see everything."""
+    rotary_share: float = 1.0
+    """Of each head that is rotated, where config.json does not say."""
     windows: Windows = "all"
     """Which layers slide where config.json has no `layer_types`: see `DecoderConfig.windows`."""
+    window_pattern: int = 6
+    """Each so many-th layer sees everything, where config.json does not say."""
     rope_theta: float = 10_000.0
     """Where config.json has none."""
     local_rope_theta: float | None = None
@@ -99,6 +122,60 @@ def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
+    """The factors of `DecoderSpec`."""
+    attention = config.resolved_head_dim**-0.5
+    match family.scales:
+        case "gemma":
+            attention = (config.query_pre_attn_scalar or config.resolved_head_dim) ** -0.5
+            return {"attention_scale": attention, "embedding_scale": config.hidden_size**0.5}
+        case "granite":
+            return {
+                "attention_scale": config.attention_multiplier,
+                "embedding_scale": config.embedding_multiplier,
+                "residual_scale": config.residual_multiplier,
+                "logits_scale": 1 / config.logits_scaling,
+            }
+        case "cohere":
+            return {"attention_scale": attention, "logits_scale": config.logit_scale}
+        case "none":
+            return {"attention_scale": attention}
+
+
+def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]) -> tuple[LayerSpec, ...]:
+    """Of the whole model; `ropes` by layer type."""
+    windows = config.windows(family.windows, family.window_pattern)
+    mixtures = _moe_layers(family, config)
+    match family.unrotated:
+        case "listed":
+            unrotated = config.unrotated_layers()
+        case "full":
+            unrotated = [layer for layer, window in enumerate(windows) if window is None]
+        case "none":
+            unrotated = []
+
+    def rope(layer: int, window: int | None) -> RopeSpec:
+        if layer in unrotated:
+            return _UNROTATED
+        return ropes["full_attention" if window is None else "sliding_attention"]
+
+    return tuple(
+        LayerSpec(rope=rope(layer, window), window=window, is_moe=layer in mixtures)
+        for layer, window in enumerate(windows)
+    )
+
+
+_COHERE = Family(
+    model_type="cohere",
+    names=LayerNames(mlp_input_norm=None),
+    layer_norm=True,
+    parallel_blocks=True,
+    interleaved_rope=True,
+    scales="cohere",
+    tied=True,
+    rope_theta=500_000.0,
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "LlamaForCausalLM": Family(model_type="llama"),
@@ -108,15 +185,48 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Phi3ForCausalLM": Family(
             model_type="phi3", names=LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",))
         ),
-        "Gemma2ForCausalLM": Family(model_type="gemma2", names=SANDWICH_NORMS, gemma=True, windows="alternating"),
+        "Gemma2ForCausalLM": Family(
+            model_type="gemma2",
+            names=SANDWICH_NORMS,
+            norm_offset=1.0,
+            scales="gemma",
+            tied=True,
+            windows="alternating",
+        ),
         "Gemma3ForCausalLM": Family(
             model_type="gemma3_text",
             names=SANDWICH_NORMS,
-            gemma=True,
+            norm_offset=1.0,
+            scales="gemma",
+            tied=True,
             windows="pattern",
             qk_norm="head",
             rope_theta=1_000_000.0,
             local_rope_theta=10_000.0,
+        ),
+        "GraniteForCausalLM": Family(model_type="granite", scales="granite"),
+        "SmolLM3ForCausalLM": Family(
+            model_type="smollm3", tied=True, unrotated="listed", windows="unrotated", rope_theta=2_000_000.0
+        ),
+        "GlmForCausalLM": Family(
+            model_type="glm",
+            names=LayerNames(gate_up=("gate_up_proj",)),
+            qkv_bias=True,
+            output_bias=False,
+            rotary_share=0.5,
+            interleaved_rope=True,
+        ),
+        "Glm4ForCausalLM": Family(
+            model_type="glm4",
+            names=GLM_NORMS,
+            qkv_bias=True,
+            output_bias=False,
+            rotary_share=0.5,
+            interleaved_rope=True,
+        ),
+        "CohereForCausalLM": _COHERE,
+        "Cohere2ForCausalLM": replace(
+            _COHERE, model_type="cohere2", unrotated="full", windows="pattern", window_pattern=4
         ),
         "Olmo2ForCausalLM": Family(model_type="olmo2", names=OUTPUT_NORMS, qk_norm="full"),
         "MixtralForCausalLM": Family(
@@ -141,7 +251,9 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType({family.model_type: name for n
 def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length: int | None = None) -> DecoderSpec:
     """Of a validated config.json. `max_context_length` lowers the one the checkpoint was trained for."""
     family = FAMILIES[architecture]
-    ropes = config.ropes(family.rope_theta, family.local_rope_theta)
+    if family.layer_norm and config.use_qk_norm:
+        raise UnsupportedModelError("config.json: use_qk_norm is not supported: layer norms of each head are not there")
+    ropes = config.ropes(family.rope_theta, family.local_rope_theta, family.rotary_share)
     trained = config.max_position_embeddings
     if ropes["full_attention"].rope_type == "dynamic":
         trained = int(trained * (ropes["full_attention"].factor or 1.0))
@@ -152,13 +264,14 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
     tied = config.tie_word_embeddings
     attention_bias = config.attention_bias
     qkv_bias = next(bias for bias in (attention_bias, config.qkv_bias, family.qkv_bias) if bias is not None)
-    moe_layers = _moe_layers(family, config)
-    mixture = _mixture(family, config) if moe_layers else {}
+    layers = _layers(family, config, specs)
+    num_moe_layers = sum(layer.is_moe for layer in layers)
     return DecoderSpec(
         architecture=architecture,
         num_layers=config.num_hidden_layers,
-        num_moe_layers=len(moe_layers),
-        **mixture,
+        num_moe_layers=num_moe_layers,
+        **(_mixture(family, config) if num_moe_layers else {}),
+        **_scales(family, config),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -166,24 +279,18 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         num_kv_heads=config.num_kv_heads,
         head_dim=head_dim,
         max_context_length=context,
-        layers=tuple(
-            LayerSpec(
-                rope=specs["full_attention" if window is None else "sliding_attention"],
-                window=window,
-                is_moe=layer in moe_layers,
-            )
-            for layer, window in enumerate(config.windows(family.windows))
-        ),
-        norm_eps=config.rms_norm_eps,
-        attention_scale=((config.query_pre_attn_scalar or head_dim) if family.gemma else head_dim) ** -0.5,
+        layers=layers,
+        norm_eps=config.layer_norm_eps if family.layer_norm else config.rms_norm_eps,
         activation=config.activation(),
-        tied_embeddings=family.gemma if tied is None else tied,
-        norm_offset=1.0 if family.gemma else 0.0,
+        tied_embeddings=family.tied if tied is None else tied,
+        norm_offset=family.norm_offset,
+        layer_norm=family.layer_norm,
+        parallel_blocks=family.parallel_blocks,
+        interleaved_rope=family.interleaved_rope,
         qkv_bias=qkv_bias,
-        output_bias=bool(attention_bias),
+        output_bias=family.output_bias and bool(attention_bias),
         mlp_bias=config.mlp_bias,
         qk_norm=family.qk_norm,
-        embedding_scale=config.hidden_size**0.5 if family.gemma else 1.0,
         attention_softcap=config.attn_logit_softcapping,
         logits_softcap=config.final_logit_softcapping,
     )

@@ -174,10 +174,33 @@ class EncoderConfig(HfConfig):
     pad_token_id: Annotated[int, Field(ge=0, le=2**24)] = 1
     position_embedding_type: str = "absolute"
 
+    norm_eps: Epsilon = 1e-5
+    norm_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    local_attention: Annotated[int, Field(ge=2, le=2**31 - 1)] = 128
+    """Tokens of a window: half of them to either side."""
+    global_attn_every_n_layers: Annotated[int, Field(ge=1, le=1024)] = 3
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(None, max_length=1024)
+    rope_parameters: RopeParameters = RopeParameters()
+    global_rope_theta: float = Field(160_000.0, gt=1, le=1e15)
+    local_rope_theta: float = Field(10_000.0, gt=1, le=1e15)
+    """ModernBERT's, from `norm_eps` on."""
+
     @model_validator(mode="after")
-    def _heads_divide(self) -> EncoderConfig:
+    def _fields_agree(self) -> EncoderConfig:
         _check_division(self.hidden_size, "hidden_size", self.num_attention_heads, "num_attention_heads")
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise PydanticCustomError("layer_types", "layer_types must have an entry for each of num_hidden_layers")
         return self
+
+    def rope(self, kind: Literal["full_attention", "sliding_attention"]) -> RopeParameters:
+        """The rotary embedding of a layer type."""
+        theta = self.global_rope_theta if kind == "full_attention" else self.local_rope_theta
+        rope: RopeParameters = getattr(self.rope_parameters, kind) or RopeParameters()
+        own = {"rope_theta": rope.rope_theta or theta, "partial_rotary_factor": rope.partial_rotary_factor or 1.0}
+        original = rope.original_max_position_embeddings or self.max_position_embeddings
+        return rope.model_copy(update={**own, "original_max_position_embeddings": original})
 
 
 class DecoderConfig(HfConfig):
@@ -186,22 +209,35 @@ class DecoderConfig(HfConfig):
     num_key_value_heads: Heads | None = None
     head_dim: HeadDim | None = None
     rms_norm_eps: Epsilon = 1e-6
+    layer_norm_eps: Epsilon = 1e-5
+    """Cohere's."""
     attention_bias: bool | None = None
     qkv_bias: bool | None = None
     mlp_bias: bool = False
     tie_word_embeddings: bool | None = None
+    use_qk_norm: bool = False
     query_pre_attn_scalar: Positive | None = None
     attn_logit_softcapping: Positive | None = None
     final_logit_softcapping: Positive | None = None
+    embedding_multiplier: Positive = 1.0
+    attention_multiplier: Positive = 1.0
+    residual_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0
+    """Granite's; logits are divided by it."""
+    logit_scale: Positive = 0.0625
+    """Cohere's."""
 
     sliding_window: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """0: there is none."""
     use_sliding_window: bool = False
-    sliding_window_pattern: Annotated[int, Field(ge=1, le=1024)] = Field(
-        6, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern")
+    sliding_window_pattern: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern")
     )
     max_window_layers: Annotated[int, Field(ge=0, le=1024)] | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(None, max_length=1024)
+    no_rope_layers: list[Literal[0, 1]] | None = Field(None, max_length=1024)
+    """SmolLM3's: 0 for each layer without a rotary embedding."""
+    no_rope_layer_interval: Annotated[int, Field(ge=1, le=1024)] = 4
 
     rope_theta: float | None = Field(None, gt=1, le=1e15)
     rope_local_base_freq: float | None = Field(None, gt=1, le=1e15)
@@ -235,6 +271,8 @@ class DecoderConfig(HfConfig):
         _check_division(heads, "num_attention_heads", kv_heads, "num_key_value_heads")
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise PydanticCustomError("layer_types", "layer_types must have an entry for each of num_hidden_layers")
+        if self.no_rope_layers is not None and len(self.no_rope_layers) < self.num_hidden_layers:
+            raise PydanticCustomError("layers", "no_rope_layers must have an entry for each of num_hidden_layers")
         if (self.num_experts_per_tok or 0) > (self.num_experts or 4096):
             raise PydanticCustomError("experts", "num_experts_per_tok must not be more than num_experts")
         return self
@@ -249,47 +287,61 @@ class DecoderConfig(HfConfig):
         """Numbers in a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    def windows(self, rule: str) -> list[int | None]:
+    def unrotated_layers(self) -> list[int]:
+        """Layers without a rotary embedding: those listed, or each `no_rope_layer_interval`-th."""
+        layers, listed = range(self.num_hidden_layers), self.no_rope_layers
+        if listed is not None:
+            return [layer for layer in layers if not listed[layer]]
+        return [layer for layer in layers if (layer + 1) % self.no_rope_layer_interval == 0]
+
+    def windows(self, rule: str, pattern: int) -> list[int | None]:
         """The sliding window of each layer, None where a layer sees everything.
 
         Without `layer_types`, `rule` says which layers slide: `all` of them; `qwen`: those from `max_window_layers`
-        on, and only if `use_sliding_window`; `alternating`: the even ones (Gemma 2); `pattern`: all but each
-        `sliding_window_pattern`-th (Gemma 3).
+        on, and only if `use_sliding_window`; `unrotated`: those without a rotary embedding, and only if
+        `use_sliding_window` (SmolLM3); `alternating`: the even ones (Gemma 2); `pattern`: all but each
+        `sliding_window_pattern`-th, or where config.json has none each `pattern`-th.
         """
         count, size = self.num_hidden_layers, self.sliding_window
         layers = range(count)
-        if not size or (rule == "qwen" and not self.use_sliding_window):
+        if not size or (rule in ("qwen", "unrotated") and not self.use_sliding_window):
             sliding: Collection[int] = ()
         elif self.layer_types is not None:
             sliding = [layer for layer in layers if self.layer_types[layer] == "sliding_attention"]
         elif rule == "alternating":
             sliding = layers[::2]
         elif rule == "pattern":
-            sliding = [layer for layer in layers if (layer + 1) % self.sliding_window_pattern]
+            sliding = [layer for layer in layers if (layer + 1) % (self.sliding_window_pattern or pattern)]
+        elif rule == "unrotated":
+            sliding = self.unrotated_layers()
         elif rule == "qwen":
             sliding = layers[count if self.max_window_layers is None else self.max_window_layers :]
         else:
             sliding = layers
         return [size if layer in sliding else None for layer in layers]
 
-    def ropes(self, default_theta: float, default_local_theta: float | None) -> dict[str, RopeParameters]:
+    def ropes(
+        self, default_theta: float, default_local_theta: float | None, default_share: float = 1.0
+    ) -> dict[str, RopeParameters]:
         """The rotary embedding of each layer type, with what the whole model says filled in.
 
         Layers that slide have their own, plain one where config.json or the family (`default_local_theta`) says so.
+        `default_share`: of each head that is rotated.
         """
         full = self.rope_parameters.full_attention or self.rope_parameters
         local_theta = self.rope_local_base_freq or default_local_theta
         plain = full if local_theta is None else RopeParameters(rope_theta=local_theta)
         sliding = self.rope_parameters.sliding_attention or plain
         theta = self.rope_theta or default_theta
-        return {"full_attention": self._filled(full, theta), "sliding_attention": self._filled(sliding, theta)}
+        kinds = {"full_attention": full, "sliding_attention": sliding}
+        return {kind: self._filled(rope, theta, default_share) for kind, rope in kinds.items()}
 
-    def _filled(self, rope: RopeParameters, theta: float) -> RopeParameters:
+    def _filled(self, rope: RopeParameters, theta: float, share: float) -> RopeParameters:
         original = self.original_max_position_embeddings or self.max_position_embeddings
         return rope.model_copy(
             update={
                 "rope_theta": rope.rope_theta or theta,
-                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor or 1.0,
+                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor or share,
                 "original_max_position_embeddings": rope.original_max_position_embeddings or original,
             }
         )

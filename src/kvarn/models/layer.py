@@ -6,26 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import AttentionPlan, Kernels
-from kvarn.kernels.batch import HeadShape, Rotation
+from kvarn.kernels.backend import Kernels
+from kvarn.kernels.batch import KVCache
 from kvarn.kernels.greedy import GreedyLayer
-from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.linear import LayerNorm, Norm
+from kvarn.models.attention import Attention, GroupedAttention, LayerStep, load_attention
 from kvarn.models.families import LayerNames
 from kvarn.models.moe import DenseMlp, MoeMlp
-from kvarn.models.parallel import Parallel, Shard
+from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import LinearSpec, WeightLoader
+from kvarn.models.weights import WeightLoader
 
-
-@dataclass(frozen=True, slots=True)
-class LayerStep:
-    """What all layers of one kind share in one step."""
-
-    plan: AttentionPlan
-    rotation: Rotation
-    adapters: AdapterBatch | None
-    """See `PagedBatch.adapters`."""
+AnyNorm = Norm | LayerNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,134 +25,125 @@ class DecoderLayer:
     """Attention and MLP around the residual stream."""
 
     spec: DecoderSpec
-    heads: HeadShape
     kernels: Kernels
     parallel: Parallel
-    attention_input_norm: Norm | None
+    attention_input_norm: AnyNorm | None
     attention_output_norm: Norm | None
-    mlp_input_norm: Norm | None
+    mlp_input_norm: AnyNorm | None
+    """None where the MLP takes what the attention takes, and where there is no norm before it."""
     mlp_output_norm: Norm | None
-    query_key_norm: Norm | None
-    """Weight per head: [query heads + key heads, D]. Full: [features of both]."""
-    qkv: Linear
-    output: Linear
+    attention: Attention
     mlp: DenseMlp | MoeMlp
 
     @property
     def nbytes(self) -> int:
         """Bytes of this layer's products as they are held."""
-        return self.qkv.nbytes + self.output.nbytes + self.mlp.nbytes
+        return self.attention.nbytes + self.mlp.nbytes
 
     def greedy(self, kind: int) -> GreedyLayer | None:
         """This layer for passes that are compiled as a whole; None where it does more than those compute."""
-        if self.attention_output_norm or self.mlp_output_norm or self.spec.qk_norm == "full":
+        spec, attention, mlp = self.spec, self.attention, self.mlp
+        if self.attention_output_norm or self.mlp_output_norm or spec.qk_norm == "full" or spec.residual_scale != 1.0:
             return None
-        if not isinstance(self.mlp, DenseMlp):
+        attention_norm, mlp_norm = self.attention_input_norm, self.mlp_input_norm
+        if isinstance(attention_norm, LayerNorm) or isinstance(mlp_norm, LayerNorm) or spec.parallel_blocks:
+            return None
+        if not isinstance(mlp, DenseMlp) or not isinstance(attention, GroupedAttention) or self.parallel.divides:
             return None
         return GreedyLayer(
-            attention_norm=self.attention_input_norm,
-            qkv=self.qkv,
-            query_key_norm=self.query_key_norm,
-            output=self.output,
-            mlp_norm=self.mlp_input_norm,
-            gate_up=self.mlp.gate_up,
-            down=self.mlp.down,
+            attention_norm=attention_norm,
+            qkv=attention.qkv,
+            query_key_norm=attention.query_key_norm,
+            output=attention.output,
+            mlp_norm=mlp_norm,
+            gate_up=mlp.gate_up,
+            down=mlp.down,
             kind=kind,
         )
 
-    def forward(
-        self, hidden: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: LayerStep
-    ) -> torch.Tensor:
-        """The residual stream [T, hidden] after this layer; it is changed in place."""
-        qkv = self.qkv(hidden, norm=self.attention_input_norm, adapters=step.adapters)
-        norm = self.query_key_norm
-        if self.spec.qk_norm == "full":
-            self._norm_all_heads(qkv)
-            norm = None
-        scale, softcap = self.spec.attention_scale, self.spec.attention_softcap
-        mixed = step.plan.run(qkv, step.rotation, norm, key_cache, value_cache, scale, softcap)
+    def forward(self, hidden: torch.Tensor, cache: KVCache, index: int, step: LayerStep) -> torch.Tensor:
+        """The residual stream [T, hidden] after this layer, the `index`-th of the cache; it is changed in place."""
+        x, norm = self._normed(hidden, self.attention_input_norm)
         add_to = self._sum_target(hidden, self.attention_output_norm)
-        x = self.output(mixed, add_to=add_to, adapters=step.adapters)
-        hidden = self._add(hidden, x, self.attention_output_norm)
+        out = self.attention.forward(x, norm, add_to, cache, index, step)
+        hidden = self._add(hidden, out, self.attention_output_norm)
+        if not self.spec.parallel_blocks:
+            x, norm = self._normed(hidden, self.mlp_input_norm)
         add_to = self._sum_target(hidden, self.mlp_output_norm)
-        x = self.mlp.forward(hidden, self.mlp_input_norm, add_to, step.adapters)
-        return self._add(hidden, x, self.mlp_output_norm)
+        out = self.mlp.forward(x, norm, add_to, step.adapters)
+        return self._add(hidden, out, self.mlp_output_norm)
+
+    def _normed(self, hidden: torch.Tensor, norm: AnyNorm | None) -> tuple[torch.Tensor, Norm | None]:
+        """What the next product takes, and the norm that it applies to it by itself."""
+        if isinstance(norm, LayerNorm):
+            return self.kernels.layer_norm(hidden, norm), None
+        if norm is not None and self.spec.parallel_blocks:
+            return self.kernels.rms_norm(hidden, norm), None
+        return hidden, norm
 
     def _sum_target(self, hidden: torch.Tensor, output_norm: Norm | None) -> torch.Tensor | None:
         """The residual stream, where the last product of a half may add to it at once."""
-        return hidden if output_norm is None and self.parallel.world_size == 1 else None
+        plain = output_norm is None and self.spec.residual_scale == 1.0
+        return hidden if plain else None
 
     def _add(self, hidden: torch.Tensor, x: torch.Tensor, output_norm: Norm | None) -> torch.Tensor:
         """The stream with a half's output x added, unless it was added already."""
         if x is hidden:
             return hidden
-        x = self.parallel.all_reduce(x)
-        return hidden.add_(x) if output_norm is None else self.kernels.rms_norm(x, output_norm, add_to=hidden)
+        if output_norm is not None:
+            return self.kernels.rms_norm(x, output_norm, add_to=hidden)
+        return hidden.add_(x, alpha=self.spec.residual_scale)
 
-    def _norm_all_heads(self, qkv: torch.Tensor) -> None:
-        """Norm, in place, over all heads of a token. A rank sees only its own heads: squares are summed over ranks."""
-        assert self.query_key_norm is not None
-        weight, eps = self.query_key_norm.weight, self.query_key_norm.eps
-        split, end = self.heads.query * self.heads.dim, len(weight)
-        query, key = qkv[:, :split], qkv[:, split:end]
-        means: tuple[torch.Tensor | None, ...] = (None, None)
-        if self.parallel.world_size > 1:
-            squares = torch.stack([query.float().square().sum(-1), key.float().square().sum(-1)])
-            repeats = self.heads.kv * self.parallel.world_size / self.spec.num_kv_heads
-            totals = torch.tensor([self.spec.num_heads, self.spec.num_kv_heads * repeats], device=squares.device)
-            means = (self.parallel.all_reduce(squares) / (totals[:, None] * self.spec.head_dim)).unsqueeze(-1).unbind()
-        for part, own_weight, mean in zip((query, key), (weight[:split], weight[split:]), means, strict=True):
-            part.copy_(self.kernels.rms_norm(part, Norm(own_weight, eps), mean_square=mean))
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """The norm between the last layer and what reads it."""
+
+    norm: AnyNorm
+    kernels: Kernels
+
+    @property
+    def fused(self) -> Norm | None:
+        """For a product that norms its input by itself."""
+        return self.norm if isinstance(self.norm, Norm) else None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] normed."""
+        if isinstance(self.norm, LayerNorm):
+            return self.kernels.layer_norm(hidden, self.norm)
+        return self.kernels.rms_norm(hidden, self.norm)
+
+
+def load_final_norm(spec: DecoderSpec, loader: WeightLoader) -> FinalNorm:
+    """The norm after a checkpoint's last layer."""
+    name, size, eps = "model.norm", spec.hidden_size, spec.norm_eps
+    if spec.layer_norm:
+        return FinalNorm(loader.layer_norm(name, size, eps, bias=False), loader.kernels)
+    return FinalNorm(loader.norm(name, size, eps, spec.norm_offset), loader.kernels)
 
 
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:
     """Layer `index` of a checkpoint, this rank's part of it."""
     prefix = f"model.layers.{index}."
-    parallel = loader.parallel
-    query, kv = parallel.share(spec.num_heads, "query heads"), parallel.kv_head_share(spec.num_kv_heads)
-    query_features, kv_features = query.times(spec.head_dim), kv.times(spec.head_dim)
-    hidden = Shard.whole(spec.hidden_size)
 
     def norm(name: str | None) -> Norm | None:
         return None if name is None else loader.norm(prefix + name, spec.hidden_size, spec.norm_eps, spec.norm_offset)
 
-    qkv = LinearSpec(
-        names=tuple(prefix + name for name in names.qkv),
-        outputs=(query_features, kv_features, kv_features),
-        inputs=hidden,
-        bias=spec.qkv_bias,
-    )
-    output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
+    def input_norm(name: str | None) -> AnyNorm | None:
+        if name is None or not spec.layer_norm:
+            return norm(name)
+        return loader.layer_norm(prefix + name, spec.hidden_size, spec.norm_eps, bias=False)
+
     return DecoderLayer(
         spec=spec,
-        heads=HeadShape(len(query.held), len(kv.held), spec.head_dim),
         kernels=loader.kernels,
-        parallel=parallel,
-        attention_input_norm=norm(names.attention_input_norm),
+        parallel=loader.parallel,
+        attention_input_norm=input_norm(names.attention_input_norm),
         attention_output_norm=norm(names.attention_output_norm),
-        mlp_input_norm=norm(names.mlp_input_norm),
+        mlp_input_norm=input_norm(names.mlp_input_norm),
         mlp_output_norm=norm(names.mlp_output_norm),
-        query_key_norm=_load_query_key_norm(prefix, spec, names, loader, query, kv),
-        qkv=loader.linear(qkv),
-        output=loader.linear(output),
+        attention=load_attention(prefix, spec, names, loader),
         mlp=MoeMlp.load(prefix, spec, names, loader)
         if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )
-
-
-def _load_query_key_norm(
-    prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader, query: Shard, kv: Shard
-) -> Norm | None:
-    if spec.qk_norm == "none":
-        return None
-    weights = []
-    for name, heads in ((names.query_norm, query), (names.key_norm, kv)):
-        features = heads.times(spec.head_dim)
-        size = spec.head_dim if spec.qk_norm == "head" else features.size
-        weight = loader.norm(prefix + name, size, spec.norm_eps, spec.norm_offset).weight
-        one_for_all = spec.qk_norm == "head"
-        weights.append(
-            weight.expand(len(heads.held), -1) if one_for_all else weight[features.held.start : features.held.stop]
-        )
-    return Norm(torch.cat(weights), spec.norm_eps)

@@ -14,21 +14,31 @@ from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB, give_back_freed
 from kvarn.kernels.weights import Quantization
+from kvarn.models.causal_encoder import CausalEncoder
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
-from kvarn.models.encoder_config import ENCODER_MODEL_TYPES, ENCODERS, encoder_spec
+from kvarn.models.encoder_config import (
+    ENCODER_MODEL_TYPES,
+    ENCODERS,
+    encoder_spec,
+    has_sentence_modules,
+    sentence_modules,
+)
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
 from kvarn.models.families import FAMILIES, MODEL_TYPES, decoder_spec
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel
+from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import WeightLoader
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
 """No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
 _FLOAT16 = ("float16", "half")
 _log = logging.getLogger(__name__)
+
+Model = Decoder | Encoder | CausalEncoder
 
 
 def load_model(
@@ -43,7 +53,8 @@ def load_model(
     kv_cache_dtype: KvDtype | Literal["auto"] = "auto",
     kernels: str = "auto",
     packed_cache: Path | None = None,
-) -> Decoder | Encoder:
+    kind: Literal["auto", "generate", "embed"] = "auto",
+) -> Model:
     """Load the checkpoint in directory `path`.
 
     Args:
@@ -58,6 +69,7 @@ def load_model(
         kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantized.
         kernels: The backend's name; `auto`: see `kernels_for`.
         packed_cache: Directory where packed weights are kept from one start to the next.
+        kind: What a decoder is loaded for; `auto`: to embed where sentence-transformers' modules.json is beside it.
 
     Raises:
         ModelError: It says what is wrong with the checkpoint.
@@ -73,28 +85,39 @@ def load_model(
     if packed_cache is not None and backend.packed_layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
     elif packed_cache is not None:
-        origin = (__version__, *origin_of(checkpoint.files), torch_dtype, quantization, place.rank, place.world_size)
+        origin = (__version__, *origin_of(checkpoint.files), torch_dtype, quantization, place.key)
         cache = PackedCache.open(packed_cache, path.resolve().name, origin, backend)
     loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
-    size, memory = loader.num_parameters, backend.memory_bytes()
-    model: Decoder | Encoder
     if architecture in ENCODERS:
         config = checkpoint.validated(EncoderConfig)
         encoder = encoder_spec(architecture, path, config, max_context_length=max_context_length)
-        check_memory(memory, loader.min_bytes)
-        model = Encoder(replace(encoder, num_parameters=size), loader)
+        check_memory(backend.memory_bytes(), loader.min_bytes)
+        model: Model = Encoder(replace(encoder, num_parameters=loader.num_parameters), loader)
     else:
         decoder_config = checkpoint.validated(DecoderConfig)
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
-        plain = loader.dtype == torch.float32 and not loader.quantization
-        chosen: KvDtype = "float32" if plain else "bfloat16"
-        kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
-        kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype)
-        check_memory(memory, loader.min_bytes, kv_bytes)
-        model = Decoder(replace(decoder, num_parameters=size), loader, kv_dtype)
+        decoder = replace(decoder, num_parameters=loader.num_parameters)
+        embeds = kind != "generate" and has_sentence_modules(path)
+        model = (_load_causal_encoder if embeds else _load_decoder)(decoder, path, loader, kv_cache_dtype)
     loader.finish()
     give_back_freed()
     return model
+
+
+def _load_decoder(
+    spec: DecoderSpec, path: Path, loader: WeightLoader, kv_cache_dtype: KvDtype | Literal["auto"]
+) -> Decoder:
+    plain = loader.dtype == torch.float32 and not loader.quantization
+    chosen: KvDtype = "float32" if plain else "bfloat16"
+    kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
+    kv_bytes = spec.max_context_length * kv_bytes_per_token(spec, kv_dtype)
+    check_memory(loader.kernels.memory_bytes(), loader.min_bytes, kv_bytes)
+    return Decoder(spec, loader, kv_dtype)
+
+
+def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, _: str) -> CausalEncoder:
+    check_memory(loader.kernels.memory_bytes(), loader.min_bytes)
+    return CausalEncoder(spec, sentence_modules(path), loader)
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -104,6 +127,9 @@ def _architecture(checkpoint: Checkpoint) -> str:
     for name in config.architectures or filter(None, [of_type]):
         if name in FAMILIES or name in ENCODERS:
             return name
+        with_head = f"{name.removesuffix('Model')}ForCausalLM"
+        if with_head in FAMILIES:  # saved without its head, by a model that embeds
+            return with_head
     named = config.architectures
     what = f"architecture {named[0][:80]!r}" if named else f"model_type {config.model_type[:80]!r}"
     known = ", ".join([*FAMILIES, *ENCODERS])

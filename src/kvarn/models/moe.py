@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +11,15 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
-from kvarn.models.parallel import Shard
+from kvarn.models.parallel import Parallel, ParallelError, Shard
+from kvarn.models.row_parallel import RowParallelLinear
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, Role, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """down(activation(gate(x)) * up(x)); under tensor parallelism a rank's part of the sum."""
+    """down(activation(gate(x)) * up(x))."""
 
     gate_up: Linear
     down: Linear
@@ -37,8 +39,11 @@ class DenseMlp:
         role: Role = "layer",
     ) -> DenseMlp:
         """The MLP whose tensors' names begin with `prefix`."""
-        hidden = Shard.whole(spec.hidden_size)
-        inner = loader.parallel.share(intermediate_size, "intermediate features")
+        hidden, parallel = Shard.whole(spec.hidden_size), loader.parallel
+        if role == "expert" and parallel.expert_parallel:
+            inner = parallel.undivided(intermediate_size)
+        else:
+            inner = parallel.share(intermediate_size, "intermediate features")
         gate_up = LinearSpec(
             names=tuple(f"{prefix}.{name}" for name in names.gate_up),
             outputs=(inner, inner),
@@ -62,6 +67,11 @@ class DenseMlp:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
         return self.down(self.gate_up(x, norm=norm, adapters=adapters), add_to=add_to, adapters=adapters)
 
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """What this rank has of the result [T, hidden]: all of it, or its part of the sum over ranks."""
+        inner = self.gate_up(x)
+        return self.down.partial(inner) if isinstance(self.down, RowParallelLinear) else self.down(inner)
+
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
@@ -69,8 +79,10 @@ class MoeMlp:
 
     spec: DecoderSpec
     kernels: Kernels
+    parallel: Parallel
     router: Linear
     experts: tuple[DenseMlp, ...]
+    """Those of this rank: `Parallel.expert_share` of all, or its part of each."""
     shared: DenseMlp | None
     shared_gate: Linear | None
     """Scales the shared expert's answer by a sigmoid of its own."""
@@ -92,12 +104,16 @@ class MoeMlp:
         def mlp(name: str, intermediate_size: int, role: Role) -> DenseMlp:
             return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, role)
 
-        shared_size = spec.shared_expert_size
+        shared_size, parallel = spec.shared_expert_size, loader.parallel
+        if spec.mlp_bias and parallel.world_size > 1 and not parallel.expert_parallel:
+            raise ParallelError("experts with biases cannot be divided: set expert_parallel, or tensor_parallel_size 1")
+        held = parallel.expert_share(spec.num_experts)[parallel.rank]
         return MoeMlp(
             spec=spec,
             kernels=loader.kernels,
+            parallel=parallel,
             router=gate(names.router, spec.num_experts),
-            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size, "expert") for e in range(spec.num_experts)),
+            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size, "expert") for e in held),
             shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
         )
@@ -120,12 +136,30 @@ class MoeMlp:
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self.spec.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts).tolist()
-        inputs, shares = x[tokens], shares.flatten()[order].unsqueeze(-1)
-        parts = torch.split(inputs, counts)
-        outputs = [expert.forward(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
-        mixed = torch.cat(outputs).float().mul_(shares)
+        shares = shares.flatten()[order].unsqueeze(-1)
+        mixed = self._visit(x[tokens], counts).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None and self.shared_gate is not None:
             gate = self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
             out += gate * self.shared.forward(x, adapters=adapters).float()
         return out.to(x.dtype) if add_to is None else add_to.add_(out)
+
+    def _visit(self, inputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """The experts' outputs [N, hidden] for N inputs, sorted by expert; the first expert has counts[0] of them.
+
+        Ranks that hold whole experts compute theirs, and each row goes to all. Of experts that are divided each rank
+        computes a part of every row. Either way a row's bits are the same.
+        """
+        if not self.parallel.expert_parallel:
+            return self.parallel.all_reduce(self._visit_held(inputs, counts))
+        shares = self.parallel.expert_share(self.spec.num_experts)
+        rows = [sum(counts[held.start : held.stop]) for held in shares]
+        rank = self.parallel.rank
+        own = inputs[sum(rows[:rank]) : sum(rows[: rank + 1])]
+        held = shares[rank]
+        return self.parallel.gather_rows(self._visit_held(own, counts[held.start : held.stop]), rows)
+
+    def _visit_held(self, inputs: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        parts = torch.split(inputs, list(counts))
+        outputs = [expert.partial(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
+        return torch.cat(outputs) if outputs else inputs.new_zeros(0, self.spec.hidden_size, dtype=torch.float32)

@@ -44,6 +44,12 @@ class DecoderSpec(DecoderDimensions):
     tied_embeddings: bool = False
     norm_offset: float = 0.0
     """Added to the weight of every norm (Gemma stores w - 1)."""
+    layer_norm: bool = False
+    """Norms are layer norms without a bias; else root-mean-square norms."""
+    parallel_blocks: bool = False
+    """The MLP takes what the attention takes: both are added to the residual stream beside each other (Cohere)."""
+    interleaved_rope: bool = False
+    """In the checkpoint's weights, angle i turns numbers 2 i and 2 i + 1 of a head; else numbers i and i + R."""
     qkv_bias: bool = False
     output_bias: bool = False
     """Of the attention's output projection."""
@@ -53,10 +59,18 @@ class DecoderSpec(DecoderDimensions):
     qk_norm: Literal["none", "head", "full"] = "none"
     """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what each half of a layer adds to the residual stream (Granite)."""
+    logits_scale: float = 1.0
+    """Before `logits_softcap`."""
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     num_parameters: int = 0
     """Numbers in the checkpoint, tied ones counted once."""
+
+
+Pooling = Literal["mean", "cls", "last"]
+"""What a text's vector is made of: all of its tokens, the first or the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +85,23 @@ class EncoderSpec:
     num_heads: int
     max_context_length: int
     """Tokens of one text at most, special ones included."""
-    max_positions: int
-    """Rows of the table of position embeddings."""
+    layers: tuple[LayerSpec, ...]
     norm_eps: float
+    max_positions: int = 0
+    """Rows of the table of position embeddings; 0: there is none."""
     position_offset: int = 0
     """Row of the first token's position."""
-    num_token_types: int = 2
+    num_token_types: int = 0
+    """Rows of the table of token types; 0: there is none."""
+    pre_norm: bool = False
+    """Each half of a layer norms its input, and a norm follows the last layer; else each norms its sum (BERT)."""
+    gated: bool = False
+    """The MLP is down(activation(gate(x)) * up(x))."""
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
     activation: Activation = "gelu"
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Pooling = "mean"
     normalize: bool = True
     """Scale each vector to length one."""
     num_parameters: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,12 +17,45 @@ from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.packed_cache import PackedCache
 from kvarn.models.parallel import Parallel, ParallelError, Shard
+from kvarn.models.row_parallel import RowParallelLinear
 
 Role = Literal["layer", "expert", "head", "router"]
 
 HEAD_QUANTIZATION: Quantization = "int8"
 """What the output head becomes, in both modes. See docs/quantization.md for what it costs and saves."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interleaved:
+    """Rows of a weight that stand in pairs, (0, 1), (2, 3), ..., where the kernels pair the first half with the second.
+
+    In each `run` of rows (a head) these are `count` rows from `first` on.
+    """
+
+    run: int
+    first: int
+    count: int
+
+    def order(self, rows: int) -> torch.Tensor:
+        """[rows] int64: the rows as the kernels take them."""
+        own = torch.arange(self.run)
+        pairs = own[self.first : self.first + self.count]
+        own = torch.cat([own[: self.first], pairs[::2], pairs[1::2], own[self.first + self.count :]])
+        return (torch.arange(0, rows, self.run)[:, None] + own).flatten()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One tensor of a linear layer: one output, or several one below the other."""
+
+    name: str
+    """Without `.weight`."""
+    rows: int
+    held: list[range]
+    """This rank's rows of each output, once all rows are in `order`."""
+    order: torch.Tensor | None = None
+    """[rows] int64; None: as they are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +69,8 @@ class LinearSpec:
     bias: bool = False
     activation: Activation | None = None
     """The two outputs are gate and up: the layer gives activation(gate) * up."""
+    interleaved: tuple[Interleaved | None, ...] = ()
+    """Of each tensor; empty: of none."""
     role: Role = "layer"
     """What decides on quantization at load, and whether adapters can change it: only what is a layer's own. A router
     stays plain: its choice of experts flips on small errors."""
@@ -45,16 +80,19 @@ class LinearSpec:
         """Of the layer among all."""
         return "+".join(self.names)
 
-    def stacks(self) -> list[tuple[str, int, list[range]]]:
-        """For each tensor of the checkpoint: its name, its rows, and this rank's rows of each output in it."""
-        if len(self.names) == len(self.outputs):
-            return [(name, each.size, [each.held]) for name, each in zip(self.names, self.outputs, strict=True)]
-        (name,) = self.names
-        rows, first = [], 0
-        for each in self.outputs:
-            rows.append(range(first + each.held.start, first + each.held.stop))
-            first += each.size
-        return [(name, first, rows)]
+    def stacks(self) -> list[Stack]:
+        """The tensors of the checkpoint."""
+        pairs = self.interleaved or (None,) * len(self.names)
+        sizes, held = [each.size for each in self.outputs], [[each.held] for each in self.outputs]
+        if len(self.names) != len(self.outputs):
+            firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+            shifted = zip(firsts, self.outputs, strict=True)
+            held = [[range(first + each.held.start, first + each.held.stop) for first, each in shifted]]
+            sizes = [sum(sizes)]
+        return [
+            Stack(name=name, rows=size, held=own, order=None if each is None else each.order(size))
+            for name, size, own, each in zip(self.names, sizes, held, pairs, strict=True)
+        ]
 
 
 class WeightLoader:
@@ -104,25 +142,49 @@ class WeightLoader:
         return total / self.parallel.world_size
 
     def linear(self, spec: LinearSpec) -> Linear:
-        """All outputs as one product. A bias after a sum over ranks is added by rank 0 alone."""
-        layer = self._linear(spec)
+        """All outputs as one product; the sum of several, in a fixed order, where the inputs are divided."""
+        if spec.inputs.divided:
+            return self._row_parallel(spec)
+        layer = self._kept(spec.name)
+        if layer is None:
+            layer = self._pack(spec, spec.name, self._weight(spec), self._bias(spec) if spec.bias else None)
+        self._number(spec, layer)
+        return layer
+
+    def _row_parallel(self, spec: LinearSpec) -> RowParallelLinear:
+        """A product over this rank's parts of the inputs, each packed by itself."""
+        names = [f"{spec.name}/{number}" for number in spec.inputs.part_numbers()]
+        parts = [self._kept(name) for name in names]
+        if sum(part.in_features for part in parts if part is not None) != len(spec.inputs.held):
+            try:
+                weight = self._weight(spec)
+                columns = spec.inputs.parts(weight.group)
+                pieces = [weight.columns(each) if each else None for each in columns]
+            except (KernelInputError, ParallelError) as error:
+                raise ParallelError(
+                    f"{spec.names[0]} cannot be divided for tensor parallelism: {error}; use fewer ranks, or one"
+                ) from error
+            pairs = zip(names, pieces, strict=True)
+            parts = [None if piece is None else self._pack(spec, name, piece, None) for name, piece in pairs]
+        first = spec.inputs.held.start
+        for part in filter(None, parts):
+            inputs = Shard(spec.inputs.size, range(first, first + part.in_features))
+            self._number(replace(spec, inputs=inputs), part)
+            first = inputs.held.stop
+        bias = self._bias(spec).float().to(self.kernels.device) if spec.bias else None
+        return RowParallelLinear(parts, bias, None if spec.inputs.is_whole else self.parallel)
+
+    def _number(self, spec: LinearSpec, layer: Linear) -> None:
+        """Enter a layer that adapters can change."""
         if spec.role == "layer":
             layer.adapter_layer = len(self.layers)
             self.layers.append((spec, layer))
-        return layer
 
-    def _linear(self, spec: LinearSpec) -> Linear:
-        cache = self._packed_cache
-        if cache is not None and (found := cache.find(spec.name)) is not None:
-            return found
-        weight = self._weight(spec)
-        if not spec.inputs.is_whole:
-            try:
-                weight = weight.columns(spec.inputs.held)
-            except KernelInputError as error:
-                raise ParallelError(
-                    f"{spec.names[0]} cannot be divided among so many ranks: {error}; use fewer"
-                ) from error
+    def _kept(self, name: str) -> Linear | None:
+        """A layer as an earlier start packed it."""
+        return None if self._packed_cache is None else self._packed_cache.find(name)
+
+    def _pack(self, spec: LinearSpec, name: str, weight: Weight, bias: torch.Tensor | None) -> Linear:
         if weight.format == "float":
             quantization = None if spec.role == "router" else self._quantization
             if quantization and spec.role == "head":
@@ -131,10 +193,9 @@ class WeightLoader:
                 weight = self.kernels.quantize(weight.values, quantization)
             else:
                 weight = Weight(weight.values.to(self.dtype))
-        bias = self._bias(spec) if spec.bias and (spec.inputs.is_whole or self.parallel.rank == 0) else None
         layer = self.kernels.pack_linear(weight, bias, spec.activation)
-        if cache is not None:
-            cache.keep(spec.name, layer)
+        if self._packed_cache is not None:
+            self._packed_cache.keep(name, layer)
         return layer
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -146,12 +207,12 @@ class WeightLoader:
         weight = self._checkpoint.tensor(f"{name}.weight", (size,)).float() + offset
         return Norm(weight.to(self.kernels.device), eps)
 
-    def layer_norm(self, name: str, size: int, eps: float) -> LayerNorm:
+    def layer_norm(self, name: str, size: int, eps: float, *, bias: bool = True) -> LayerNorm:
         """A layer norm of `size` numbers, in the activations' type."""
-        dtype = self.kernels.activation_dtype(self.dtype)
-        parts = (self._checkpoint.tensor(f"{name}.{part}", (size,)) for part in ("weight", "bias"))
-        weight, bias = (part.to(self.kernels.device, dtype) for part in parts)
-        return LayerNorm(weight, bias, eps)
+        dtype, device = self.kernels.activation_dtype(self.dtype), self.kernels.device
+        weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(device, dtype)
+        shift = self._checkpoint.tensor(f"{name}.bias", (size,)).to(device, dtype) if bias else None
+        return LayerNorm(weight, shift, eps)
 
     def embedding(self, name: str, rows: Shard, size: int) -> torch.Tensor:
         """This rank's rows of an embedding [rows, size]."""
@@ -168,9 +229,10 @@ class WeightLoader:
     def _weight(self, spec: LinearSpec) -> Weight:
         """This rank's rows of all outputs, one below the other."""
         parts: list[Weight] = []
-        for name, total, held in spec.stacks():
-            whole = self._format.read(name, (total, spec.inputs.size))
-            parts += [whole.rows(rows) for rows in held]
+        for stack in spec.stacks():
+            whole = self._format.read(stack.name, (stack.rows, spec.inputs.size))
+            whole = whole if stack.order is None else whole.rows(stack.order)
+            parts += [whole.rows(rows) for rows in stack.held]
         joined = concatenate(parts)
         if joined is not None:
             return joined
@@ -182,9 +244,10 @@ class WeightLoader:
 
     def _bias(self, spec: LinearSpec) -> torch.Tensor:
         parts: list[torch.Tensor] = []
-        for name, total, held in spec.stacks():
-            whole = self._checkpoint.tensor(f"{name}.bias", (total,))
-            parts += [whole[rows.start : rows.stop] for rows in held]
+        for stack in spec.stacks():
+            whole = self._checkpoint.tensor(f"{stack.name}.bias", (stack.rows,))
+            whole = whole if stack.order is None else whole[stack.order]
+            parts += [whole[rows.start : rows.stop] for rows in stack.held]
         return torch.cat(parts).to(self.dtype)
 
     def _warn_once(self, message: str) -> None:

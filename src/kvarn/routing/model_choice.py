@@ -17,6 +17,17 @@ PredictTtft = Callable[[str], float | None]
 """Seconds to the first token that a model would take now; None: unknown."""
 
 
+def version_name(model: str, version: int) -> str:
+    """The name of one version of a model, such as `chat@2`: whoever asks for it is answered by that version only."""
+    return f"{model}@{version}"
+
+
+def split_version(name: str) -> tuple[str, int | None]:
+    """The model and the version of a name that `version_name` makes; any other name, and None."""
+    model, at, version = name.rpartition("@")
+    return (model, int(version)) if at and model and version.isascii() and version.isdigit() else (name, None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFeatures:
     """What of a request decides which model answers it."""

@@ -84,7 +84,9 @@ class Autoscaling:
         before = self._seen.get(name, (requests, prompts, outputs))
         self._seen[name] = requests, prompts, outputs
         arrived = requests - before[0]
-        replicas = [client for each in model.versions or [model] for client in each.replicas.values()]
+        # A version that is rolled out runs beside the replicas that are needed.
+        versions = [each for each in model.all_versions if not each.held_back] or model.all_versions
+        replicas = [client for each in versions for client in each.replicas.values()]
         if arrived:
             self._work_s[name] = self._work(model, (prompts - before[1]) / arrived, (outputs - before[2]) / arrived)
         work_s = self._work_s.get(name, _FIRST_WORK_S)

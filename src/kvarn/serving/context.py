@@ -16,7 +16,8 @@ from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
-from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
+from kvarn.serving.model_table import ModelTable
+from kvarn.serving.models import BuiltInModel, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
@@ -182,9 +183,9 @@ class ServingContext:
             model = tried[-1]
             record.overload_fallbacks = routes.overload_fallbacks(record, tried)
             try:
-                return self.rollouts.watch(record, await self._start_with(record, model, tried, start))
+                return self.rollouts.observer.watch(record, await self._start_with(record, model, tried, start))
             except Exception as error:
-                self.rollouts.failed(record, model, error)
+                self.rollouts.observer.failed(record, model, error)
                 reason = reason_of(error)
                 if isinstance(error, DegradedError):
                     following: str | None = error.model
@@ -205,7 +206,7 @@ class ServingContext:
         self, record: RequestRecord, model: str, tried: list[str], start: Callable[[ReadyModel], Awaitable[RunT]]
     ) -> RunT:
         """Start an answer with this very model; wait for its beginning where another one may answer else."""
-        await self.held_requests.until_ready(self._find(record, model)[0])
+        await self.held_requests.until_ready(lambda: self._find(record, model)[0])
         if not self.routes.may_move(record, tried):
             return await start(self.ready_model(record, model, "generate"))
         permit = self.routes.admit(model)
@@ -244,8 +245,8 @@ class ServingContext:
         if found is not None and may_see_adapter(record.principal, found[1]):
             model, adapter = found[0], found[1].name
         else:
-            model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
-            model, adapter = model.choose_version(), ""
+            model = self.models.choose(name, visible=lambda served: may_use_model(record.principal, served))
+            adapter = ""
         if record.route is None or name not in record.route.models:  # who may use a route may use its models by it
             check_model(record.principal, model.name)
             if adapter:

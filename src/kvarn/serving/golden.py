@@ -93,7 +93,7 @@ class GoldenModels:
     def __call__(self) -> list[GoldenModel]:
         """Those there are; the prompts of one that is new are rendered once it is ready. Needs a running event loop."""
         own = [model for model in self._models if model.config.external is None]
-        versions = {id(version): version for model in own for version in (model, *model.versions)}
+        versions = {id(version): version for model in own for version in model.all_versions}
         for key in self._known.keys() - versions.keys():
             self._known.pop(key)[1].cancel()
         for key in versions.keys() - self._known.keys():

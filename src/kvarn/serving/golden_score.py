@@ -1,23 +1,56 @@
-"""Whether a version answers golden prompts rightly."""
+"""Whether the versions of a rollout answer golden prompts rightly."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
+from pathlib import Path
 
-from kvarn.quality.golden import GoldenQuestion
+from kvarn.fleet.rollout import Rollout
+from kvarn.quality.golden import GoldenQuestion, GoldenSetError, golden_set_path, read_golden_set, spread
 from kvarn.quality.probe import TENANT
-from kvarn.replica.client.protocol import ReplicaLostError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.golden import render_question
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.models import ServedModel
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.errors import TextError
 from kvarn.wire.messages import Submit
+from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
 
 _MORE_TOKENS = 8
 """Beyond those of the right answer: whoever goes on has not answered rightly."""
 _PRIORITY = 10
 _numbers = itertools.count()
+
+log = logging.getLogger("kvarn.gateway")
+
+
+def golden_path(version: ServedModel | None) -> Path | None:
+    """The file of a version's golden prompts; None: it has none."""
+    return None if version is None else golden_set_path(version.config.path, version.config.golden_prompts)
+
+
+async def ask_golden(rollout: Rollout, models: ModelTable, text: TextPool) -> None:
+    """Have both versions answer the stable one's golden prompts; what fails for want of a replica is done again."""
+    stable, candidate = (models.find(version) for version in (rollout.stable, rollout.candidate))
+    path = golden_path(stable)
+    try:
+        known = [] if path is None else await asyncio.to_thread(read_golden_set, path)
+        questions = spread([each for each in known if each.answer is not None], rollout.settings.golden_prompts)
+        for question in questions:
+            asked = [answers_rightly(version, text, question) for version in (stable, candidate)]
+            rollout.golden_answered(question.id, *await asyncio.gather(*asked))
+            if rollout.gates.failure or rollout.ended:
+                return
+    except GoldenSetError as error:
+        log.error("a rollout goes on without golden prompts: %s", error, extra={"model": rollout.model})
+    except (ApiError, ReplicaLostError, RequestRefusedError) as error:
+        log.info("golden prompts are asked again: %s", error, extra={"model": rollout.model})
+        return
+    rollout.golden_done()
 
 
 async def answers_rightly(model: ServedModel, text: TextPool, question: GoldenQuestion) -> bool:

@@ -26,14 +26,18 @@ class HeldRequests:
         self._on_held = on_held
         self._held = Counter[str]()
 
-    async def until_ready(self, model: ServedModel) -> None:
-        """Wait until a model whose replicas come and go with the work has one that is ready.
+    async def until_ready(self, find: Callable[[], ServedModel]) -> None:
+        """Wait until a model whose replicas come and go with the work has one that is ready. `find` finds the version
+        that would answer now.
 
         Raises:
             ApiError: 503 with Retry-After: too many wait, or none was ready in time.
         """
+        model = find()
         config = model.config.autoscale
         if config is None or config.min_replicas or model.ready or model.load_error is not None:
+            return
+        if model.held_back:  # another version answers
             return
         if self._held[model.name] >= config.max_held:
             why = f"{config.max_held} requests wait already for the first replica of {model.name!r}."
@@ -42,7 +46,7 @@ class HeldRequests:
         self._on_held()
         try:
             async with asyncio.timeout(config.max_hold_s):
-                while not model.choose_version().ready:  # noqa: ASYNC110  replicas have no event that all can wait for
+                while not find().ready:  # noqa: ASYNC110  replicas have no event that all can wait for
                     await asyncio.sleep(_LOOK_EVERY_S)
         except TimeoutError:
             why = f"The model {model.name!r} had no replica ready within {config.max_hold_s:g} s."

@@ -17,7 +17,8 @@ _log = logging.getLogger("kvarn.gateway")
 
 
 class LiveModels:
-    """A `FleetListener`. While a version replaces another both answer, in proportion to their ready replicas.
+    """A `FleetListener`. While a version replaces another both answer, in proportion to their ready replicas; one that
+    is rolled out answers what its rollout gives it.
 
     Args:
         config: Limits of templates.
@@ -82,7 +83,14 @@ class LiveModels:
     def _made(self, version: ServedVersion) -> ServedModel:
         model, number = version.desired.model, version.desired.version
         return ServedModel(
-            model.name, model, [], version.directory, version.created, process=self._process, version=number
+            model.name,
+            model,
+            [],
+            version.directory,
+            version.created,
+            process=self._process,
+            version=number,
+            held_back=version.is_candidate,
         )
 
     def _serve(self, served: ServedModel) -> None:

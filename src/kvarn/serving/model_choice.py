@@ -17,7 +17,13 @@ from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.replica.external.errors import ExternalFailedError
 from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit
-from kvarn.routing.model_choice import RequestFeatures, RequestSubject, choose_model, next_fallback
+from kvarn.routing.model_choice import (
+    RequestFeatures,
+    RequestSubject,
+    choose_model,
+    next_fallback,
+    split_version,
+)
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import DegradedError, RequestRecord
@@ -134,7 +140,8 @@ class ModelRoutes:
         route = record.route
         if route is None and not any(self._models.get(name) for name in tried):  # the usual case
             return
-        passed, owners, ladders = list(tried), [*reversed(tried), _ROUTE], dict(self._models)
+        passed, ladders = list(tried), dict(self._models)
+        owners = [*(split_version(name)[0] for name in reversed(tried)), _ROUTE]
         if route is not None:
             ladders[_ROUTE] = route.fallback
         while (model := next_fallback(reason, owners, ladders, passed)) is not None:
@@ -164,7 +171,8 @@ class ModelRoutes:
     def _breaker(self, model: str) -> CircuitBreaker:
         found = self._breakers.get(model)
         if found is None:
-            found = self._breakers[model] = CircuitBreaker(self._rules.get(model, BreakerRules()))
+            rules = self._rules.get(split_version(model)[0], BreakerRules())
+            found = self._breakers[model] = CircuitBreaker(rules)
         return found
 
 

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kvarn
-from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.observe.metrics import UNKNOWN
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.replica.spec import replica_names
 from kvarn.serving.logprobs import LogprobsEncoder
@@ -34,7 +32,7 @@ from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import AdapterInfo, ModelCard
-from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found, unavailable
+from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
 if TYPE_CHECKING:
     from kvarn.serving.external.model import ExternalModel
@@ -187,6 +185,8 @@ class ServedModel:
     """Number of the gateway process."""
     version: int = 0
     """Of the model's deployment; 0: the configuration's."""
+    held_back: bool = False
+    """It is rolled out, or was given up: as long as another version is ready, it answers only requests that name it."""
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
     replicas: ReplicaSet = field(init=False)
@@ -205,10 +205,10 @@ class ServedModel:
         """The version that a replica belongs to; this one where it is none's."""
         return next((each for each in self.versions if replica in each.replicas), self)
 
-    def choose_version(self) -> ServedModel:
-        """The version that answers the next request: each gets a share by its ready replicas."""
-        ready = [each for each in self.versions if each.ready for _ in each.replicas.ready]
-        return random.choice(ready) if ready else self
+    @property
+    def all_versions(self) -> list[ServedModel]:
+        """This version and, while one replaces another, the others."""
+        return self.versions or [self]
 
     def draw_seed(self) -> int:
         """The seed of a request that has none."""
@@ -321,7 +321,7 @@ class ReplicasByModel(Mapping[str, Mapping[str, ReplicaClient]]):
 
     def __getitem__(self, model: str) -> Mapping[str, ReplicaClient]:
         served = self._models[model]
-        return {name: client for each in served.versions or [served] for name, client in each.replicas.items()}
+        return {name: client for each in served.all_versions for name, client in each.replicas.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._models))
@@ -332,66 +332,5 @@ class ReplicasByModel(Mapping[str, Mapping[str, ReplicaClient]]):
 
 def replicas_with_tiers(models: Iterable[ServedModel]) -> list[Mapping[str, ReplicaClient]]:
     """The replicas of models, in all their versions, that keep KV blocks beyond the cache."""
-    versions = [each for model in models for each in model.versions or [model]]
+    versions = [each for model in models for each in model.all_versions]
     return [each.replicas for each in versions if each.config.kv_tiers is not None]
-
-
-class ModelTable:
-    """Finds the model a request names. What is served may change."""
-
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self._models = models
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(list(self._models.values()))
-
-    def find(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
-        """The model of that name or alias. `visible` says which models the client may hear of.
-
-        Raises:
-            ApiError: 404 `model_not_found`; names those that are visible.
-        """
-        model = self._named(name)
-        if model is None:
-            raise model_not_found(name[:200], [served for served in self._models if visible(served)])
-        return model
-
-    def canonical(self, name: str) -> str:
-        """A model's own name where it is called by an alias; any other name as it is."""
-        found = self._named(name)
-        return name if found is None else found.name
-
-    def name_of(self, name: str) -> str:
-        """The configured name of a model that may be named by an alias or with an adapter: a label of metrics."""
-        found = self._named(name) or self._named(name.partition(":")[0])
-        return UNKNOWN if found is None else found.name
-
-    def _named(self, name: str) -> ServedModel | None:
-        found = self._models.get(name)
-        return found or next((model for model in self if name in model.config.aliases), None)
-
-    def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
-        """The adapter of that name, or of `model:name`, and its model. A model's own name goes first."""
-        if self._named(name) is not None:
-            return None
-        for model in self:
-            if name in model.adapters:
-                return model, model.adapters[name]
-        for place, letter in enumerate(name):
-            if letter == ":" and (found := self._named(name[:place])) is not None:
-                adapter = found.adapters.get(name[place + 1 :])
-                if adapter is not None:
-                    return found, adapter
-        return None
-
-    async def load_text(self, threads: Executor, config: GatewayConfig) -> None:
-        """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""
-        limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
-        loads = [model.load_text(threads, limits) for model in self]
-        for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
-            if isinstance(result, BaseException):
-                _log.debug("model %s cannot serve text", model.name, exc_info=result)
-
-    async def close(self) -> None:
-        """End what runs for the models' text."""
-        await asyncio.gather(*[model.close() for model in self])

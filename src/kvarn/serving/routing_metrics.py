@@ -35,7 +35,7 @@ class RoutingCollector(Collector):
         known = GaugeMetricFamily(
             "kvarn_routing_known_blocks", "Cached blocks that the replica has told of.", labels=_LABELS
         )
-        served = [version for model in list(self._models.values()) for version in model.versions or [model]]
+        served = [version for model in list(self._models.values()) for version in model.all_versions]
         for router, model in [(each.replicas.router, each.name) for each in served]:
             for name, candidate in {} if router is None else router.candidates.items():
                 picked.add_metric((model, name), candidate.picked_total)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kvarn.models import Encoder
+from kvarn.models import CausalEncoder, Encoder
 
 
 class EncoderRunner:
     """Batches inputs by tokens and runs an encoder over them."""
 
-    def __init__(self, model: Encoder, token_budget: int) -> None:
+    def __init__(self, model: Encoder | CausalEncoder, token_budget: int) -> None:
         """`token_budget`: tokens of one pass at most; an input longer than that runs alone."""
         if token_budget < 1:
             raise ValueError(f"token_budget is {token_budget}: it must be at least 1")

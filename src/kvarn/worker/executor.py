@@ -11,6 +11,7 @@ import torch
 
 from kvarn.engine.plan import KVConnector, Row, RowMasks, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
+from kvarn.models.decoder import HiddenStates
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.adapters import AdapterPool
 from kvarn.worker.eagle import EagleProposer
@@ -77,12 +78,31 @@ class InProcessExecutor(SynchronousExecutor):
         rows = self._run(plan)
         return StepResult(plan.step, rows, time.perf_counter() - started, transfer_s)
 
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan) -> None:
+        """Run one step on a rank that draws no tokens: another one does. No plan has `LAST_SAMPLED`: the slots here do
+        not know it."""
+        self._compute(plan)
+
     def shutdown(self) -> None:
         """Ends the thread that loads adapters."""
         self.adapters.close()
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[RowResult]:
+        computed = self._compute(plan)
+        if computed is None:
+            return []
+        inputs, logits, states = computed
+        prompt_logprobs = self._prompt_logprobs(logits, inputs)
+        self._slots.record_forced(plan.rows)
+        drawn, logprobs = self._draw(logits, inputs, plan.masks)
+        if self._eagle is not None and states is not None:
+            self._eagle.follow(plan.rows, inputs, drawn, states, self._slots.block_tables)
+        return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
+
+    def _compute(self, plan: StepPlan) -> tuple[StepInputs, torch.Tensor, HiddenStates | None] | None:
+        """Everything up to the logits; None for a plan without rows."""
         for slot in plan.releases:
             self._slots.release(slot)
         for adapter in plan.adapter_drops:
@@ -98,18 +118,13 @@ class InProcessExecutor(SynchronousExecutor):
         for load in plan.adapter_loads:
             self.adapters.begin(load)
         if not plan.rows:
-            return []
+            return None
         self._slots.update_blocks(plan.rows)
         adapters = self.adapters.memory if self.adapters.indices else None
         inputs = build_inputs(plan.rows, self._slots, self._device, adapters)
         states = None if self._eagle is None else self._eagle.states()
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
-        prompt_logprobs = self._prompt_logprobs(logits, inputs)
-        self._slots.record_forced(plan.rows)
-        drawn, logprobs = self._draw(logits, inputs, plan.masks)
-        if self._eagle is not None and states is not None:
-            self._eagle.follow(plan.rows, inputs, drawn, states, self._slots.block_tables)
-        return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
+        return inputs, logits, states
 
     @torch.inference_mode()
     def _transfer_blocks(self, plan: StepPlan) -> float:

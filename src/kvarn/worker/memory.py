@@ -23,6 +23,7 @@ def plan_kv_blocks(
     max_context_length: int,
     weight_bytes: int = 0,
     memory_bytes: int | None = None,
+    copies: int = 1,
 ) -> int:
     """Blocks of the KV cache.
 
@@ -35,12 +36,13 @@ def plan_kv_blocks(
         max_context_length: Tokens of the longest sequence.
         weight_bytes: What the loaded weights take.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
+        copies: Ranks that hold the same key/value head, all in this memory.
 
     Raises:
         CacheTooSmallError: Not even one sequence of the longest length fits.
         CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
     """
-    block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE
+    block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
     memory = usable_memory() if memory_bytes is None else memory_bytes
     if kv_cache_gib is None:

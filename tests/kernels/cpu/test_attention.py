@@ -72,6 +72,13 @@ def test_windows_and_softcaps_equal_the_definition(
     check_mixed_step(layer, [(1, 1), (1, 17), (1, 600), (40, 330), (4, 514), (70, 70), (1, 256), (300, 301)])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_sinks_take_a_share_of_the_weights(isa: str, dtype: KvDtype) -> None:
+    """Of tokens that one piece of work answers, and of those whose segments several read."""
+    check_mixed_step(Layer(HeadShape(4, 2, 32), dtype, isa, with_sinks=True), CHUNKS)
+
+
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("half", [0, 1, 5, 16, 20])
 def test_partial_rotations_equal_the_definition(half: int, with_norm: bool) -> None:

@@ -65,7 +65,12 @@ def flip_weight_bit(model: Any, source: random.Random, bit: int | None = None) -
     number = source.randrange(len(model._layers))
     layer = model._layers[number]
     name, product = source.choice(
-        [("qkv", layer.qkv), ("output", layer.output), ("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down)]
+        [
+            ("qkv", layer.attention.qkv),
+            ("output", layer.attention.output),
+            ("gate_up", layer.mlp.gate_up),
+            ("down", layer.mlp.down),
+        ]
     )
     blob: torch.Tensor = product.packed.blob
     byte = source.randrange(blob.numel() // 2) * 2

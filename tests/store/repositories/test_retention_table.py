@@ -13,6 +13,7 @@ from kvarn.store.models import (
     Organization,
     OutboxEntry,
     Revision,
+    RolloutSamples,
     StoredRollout,
 )
 from kvarn.store.repositories.organization_deletion import USAGE
@@ -26,6 +27,7 @@ KEPT = {
     Deployment: "the platform's own",
     DeploymentVersion: "the platform's own: to go back to",
     StoredRollout: "the platform's own",
+    RolloutSamples: "the platform's own: latencies and lengths, deleted when they are counted",
 }
 WITH_USAGE = {OutboxEntry: "by its foreign key", BilledEvent: "by name: it may lie in a database without the events"}
 

@@ -30,7 +30,11 @@ async def list_models(gateway: GatewayDep, principal: PrincipalDep) -> ModelList
         for adapter in model.adapters.values()
         if may_see_adapter(principal, adapter) and may_use_adapter(principal, adapter.name)
     ]
-    routes = [_describe_route(gateway, route) for route in gateway.routes if may_use_model(principal, route.name)]
+    routes = [
+        _describe_route(gateway, route)
+        for route in gateway.routes
+        if may_use_model(principal, route.name) and not _stands_for_itself(gateway, route.name)
+    ]
     return ModelList(data=[*map(_describe, models), *adapters, *routes])
 
 
@@ -42,7 +46,7 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
         return may_use_model(record.principal, name)
 
     route = gateway.routes.find(model)
-    if route is not None and visible(route.name):
+    if route is not None and visible(route.name) and not _stands_for_itself(gateway, route.name):
         return _describe_route(gateway, route)
     adapter = gateway.models.find_adapter(model)
     if adapter is not None and visible(adapter[0].name):
@@ -55,6 +59,11 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
         raise model_not_found(model[:200], [served.name for served in gateway.models if visible(served.name)])
     record.model = found.name
     return _describe(found)
+
+
+def _stands_for_itself(gateway: Gateway, name: str) -> bool:
+    """Whether a route's name is that of a model or an adapter: a rollout shares it between two versions."""
+    return gateway.models.named(name) is not None or gateway.models.find_adapter(name) is not None
 
 
 def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:

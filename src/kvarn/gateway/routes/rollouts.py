@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.fleet.rollout import Rollout, RolloutEndedError
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.state import Gateway
 from kvarn.quality.gates import GATES
 from kvarn.serving.rollouts import UnknownRolloutError
 from kvarn.store.errors import StoreAwayError
@@ -27,7 +29,7 @@ _DONE = {"pause": "paused", "resume": "resumed", "promote": "promoted", "rollbac
 @router.get("", summary="List rollouts")
 async def list_rollouts(admin: PlatformAdminDep) -> ListObject[RolloutObject]:
     """The latest rollout of each model that has had one."""
-    objects = [_describe(each) for each in admin.gateway.rollouts.rollouts.values()]
+    objects = [_describe(admin.gateway, each) for each in admin.gateway.rollouts.rollouts.values()]
     return ListObject(object="list", data=objects, first_id="", last_id="", has_more=False)
 
 
@@ -35,13 +37,7 @@ async def list_rollouts(admin: PlatformAdminDep) -> ListObject[RolloutObject]:
 async def start_rollout(admin: PlatformAdminDep, body: StartRollout) -> RolloutObject:
     """Have a new version take over a model's requests, step by step, as long as no gate fails."""
     rollouts = admin.gateway.rollouts
-    try:
-        settings = admin.gateway.config.rollout.model_dump() | body.settings
-        config = RolloutConfig.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("settings", *first["loc"])))
-        raise invalid_request(f"{where}: {first['msg']}", "settings") from None
+    config = rollout_config(admin.gateway, body.settings, "settings")
     try:
         rollout = rollouts.begin(body.model, body.candidate, config, admin.actor.name)
     except UnknownRolloutError as error:
@@ -49,13 +45,13 @@ async def start_rollout(admin: PlatformAdminDep, body: StartRollout) -> RolloutO
     async with admin.audited_change() as change:
         note_rollout(change, body.model, "started", candidate=body.candidate)
     await rollouts.save(rollout)
-    return _describe(rollout)
+    return _describe(admin.gateway, rollout)
 
 
 @router.get("/{model}", summary="Retrieve a rollout")
 async def get_rollout(admin: PlatformAdminDep, model: str) -> RolloutObject:
     """The latest rollout of a model."""
-    return _describe(_find(admin, model))
+    return _describe(admin.gateway, _find(admin, model))
 
 
 @router.post("/{model}", summary="Pause, resume, promote or roll back")
@@ -63,24 +59,47 @@ async def command_rollout(admin: PlatformAdminDep, model: str, body: RolloutComm
     """Stay at this step, go on, give all requests to the new version now, or give them all to the stable one now. It
     holds at once, whether or not the database answers; a gateway process that only follows passes it on, which takes a
     second."""
+    return _describe(admin.gateway, await give_command(admin, model, body.action))
+
+
+async def give_command(admin: AdminContext, model: str, action: str) -> Rollout:
+    """Have an administrator's command carried out by the process that judges.
+
+    Raises:
+        ApiError: 404, the model has had no rollout; 409, it has ended or has failed a gate.
+    """
     rollouts, rollout = admin.gateway.rollouts, _find(admin, model)
     judges = rollouts.judges
     if judges or rollout.ended:
         try:
-            rollout = rollouts.command(model, body.action, admin.actor.name)
+            rollout = rollouts.command(model, action, admin.actor.name)
         except RolloutEndedError as error:
             raise ApiError(409, str(error), code="rollout_ended") from None
     try:
         async with admin.audited_change() as change:
             if not judges:
-                await leave_command(change, model, body.action)
-            note_rollout(change, model, _DONE[body.action])
+                await leave_command(change, model, action)
+            note_rollout(change, model, _DONE[action])
         if judges:
             await rollouts.save(rollout)
     except StoreAwayError:
         if not judges:
             raise
-    return _describe(rollout)
+    return rollout
+
+
+def rollout_config(gateway: Gateway, settings: dict[str, Any], name: str) -> RolloutConfig:
+    """The configured section `rollout` with other settings; `name` is theirs in the request.
+
+    Raises:
+        ApiError: 400, they cannot be used.
+    """
+    try:
+        return RolloutConfig.model_validate(gateway.config.rollout.model_dump() | settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, (name, *first["loc"])))
+        raise invalid_request(f"{where}: {first['msg']}", name) from None
 
 
 def _find(admin: AdminContext, model: str) -> Rollout:
@@ -90,7 +109,11 @@ def _find(admin: AdminContext, model: str) -> Rollout:
     return found
 
 
-def _describe(rollout: Rollout) -> RolloutObject:
+def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
+    waits_for = "" if rollout.ended else rollout.waits_for(time.time())
+    if not rollout.ended and (missing := gateway.rollouts.missing(rollout)):
+        problem = gateway.rollouts.state_of(rollout.candidate)
+        waits_for = f"{missing} more ready replicas of {rollout.candidate} ({problem})"
     return RolloutObject(
         model=rollout.model,
         stable=rollout.stable,
@@ -99,7 +122,7 @@ def _describe(rollout: Rollout) -> RolloutObject:
         paused=rollout.paused,
         share=rollout.shares[rollout.candidate],
         answered=rollout.answered,
-        waits_for="" if rollout.ended else rollout.waits_for(time.time()),
+        waits_for=waits_for,
         failure=rollout.gates.failure,
         gates={gate: rollout.gates.describe(gate) for gate in GATES},
         log=[

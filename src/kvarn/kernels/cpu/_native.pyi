@@ -61,6 +61,19 @@ class Backend:
         softcap: float,
         out: int,
         out_stride: int,
+        sinks: int = 0,
+    ) -> None: ...
+    def latent_attention(
+        self,
+        plan: AttentionPlan,
+        heads: int,
+        size: int,
+        value_size: int,
+        queries: int,
+        cache: int,
+        rounded: bool,
+        scale: float,
+        out: int,
     ) -> None: ...
     def most_likely(self, logits: int, rows: int, vocab: int, stride: int, tokens: int, values: int) -> None: ...
     def draw_tokens(

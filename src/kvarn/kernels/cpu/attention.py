@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation, whole_texts
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.kv_cache import native_type, new_kv_cache
 from kvarn.kernels.errors import KernelInputError
@@ -33,6 +32,7 @@ class CpuAttentionPlan:
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One compiled call: [T, (H + 2 G) D] float32 to [T, H D] float32.
 
@@ -40,6 +40,8 @@ class CpuAttentionPlan:
         """
         heads = self.heads
         self._check(qkv, rotation, norm)
+        if sinks is not None and (sinks.shape != (heads.query,) or sinks.dtype != torch.float32):
+            raise KernelInputError(f"sinks must be float32 [{heads.query}], not {sinks.dtype} {tuple(sinks.shape)}")
         kv_type = native_type(key_cache, value_cache, heads)
         if self.native.num_blocks > len(key_cache):
             raise KernelInputError(
@@ -65,6 +67,7 @@ class CpuAttentionPlan:
             softcap or 0.0,
             out.data_ptr(),
             out.stride(0),
+            *(() if sinks is None else (sinks.data_ptr(),)),
         )
         return out
 
@@ -91,7 +94,7 @@ def plan_attention(
 ) -> CpuAttentionPlan:
     """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it.
 
-    Where it is not causal, a query also sees the tokens after it, as far as its sequence's context goes.
+    Where it is not causal, a query also sees as many tokens after it, as far as its sequence's context goes.
 
     Raises KernelInputError where the batch does not fit together.
     """
@@ -133,31 +136,21 @@ class CpuBidirectionalPlan:
     attention: CpuAttentionPlan
     keys: torch.Tensor
     values: torch.Tensor
-    rotation: Rotation
-    """Of no numbers: encoders' positions are in their embeddings."""
 
-    def run(self, qkv: torch.Tensor) -> torch.Tensor:
+    def run(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
         """One compiled call. A text's result depends on its own tokens alone, to the last bit."""
+        if rotation is None:
+            nothing = torch.empty((len(qkv), 0))
+            rotation = Rotation(nothing, nothing)
         scale = self.attention.heads.dim**-0.5
-        return self.attention.run(qkv, self.rotation, None, self.keys, self.values, scale)
+        return self.attention.run(qkv, rotation, None, self.keys, self.values, scale)
 
 
-def plan_bidirectional(backend: _native.Backend, lengths: torch.Tensor, heads: HeadShape) -> CpuBidirectionalPlan:
+def plan_bidirectional(
+    backend: _native.Backend, lengths: torch.Tensor, heads: HeadShape, window: int | None = None
+) -> CpuBidirectionalPlan:
     """See `Kernels.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
-    tokens = int(lengths.sum())
-    blocks = (lengths + BLOCK_SIZE - 1) // BLOCK_SIZE
-    first_block = blocks.cumsum(0) - blocks
-    ends = lengths.cumsum(0)
-    text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    positions = torch.arange(tokens) - (ends - lengths)[text]
-    batch = PagedBatch(
-        positions=positions,
-        query_starts=torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int(),
-        context_lens=lengths.int(),
-        block_tables=(first_block[:, None] + torch.arange(int(blocks.max()))).int(),
-        slot_mapping=first_block[text] * BLOCK_SIZE + positions,
-    )
-    cache = new_kv_cache(1, int(blocks.sum()), heads, "float32")
-    plan = plan_attention(backend, batch, heads, causal=False)
-    nothing = torch.empty((tokens, 0))
-    return CpuBidirectionalPlan(plan, cache.keys[0], cache.values[0], Rotation(nothing, nothing))
+    batch, num_blocks = whole_texts(lengths)
+    cache = new_kv_cache(1, num_blocks, heads, "float32")
+    plan = plan_attention(backend, batch, heads, window, causal=False)
+    return CpuBidirectionalPlan(plan, cache.keys[0], cache.values[0])

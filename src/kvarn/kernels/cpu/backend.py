@@ -19,7 +19,8 @@ from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, 
 from kvarn.kernels.cpu.greedy import CpuGreedyDecoder
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
+from kvarn.kernels.cpu.latent import CpuLatentPlan
+from kvarn.kernels.cpu.linear import CpuHeadProducts, CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
 from kvarn.kernels.cpu.quantize import quantize
 from kvarn.kernels.errors import KernelInputError
@@ -130,9 +131,19 @@ class CpuKernels(Kernels):
         """Which blocks each query reads, and which of them several sequences share."""
         return plan_attention(self.backend, batch, heads, window)
 
-    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> CpuBidirectionalPlan:
+    def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> CpuLatentPlan:
+        """Rows are read from the cache of the reference."""
+        return CpuLatentPlan.of(self.backend, batch, num_heads, size)
+
+    def head_products(self, weight: torch.Tensor) -> CpuHeadProducts:
+        """Each head's weight is packed by itself."""
+        return CpuHeadProducts([self.pack_linear(Weight(head.contiguous())) for head in weight])
+
+    def plan_bidirectional(
+        self, lengths: torch.Tensor, heads: HeadShape, window: int | None = None
+    ) -> CpuBidirectionalPlan:
         """A scratch cache, and which of its blocks each text reads."""
-        return plan_bidirectional(self.backend, lengths, heads)
+        return plan_bidirectional(self.backend, lengths, heads, window)
 
     def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> CpuGreedyDecoder | None:
         """Compiled, where all layers are ours and take their inputs in order."""

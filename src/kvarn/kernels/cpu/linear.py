@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,6 +93,18 @@ class CpuLinear:
         out = torch.empty((len(ids), self.in_features))
         _native.unpack_rows(self._native, ids.data_ptr(), len(ids), out.data_ptr())
         return out if self.input_order is None else torch.empty_like(out).index_copy_(1, self.input_order, out)
+
+
+class CpuHeadProducts:
+    """See `kvarn.kernels.backend.HeadProducts`: a product for each head, so that no row depends on its neighbours."""
+
+    def __init__(self, heads: Sequence[CpuLinear]) -> None:
+        self._heads = heads
+        self.nbytes = sum(head.nbytes for head in heads)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """One compiled call a head."""
+        return torch.stack([product(x[:, head]) for head, product in enumerate(self._heads)], 1)
 
 
 def check_rows(x: torch.Tensor, x_size: int, out: torch.Tensor, out_size: int) -> None:

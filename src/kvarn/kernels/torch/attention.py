@@ -84,6 +84,7 @@ class TorchAttentionPlan:
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norm, rotation, writing and attention one after the other."""
         queries, kv, dim = self.heads
@@ -93,7 +94,7 @@ class TorchAttentionPlan:
         query_key = rotate(query_key, rotation)
         values = qkv[:, (queries + kv) * dim :].view(-1, kv, dim)
         self.write(query_key[:, queries:], values, key_cache, value_cache)
-        return self.attend(query_key[:, :queries], key_cache, value_cache, scale, softcap).flatten(1)
+        return self.attend(query_key[:, :queries], key_cache, value_cache, scale, softcap, sinks).flatten(1)
 
     def write(
         self, keys: torch.Tensor, values: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
@@ -110,19 +111,21 @@ class TorchAttentionPlan:
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, D].
+        """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, value size].
 
         Decode rows together, then each prefill chunk.
         """
         own_type = queries.to(key_cache.dtype)
-        out = torch.empty_like(queries)
+        out = queries.new_empty((*queries.shape[:2], value_cache.shape[-1]))
         if self.decode is not None:
             tokens = self.decode.tokens
-            out[tokens] = _decode(own_type[tokens], key_cache, value_cache, self.decode, scale, softcap).to(out.dtype)
+            mixed = _decode(own_type[tokens], key_cache, value_cache, self.decode, scale, softcap, sinks)
+            out[tokens] = mixed.to(out.dtype)
         for chunk in self.chunks:
             tokens_of_chunk = slice(chunk.first_token, chunk.last_token)
-            mixed = _chunk(own_type[tokens_of_chunk], key_cache, value_cache, chunk, self.window, scale, softcap)
+            mixed = _chunk(own_type[tokens_of_chunk], key_cache, value_cache, chunk, self.window, scale, softcap, sinks)
             out[tokens_of_chunk] = mixed.to(out.dtype)
         return out
 
@@ -199,8 +202,9 @@ def _decode(
     plan: DecodePlan,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of B single queries [B, H, D] over their blocks: [B, H, D].
+    """Attention of B single queries [B, H, D] over their blocks: [B, H, numbers in a value].
 
     Each (row, block) pair is multiplied on its own; a softmax over the pairs of one row joins them (as in
     Flash-Decoding, Dao et al. 2023). Sums run over a row's own pairs in order, so that no row depends on its
@@ -219,8 +223,10 @@ def _decode(
     peak.scatter_reduce_(0, index, scores.amax(-1), "amax")
     weights = scores.sub_(peak[plan.rows].unsqueeze(-1)).exp_()
     total = torch.zeros_like(peak).index_add_(0, plan.rows, weights.sum(-1))
+    if sinks is not None:
+        total += (sinks.view(num_kv_heads, group) - peak).exp_()
     mixed = _mix_values(weights, value_cache, plan, num_rows)
-    return mixed.div_(total.unsqueeze(-1)).view(num_rows, num_heads, dim).to(queries.dtype)
+    return mixed.div_(total.unsqueeze(-1)).view(num_rows, num_heads, -1).to(queries.dtype)
 
 
 def _pair_scores(queries: torch.Tensor, key_cache: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
@@ -262,10 +268,11 @@ def _chunk(
     window: int | None,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of one sequence's N queries [N, H, D] over the L keys they see: [N, H, D]."""
+    """Attention of one sequence's N queries [N, H, D] over the L keys they see: [N, H, numbers in a value]."""
     keys, values = _gather(key_cache, plan), _gather(value_cache, plan)
-    out = torch.empty_like(queries)
+    out = queries.new_empty((*queries.shape[:2], values.shape[-1]))
     for first in range(0, len(queries), QUERIES_AT_ONCE):
         positions = plan.positions[first : first + QUERIES_AT_ONCE]
         first_key = plan.first_key if window is None else max(plan.first_key, positions.start + 1 - window)
@@ -276,7 +283,7 @@ def _chunk(
         if window is not None:
             visible &= key_positions > query_positions - window
         part = queries[first : first + QUERIES_AT_ONCE].transpose(0, 1)
-        if softcap is None:
+        if softcap is None and sinks is None:
             mixed = F.scaled_dot_product_attention(
                 part[None],
                 keys[None, :, seen],
@@ -286,21 +293,31 @@ def _chunk(
                 enable_gqa=part.shape[0] > keys.shape[0],
             )[0]
         else:
-            mixed = _capped_attention(part, keys[:, seen], values[:, seen], visible, scale, softcap)
+            mixed = _plain_attention(part, keys[:, seen], values[:, seen], visible, scale, softcap, sinks)
         out[first : first + QUERIES_AT_ONCE] = mixed.transpose(0, 1)
     return out
 
 
-def _capped_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float, softcap: float
+def _plain_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of queries [H, n, D] whose scores are squeezed by softcap * tanh(score / softcap): [H, n, D]."""
+    """Attention of queries [H, n, D], with what torch's own does not compute: [H, n, D]."""
     num_kv_heads, num_keys, dim = keys.shape
     grouped = queries.reshape(num_kv_heads, -1, dim)
-    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
+    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.view(-1, queries.shape[1], num_keys).masked_fill_(~visible, float("-inf"))
-    weights = torch.softmax(scores, -1).to(values.dtype)
-    return torch.bmm(weights.view(num_kv_heads, -1, num_keys), values).view(queries.shape)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+    weights = torch.softmax(scores, -1)[..., :num_keys].to(values.dtype)
+    return torch.bmm(weights.reshape(num_kv_heads, -1, num_keys), values).view(queries.shape)
 
 
 def _gather(cache: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:

@@ -89,6 +89,19 @@ class TorchLinear:
         return out
 
 
+class TorchHeadProducts:
+    """See `kvarn.kernels.backend.HeadProducts`."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Of a weight [H, out, in]."""
+        self._weight = weight.transpose(1, 2).contiguous()
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """One batched product."""
+        return torch.bmm(x.transpose(0, 1), self._weight.to(x.dtype)).transpose(0, 1).contiguous()
+
+
 def fake_quantize(x: torch.Tensor, block: int) -> torch.Tensor:
     """x [T, in] rounded to what 127 steps to either side can say: a scale for each `block` inputs (0: each token)."""
     size = x.shape[1]

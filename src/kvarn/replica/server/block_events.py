@@ -1,16 +1,16 @@
-"""Tells gateway processes which blocks the prefix cache stores and removes, so that they can choose among replicas.
+"""Tells gateway processes which blocks come to an engine and go, so that they can choose among replicas.
 
-Who asks gets a snapshot: all blocks that are cached then. From there on it is told of changes, a short time after they
-happen. Messages to one process are numbered, so it sees when one is missing, and asks for a snapshot again.
+Who asks gets a snapshot: all blocks that the prefix cache and the tiers behind it hold then. From then on it is told of
+changes, a short time after they happen. Messages to one process are numbered, so it sees when one is missing, and asks
+for a snapshot again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvarn.engine.block_changes import BlockChanges
-from kvarn.engine.prefix_cache import PrefixCache
+from kvarn.engine.held_blocks import BlockPlace, HeldBlocks
 from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
 SEND_EVERY_S = 0.02
@@ -23,18 +23,20 @@ class BlockEventPublisher:
     """The events of one engine process.
 
     Args:
-        cache: Of which is told; None: there is none.
+        places: Of which is told.
         send: Sends an event to a gateway process; False where that one is gone.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        cache: PrefixCache | None,
+        places: Sequence[BlockPlace],
         send: Callable[[int, BlockEvents], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cache = cache
+        self._places = places
+        self._held: HeldBlocks | None = None
+        """None while nobody wants events."""
         self._send = send
         self._clock = clock
         self._epoch = time.time_ns()
@@ -43,22 +45,23 @@ class BlockEventPublisher:
         self._due_s = 0.0
 
     def subscribe(self, gateway: int, *, wanted: bool) -> None:
-        """Send a gateway process all that is cached and, from now on, what changes; or no more."""
-        if self._cache is None:
+        """Send a gateway process all that is held and, from now on, what changes; or no more."""
+        if not self._places:
             return
         if not wanted:
             self._sequences.pop(gateway, None)
         else:
-            self.flush()  # to the others: the snapshot holds these changes
-            if self._cache.changes is None:
-                self._cache.changes = BlockChanges()
+            if self._held is None:
+                self._watch(HeldBlocks())
+            assert self._held is not None, "it is watched"
+            stored, removed, names = self._held.snapshot()
+            self._tell_all(stored, removed)  # the others: the snapshot holds these changes
             self._sequences.setdefault(gateway, 0)
-            names = self._cache.packed_names()
             size = SNAPSHOT_BLOCKS * NAME_BYTES
             for start in range(0, max(1, len(names)), size):
                 self._tell(gateway, stored=names[start : start + size], snapshot=start == 0)
         if not self._sequences:
-            self._cache.changes = None
+            self._watch(None)
 
     def send_due(self, *, idle: bool) -> None:
         """Send changes whose time has come: all of them before a rest (`idle`)."""
@@ -68,12 +71,19 @@ class BlockEventPublisher:
     def flush(self) -> None:
         """Send all changes."""
         self._due_s = self._clock() + SEND_EVERY_S
-        changes = None if self._cache is None else self._cache.changes
-        if not changes:
+        if not self._held:
             return
-        stored, removed = changes.take()
-        for gateway in list(self._sequences):
-            self._tell(gateway, stored, removed)
+        self._tell_all(*self._held.take())
+
+    def _tell_all(self, stored: bytes, removed: bytes) -> None:
+        if stored or removed:
+            for gateway in list(self._sequences):
+                self._tell(gateway, stored, removed)
+
+    def _watch(self, held: HeldBlocks | None) -> None:
+        self._held = held
+        for place in self._places:
+            place.watch(held)
 
     def _tell(self, gateway: int, stored: bytes, removed: bytes = b"", *, snapshot: bool = False) -> None:
         sequence = self._sequences.get(gateway)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
+from kvarn.costs.decoder import DecoderCosts, kv_bytes_per_token, loaded_costs
 from kvarn.engine.core import EngineCore
 from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
 from kvarn.engine.proposer import Proposer
@@ -21,18 +20,20 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
+from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB
-from kvarn.models import Decoder, Encoder, load_model
+from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.adapters import load_adapter
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.adapters import AdapterHost
-from kvarn.replica.server.cpu import kernel_threads, usable_cores
+from kvarn.replica.server.cpu import usable_cores
 from kvarn.replica.server.draft import load_draft
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
+from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.text.checkpoint import resolve_tokenizer
@@ -47,6 +48,7 @@ from kvarn.worker import (
     NgramProposer,
     plan_kv_blocks,
 )
+from kvarn.worker.ranks import RanksExecutor
 
 log = logging.getLogger(__name__)
 
@@ -76,22 +78,26 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     Raises:
         Exception: What loading raises; the message says what is wrong with the checkpoint or the configuration.
     """
-    config = spec.model_config
-    torch.set_num_threads(config.threads or usable_cores())  # for loading; see below for serving
+    config, layout = spec.model_config, layout_of(spec.model_config)
     phases = _Phases(report)
-    with phases("load weights"):
-        model = load_model(
-            Path(spec.directory),
-            dtype=config.dtype,
-            progress=report,
-            max_context_length=config.max_context_length,
-            quantization=config.quantization,
-            kv_cache_dtype=config.kv_cache_dtype,
-            kernels=config.kernels,
-            packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
-        )
-    held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
-    torch.set_num_threads(config.threads or kernel_threads(held))
+    ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device) if layout.world_size > 1 else None
+    try:
+        with phases("load weights"):
+            model = load_part(spec, 0, None if ranks is None else ranks.group, report)
+        return _build(model, spec, config, phases, ranks)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _build(
+    model: Decoder | Encoder | CausalEncoder,
+    spec: ReplicaSpec,
+    config: ModelConfig,
+    phases: _Phases,
+    ranks: RankProcesses | None,
+) -> GenerateService | EmbedService:
     kind = "generate" if isinstance(model, Decoder) else "embed"
     if config.kind not in ("auto", kind):
         raise KindMismatchError(
@@ -105,7 +111,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     if isinstance(model, Decoder):
         with phases("read the vocabulary"):
             masks = _grammar_masks(spec, model.spec.vocab_size)
-        return _build_decoder(model, spec, config, phases, masks)
+        return _build_decoder(model, spec, config, phases, masks, ranks)
     return _build_encoder(model, config, phases)
 
 
@@ -124,7 +130,12 @@ def _grammar_masks(spec: ReplicaSpec, vocab_size: int) -> GrammarMasks:
 
 
 def _build_decoder(
-    model: Decoder, spec: ReplicaSpec, config: ModelConfig, phases: _Phases, masks: GrammarMasks
+    model: Decoder,
+    spec: ReplicaSpec,
+    config: ModelConfig,
+    phases: _Phases,
+    masks: GrammarMasks,
+    ranks: RankProcesses | None,
 ) -> GenerateService:
     max_context_length = config.max_context_length or model.spec.max_context_length
     tiers = None
@@ -134,6 +145,7 @@ def _build_decoder(
             shared = spec.role != "both"
             tiers = build_tiers(model, chosen, config.name, Path(spec.directory), shared=shared)
     connector = None if tiers is None else tiers.store
+    costs = model.costs if ranks is None else _joint_costs(model, ranks.await_loaded())
     with phases("allocate the KV cache"):
         num_blocks = plan_kv_blocks(
             model.spec,
@@ -143,9 +155,13 @@ def _build_decoder(
             max_context_length=max_context_length,
             weight_bytes=model.layer_bytes + model.head_bytes,
             memory_bytes=model.kernels.memory_bytes(),
+            copies=max(1, config.tensor_parallel_size // model.spec.num_kv_heads),
         )
+    if ranks is not None:
+        with phases("join the ranks"):
+            ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs))
     proposer = build_proposer(spec, config, model, num_blocks, phases)
-    executor = InProcessExecutor(
+    own = InProcessExecutor(
         model,
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
@@ -153,14 +169,14 @@ def _build_decoder(
         connector=connector,
         eagle=proposer if isinstance(proposer, EagleProposer) else None,
     )
+    executor = own if ranks is None else RanksExecutor(own, ranks.pipes, config.pipeline_parallel_size)
     with phases("warm up"):
         warm_up(executor)
         if isinstance(proposer, DraftProposer | EagleProposer):
             proposer.warm_up()
-    costs = model.costs
     with phases("time products"):
         speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype), model.kernels.device)
-        step_time = StepTimeModel(expected=expected_steps(costs, speeds))
+        step_time = StepTimeModel(expected=expected_steps(model.costs, speeds))
     card = _card(
         model,
         phases,
@@ -180,9 +196,11 @@ def _build_decoder(
         step_time=step_time,
         proposer=proposer,
         speculation=config.speculation,
-        adapters=executor.adapters,
-        host=lambda engine: _host_adapters(model, executor, engine, config, phases),
+        adapters=own.adapters if ranks is None else None,
+        host=partial(_host_adapters, model, own, config, phases) if ranks is None else None,
         connector=connector,
+        micro_batches=config.pipeline_parallel_size,
+        ranks=ranks,
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
         prefill_server=PrefillServer(*peer, spec.endpoint.directory)
         if peer is not None and spec.role == "prefill"
@@ -192,8 +210,18 @@ def _build_decoder(
     )
 
 
+def _joint_costs(model: Decoder, others: Sequence[Loaded]) -> DecoderCosts:
+    """Costs of a step of all ranks together."""
+    return loaded_costs(
+        model.spec,
+        layer_bytes=model.layer_bytes + sum(each.layer_bytes for each in others),
+        head_bytes=model.head_bytes + sum(each.head_bytes for each in others),
+        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
+    )
+
+
 def _host_adapters(
-    model: Decoder, executor: InProcessExecutor, engine: EngineCore, config: ModelConfig, phases: _Phases
+    model: Decoder, executor: InProcessExecutor, config: ModelConfig, phases: _Phases, engine: EngineCore
 ) -> AdapterHost:
     limit = config.lora.host_memory_gib
     host = AdapterHost(
@@ -249,7 +277,7 @@ def warm_up(executor: Executor) -> None:
         executor.collect()
 
 
-def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> EmbedService:
+def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
@@ -258,7 +286,7 @@ def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Embe
     return EmbedService(runner, config.engine, card)
 
 
-def _card(model: Decoder | Encoder, phases: _Phases, **fields: Any) -> ModelCard:
+def _card(model: Decoder | Encoder | CausalEncoder, phases: _Phases, **fields: Any) -> ModelCard:
     return ModelCard(
         architecture=model.spec.architecture,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from kvarn.config.schema import EngineConfig
+from kvarn.engine.held_blocks import BlockPlace
 from kvarn.wire.messages import (
     Embed,
     Embedded,
@@ -51,7 +52,7 @@ class EmbedService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
-        self.cache = None
+        self.block_places: list[BlockPlace] = []
         """There are no cached blocks."""
         self._runner = runner
         self._config = config

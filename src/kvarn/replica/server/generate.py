@@ -14,14 +14,15 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
+from kvarn.engine.held_blocks import BlockPlace
 from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.prefix_cache import PrefixCache
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.replica.server.adapters import AdapterHost
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
+from kvarn.replica.server.ranks import RankProcesses
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -62,6 +63,8 @@ class GenerateService:
         prefill_server: PrefillServer | None = None,
         disaggregation: DisaggregationConfig | None = None,
         masks: GrammarMasks | None = None,
+        micro_batches: int = 1,
+        ranks: RankProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
@@ -70,13 +73,15 @@ class GenerateService:
         `speculation` says how many are verified. `connector` keeps blocks beyond the device; it is the executor's too.
         `adapters` are the executor's, `host` makes what loads them; None: there are none. Another process computes
         prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
-        grammars.
+        grammars. `micro_batches` as `EngineCore`; `ranks` are the processes that the executor runs plans in, beside
+        this one.
         """
         self.card = msgspec.structs.replace(card, cache_namespace=namespace)
         self._costs = costs
         self._executor = executor
+        self._connector = connector
         self._prefill_client = prefill_client
-        self._closing = [each for each in (prefill_client, prefill_server, connector) if each is not None]
+        self._closing = [each for each in (prefill_client, prefill_server, connector, ranks) if each is not None]
         self._masks = masks
         self._core = EngineCore(
             executor,
@@ -91,15 +96,16 @@ class GenerateService:
             prefill_peer=prefill_client,
             disaggregation=disaggregation,
             masks=masks,
+            micro_batches=micro_batches,
         )
         self._adapters = None if host is None else host(self._core)
         self._clock = clock
         self._gauges_due_s = clock()
 
     @property
-    def cache(self) -> PrefixCache:
-        """The cached blocks."""
-        return self._core.cache
+    def block_places(self) -> list[BlockPlace]:
+        """Where blocks are that a prompt may begin with."""
+        return [self._core.cache] if self._connector is None else [self._core.cache, self._connector]
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""

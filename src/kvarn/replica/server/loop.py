@@ -193,7 +193,7 @@ class EngineLoop:
         self._inbox = inbox
         self._router = router
         self._heartbeat = heartbeat
-        self._blocks = BlockEventPublisher(service.cache, router.tell)
+        self._blocks = BlockEventPublisher(service.block_places, router.tell)
         self._stopped = False
         self._draining = False
         self._drain_requested = False

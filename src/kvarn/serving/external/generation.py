@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from kvarn.observe.metrics import GatewayMetrics
-from kvarn.replica.external.answer import ReportedUsage
+from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
+from kvarn.replica.external.answer import ChoicePart, ReportedUsage
 from kvarn.replica.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.external.deltas import ChoiceReader
@@ -56,6 +56,67 @@ class TokenAccount:
         self._prompt, self._completion = prompt, completion
 
 
+class _Choices:
+    """What has come of each choice of an answer. The end of each is kept until all have ended."""
+
+    def __init__(
+        self,
+        readers: Sequence[ChoiceReader],
+        watches: Sequence[OutputWatch | None],
+        account: TokenAccount,
+        observer: GenerationObserver,
+        held: HeldBytes,
+    ) -> None:
+        self._readers = readers
+        self._watches = watches
+        self._account = account
+        self._observer = observer
+        self._held = held
+        self._ends: dict[int, ChoiceDelta] = {}
+        self._cut_off: set[int] = set()
+        """Choices that moderation has ended."""
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether each has come to its end."""
+        return len(self._ends) == len(self._readers)
+
+    @property
+    def any_cut_off(self) -> bool:
+        """Whether moderation has ended one: then the server has written more than was read."""
+        return bool(self._cut_off)
+
+    @property
+    def all_cut_off(self) -> bool:
+        """Whether nothing that still comes is of use."""
+        return len(self._cut_off) == len(self._readers)
+
+    async def read(self, choice: ChoicePart) -> ChoiceDelta | None:
+        """Count what came of a choice; returns what the client is shown of it now."""
+        if not 0 <= choice.index < len(self._readers) or choice.index in self._ends:
+            return None
+        reader = self._readers[choice.index]
+        delta = reader.read(choice)
+        if tokens := self._account.written(reader.written):
+            self._observer.delta(choice.index, tokens)
+        if delta.finish_reason is None:
+            shown = await _looked_at(self._watches[choice.index], delta)
+            if shown is None or shown.finish_reason is None:
+                return shown if shown is not None and _has_news(shown) else None
+            self._cut_off.add(choice.index)
+            delta = shown
+        self._ends[choice.index] = delta
+        self._held.take(len(delta.written))
+        return None
+
+    async def ends(self) -> AsyncIterator[ChoiceDelta]:
+        """The end of each choice, as moderation shows it."""
+        for index, delta in self._ends.items():
+            last = delta if index in self._cut_off else await _looked_at(self._watches[index], delta)
+            assert last is not None, "moderation shows the end of a choice"
+            yield last
+
+
 async def generate_external(
     model: ExternalModel,
     key: bytes,
@@ -93,48 +154,28 @@ async def generate_external(
     """
     observer = metrics.generation(model.served.name, work.record.received)
     account = TokenAccount(work.usage, prompt_tokens, model.count_tokens)
-    watches, ends = [watch() for _ in readers], dict[int, ChoiceDelta]()
-    cut_off = set[int]()
-    """Choices that moderation has ended."""
-    running, reported = len(readers), None
+    choices = _Choices(readers, [watch() for _ in readers], account, observer, held)
+    reported, running = None, len(readers)
     try:
         try:
             async with aclosing(model.answer(key, path, body, work)) as parts:
                 async for part in parts:
                     reported = part.usage or reported
                     for choice in part.choices:
-                        if not 0 <= choice.index < running or choice.index in ends:
-                            continue
-                        reader = readers[choice.index]
-                        delta = reader.read(choice)
-                        if tokens := account.written(reader.written):
-                            observer.delta(choice.index, tokens)
-                        if delta.finish_reason is None:
-                            shown = await _looked_at(watches[choice.index], delta)
-                            if shown is None:
-                                continue
-                            if shown.finish_reason is None:
-                                if _has_news(shown):
-                                    yield shown
-                                continue
-                            cut_off.add(choice.index)
-                            delta = shown
-                        ends[choice.index] = delta
-                        held.take(len(delta.written))
-                    if len(cut_off) == running:
+                        if (shown := await choices.read(choice)) is not None:
+                            yield shown
+                    if choices.all_cut_off:
                         break
         except (ExternalFailedError, StageTimeoutError):
-            if len(ends) < running:  # else only the report of its tokens is missing
+            if not choices.all_ended:  # else only the report of its tokens is missing
                 raise
-        if len(ends) < running:
+        if not choices.all_ended:
             raise ExternalFailedError("its answer ended before its end")
-        if reported is not None and not cut_off:
+        if reported is not None and not choices.any_cut_off:
             account.settle(reported)
         else:
             model.metrics.estimated.labels(model.served.name).inc()
-        for index, delta in ends.items():
-            last = delta if index in cut_off else await _looked_at(watches[index], delta)
-            assert last is not None, "moderation shows the end of a choice"
+        async for last in choices.ends():
             running -= 1
             if not running:  # counted before the client hears of it
                 work.usage.pending -= 1

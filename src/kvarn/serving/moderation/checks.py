@@ -10,7 +10,7 @@ from kvarn.safety.errors import SafetyError
 from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError, Moderator, WithRules
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import Verdict
-from kvarn.serving.models import ModelTable
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.moderation.guard import GuardModel
 from kvarn.serving.moderation.output_watch import OutputWatch
 from kvarn.serving.text_pool import TextPool

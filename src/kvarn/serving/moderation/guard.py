@@ -13,7 +13,8 @@ from kvarn.safety.guard_model import MAX_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, unflagged
 from kvarn.serving.failover import generate_anywhere
-from kvarn.serving.models import ModelTable, ReadyModel
+from kvarn.serving.model_table import ModelTable
+from kvarn.serving.models import ReadyModel
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.messages import Submit

@@ -13,7 +13,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
-from kvarn.routing.model_choice import RequestFeatures
+from kvarn.routing.model_choice import RequestFeatures, split_version
 from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
 from kvarn.serving.work import DegradedError, RequestRecord, Work
@@ -186,7 +186,10 @@ class AdmissionStage:
         return next((name for name in work.record.overload_fallbacks if self._would_take(name, work)), None)
 
     def _would_take(self, name: str, work: Work) -> bool:
-        model = self._models.get(self._names.get(name.partition(":")[0], name))
+        base, version = split_version(name.partition(":")[0])
+        model = self._models.get(self._names.get(base, base))
+        if model is not None and version is not None:
+            model = next((each for each in model.all_versions if each.version == version), None)
         if model is None or not model.ready:
             return False
         name = model.name

@@ -7,7 +7,7 @@ from kvarn.store.models.conversations import Conversation, ConversationItem, Sto
 from kvarn.store.models.deployments import Deployment, DeploymentVersion
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
 from kvarn.store.models.leases import Lease
-from kvarn.store.models.rollouts import StoredRollout
+from kvarn.store.models.rollouts import RolloutSamples, StoredRollout
 from kvarn.store.models.tenants import (
     ApiKey,
     AuditEntry,
@@ -54,6 +54,7 @@ __all__ = [
     "PromptSample",
     "RateLimit",
     "Revision",
+    "RolloutSamples",
     "StoredCompletion",
     "StoredResponse",
     "StoredRollout",

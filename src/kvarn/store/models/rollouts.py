@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import Double
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, Name, Seconds
+from kvarn.store.models.base import Base, Name, Seconds, Sequence
 
 
 class StoredRollout(Base):
@@ -22,3 +23,20 @@ class StoredRollout(Base):
     """What an administrator asks of whoever judges it, and has not been done yet."""
     commanded_by: Mapped[Name | None]
     changed_at: Mapped[Seconds]
+    candidate_version: Mapped[int | None]
+    """The deployment's version that runs beside the one that serves. None: the rollout is between served models, or
+    its candidate needs no replicas any more."""
+    candidate_share: Mapped[float | None] = mapped_column(Double)
+    """Share of the requests for which that version shall have replicas."""
+
+
+class RolloutSamples(Base):
+    """What a gateway process that does not judge has seen of a rollout. Whoever judges takes it and deletes it."""
+
+    __tablename__ = "rollout_samples"
+
+    id: Mapped[Sequence] = mapped_column(primary_key=True)
+    model: Mapped[Name]
+    began: Mapped[float] = mapped_column(Double)
+    """When the rollout began, Unix seconds: which one it is."""
+    samples: Mapped[list[Any]]

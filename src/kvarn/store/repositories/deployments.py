@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import AuditEntry, Deployment, DeploymentVersion
+from kvarn.store.models import AuditEntry, Deployment, DeploymentVersion, StoredRollout
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
@@ -49,21 +49,48 @@ async def current_versions(session: AsyncSession) -> list[tuple[Deployment, Depl
 
 
 async def read_desired(store: Store) -> list[dict[str, Any]]:
-    """What shall be served: model, version, replicas and spec of each deployment; no spec: the configuration's.
+    """What shall be served: model, version, replicas and spec of each deployment; no spec: the configuration's. Where a
+    version is rolled out, `candidate` has its version and spec, and the share of the requests that it shall be able to
+    answer.
 
     Raises:
         StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:
-        return [
+        rows: list[dict[str, Any]] = [
             {"model": each.model, "version": each.version, "replicas": each.replicas, "spec": version and version.spec}
             for each, version in await current_versions(session)
         ]
+        candidates = {
+            model: {"version": version, "share": share, "spec": spec}
+            for model, version, share, spec in (await session.execute(_CANDIDATES)).all()
+        }
+    for row in rows:
+        candidate = candidates.get(row["model"])
+        if candidate is not None and candidate["version"] != row["version"]:  # until it is promoted
+            row["candidate"] = candidate
+    return rows
+
+
+_CANDIDATES = select(
+    StoredRollout.model, StoredRollout.candidate_version, StoredRollout.candidate_share, DeploymentVersion.spec
+).join(
+    DeploymentVersion,
+    (DeploymentVersion.model == StoredRollout.model) & (DeploymentVersion.version == StoredRollout.candidate_version),
+)
 
 
 async def deploy(change: AuditedChange, model: str, spec: dict[str, Any], *, is_configured: bool = False) -> Deployment:
     """Add a version, which serves from now on. One that says the same as the one that serves is not added again.
     `is_configured`: the configuration names the model, so there is a version 0 to go back to."""
+    found, version = await add_version(change, model, spec)
+    if version != found.version:
+        _point(change, found, version, found.version or (0 if is_configured else None))
+    return found
+
+
+async def add_version(change: AuditedChange, model: str, spec: dict[str, Any]) -> tuple[Deployment, int]:
+    """Add a version that does not serve yet; the number of the one that serves where that says the same."""
     session = change.session
     found = await session.get(Deployment, model, with_for_update=True)
     if found is None:
@@ -71,7 +98,7 @@ async def deploy(change: AuditedChange, model: str, spec: dict[str, Any], *, is_
         session.add(found)
         await session.flush()
     elif found.version and (await get_version(session, model, found.version)).spec == spec:
-        return found
+        return found, found.version
     # As the audit log knows: a number is not used again where a deployment was deleted, whose replicas may still drain.
     created = select(func.count()).where(
         AuditEntry.organization_id == DEFAULT_ORGANIZATION,
@@ -84,10 +111,15 @@ async def deploy(change: AuditedChange, model: str, spec: dict[str, Any], *, is_
             model=model, version=version, spec=spec, created_at=change.now, created_by=change.actor.name[:256]
         )
     )
-    before = found.version or (0 if is_configured else None)
-    _point(change, found, version, before)
     change.record("deployment.created", DEFAULT_ORGANIZATION, model, version=version)
-    return found
+    return found, version
+
+
+async def promote(session: AsyncSession, model: str, stable: int, candidate: int, now: int, by: str) -> None:
+    """Have the candidate of a rollout serve in place of the stable version, where that still serves."""
+    serves = (Deployment.model == model) & (Deployment.version == stable)
+    values = {"version": candidate, "previous_version": stable, "changed_at": now, "changed_by": by[:256]}
+    await session.execute(update(Deployment).where(serves).values(values))
 
 
 async def scale(change: AuditedChange, model: str, replicas: int | None, *, is_configured: bool = False) -> Deployment:

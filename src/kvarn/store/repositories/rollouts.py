@@ -1,15 +1,15 @@
-"""Rollouts: the state that whoever judges one writes, and the commands that others leave for them."""
+"""Rollouts: the state that whoever judges one writes, what the others have seen, and the commands they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import StoredRollout
+from kvarn.store.models import RolloutSamples, StoredRollout
 from kvarn.store.repositories.dialect import insert
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
@@ -19,9 +19,18 @@ async def list_rollouts(session: AsyncSession) -> Sequence[StoredRollout]:
     return (await session.scalars(select(StoredRollout).order_by(StoredRollout.model))).all()
 
 
-async def save_rollout(session: AsyncSession, model: str, state: dict[str, Any], now: int) -> None:
-    """Write what became of a rollout; commands stay."""
-    values = {"state": state, "changed_at": now}
+async def save_rollout(
+    session: AsyncSession,
+    model: str,
+    state: dict[str, Any],
+    now: int,
+    *,
+    candidate: tuple[int, float] | None = None,
+) -> None:
+    """Write what became of a rollout; commands stay. `candidate`: the version that runs beside the one that serves, and
+    the share of the requests for which it shall have replicas."""
+    version, share = candidate or (None, None)
+    values = {"state": state, "changed_at": now, "candidate_version": version, "candidate_share": share}
     statement = insert(session, StoredRollout).values(model=model, **values)
     await session.execute(statement.on_conflict_do_update(index_elements=["model"], set_=values))
 
@@ -43,3 +52,18 @@ async def leave_command(change: AuditedChange, model: str, command: str) -> bool
 def note_rollout(change: AuditedChange, model: str, action: str, **detail: Any) -> None:
     """Write into the audit log what an administrator did."""
     change.record(f"rollout.{action}", DEFAULT_ORGANIZATION, model, **detail)
+
+
+def add_samples(session: AsyncSession, model: str, began: float, samples: list[Any]) -> None:
+    """Leave what was seen of a rollout for whoever judges it."""
+    session.add(RolloutSamples(model=model, began=began, samples=samples))
+
+
+async def list_samples(session: AsyncSession) -> Sequence[RolloutSamples]:
+    """What was left and is not counted yet, oldest first."""
+    return (await session.scalars(select(RolloutSamples).order_by(RolloutSamples.id))).all()
+
+
+async def delete_samples(session: AsyncSession, ids: Collection[int]) -> None:
+    """Samples are counted: in the transaction that writes what became of their rollouts."""
+    await session.execute(delete(RolloutSamples).where(RolloutSamples.id.in_(ids)))

@@ -6,17 +6,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import ValidationError
 
+from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import changed, model_of, spec_of
+from kvarn.fleet.rollout import Rollout
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel
+from kvarn.gateway.routes.rollouts import give_command, rollout_config
 from kvarn.gateway.state import Gateway
+from kvarn.serving.rollouts import UnknownRolloutError
 from kvarn.store.models import Deployment, DeploymentVersion
 from kvarn.store.repositories import deployments
+from kvarn.store.repositories.rollouts import note_rollout, save_rollout
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
+from kvarn.text.errors import TextError
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.deployments import (
@@ -24,6 +32,7 @@ from kvarn.wire.openai.organization.deployments import (
     DeploymentCreate,
     DeploymentObject,
     DeploymentRollback,
+    DeploymentRollout,
     DeploymentScale,
     DeploymentVersionObject,
     ReplicaObject,
@@ -56,6 +65,9 @@ async def create_deployment(admin: PlatformAdminDep, body: DeploymentCreate) -> 
     """Add a version of a model, new or known, and have it serve: its replicas take the place of the others, a few at a
     time (`update`). It keeps the settings of the version that serves where `settings` has no others. Nothing is changed
     where the version cannot be started: what serves goes on, and `problem` says why."""
+    _refuse_while_rolled_out(admin.gateway, body.model)
+    config = None if body.rollout is None else rollout_config(admin.gateway, body.rollout, "rollout")
+    rollout = None
     async with admin.audited_change() as change:
         current = {each.model: version for each, version in await deployments.current_versions(change.session)}
         model = _changed(admin.gateway, current.get(body.model), body)
@@ -63,10 +75,62 @@ async def create_deployment(admin: PlatformAdminDep, body: DeploymentCreate) -> 
         others |= {name: tuple(version.spec.get("aliases", ())) for name, version in current.items() if version}
         _check_names(model, others)
         configured = any(each.name == body.model and not each.version for each in admin.gateway.models)
-        deployment = await deployments.deploy(change, body.model, spec_of(model), is_configured=configured)
+        if config is None:
+            deployment = await deployments.deploy(change, body.model, spec_of(model), is_configured=configured)
+        else:
+            await _check_room(admin.gateway, model, body)
+            deployment, rollout = await _roll_out(admin, change, model, config)
         if body.replicas is not None:
             await deployments.scale(change, body.model, body.replicas)
+    if rollout is not None:
+        admin.gateway.rollouts.take(rollout)
+        admin.gateway.rollouts.wake()
     return await _show(admin, deployment)
+
+
+async def _roll_out(
+    admin: AdminContext, change: AuditedChange, model: ModelConfig, config: RolloutConfig
+) -> tuple[Deployment, Rollout]:
+    """Add a version, and have it take over step by step."""
+    serving = admin.gateway.models.named(model.name)
+    if serving is None:
+        raise invalid_request(f"{model.name!r} is not served yet: deploy it without a rollout first", "rollout")
+    deployment, version = await deployments.add_version(change, model.name, spec_of(model))
+    if version == deployment.version or (serving.version, serving.config) == (deployment.version, model):
+        why = f"version {deployment.version} of {model.name!r}, which serves, has the same settings"
+        raise invalid_request(why, "settings")
+    try:
+        rollout = admin.gateway.rollouts.of_versions(model.name, deployment.version, version, config, admin.actor.name)
+    except UnknownRolloutError as error:
+        raise ApiError(409, str(error), code="conflict") from None
+    note_rollout(change, model.name, "started", candidate=rollout.candidate)
+    candidate = version, rollout.next_share
+    await save_rollout(change.session, model.name, msgspec.to_builtins(rollout), change.now, candidate=candidate)
+    return deployment, rollout
+
+
+async def _check_room(gateway: Gateway, model: ModelConfig, body: DeploymentCreate) -> None:
+    """Refuse a rollout whose last step cannot be reached: both versions have all their replicas then."""
+    served = gateway.models.named(model.name)
+    replicas = body.replicas or (0 if served is None else len(served.replicas))
+    try:
+        missing = "" if gateway.fleet is None else await gateway.fleet.lacks_room(model, replicas)
+    except TextError as error:
+        raise invalid_request(str(error), "settings.path") from None
+    if missing:
+        raise ApiError(
+            409,
+            f"The new version would run with {replicas} replicas beside those that serve, and {missing}. Leave "
+            "`rollout` (`--canary`) out to have the replicas replaced a few at a time, or have fewer (`kvarn scale`).",
+            code="no_room",
+        )
+
+
+def _refuse_while_rolled_out(gateway: Gateway, model: str) -> None:
+    try:
+        gateway.rollouts.refuse_under_way(model)
+    except UnknownRolloutError as error:
+        raise ApiError(409, str(error), code="conflict") from None
 
 
 @router.post("/scale", summary="Set the number of replicas")
@@ -82,7 +146,16 @@ async def scale_deployment(admin: PlatformAdminDep, body: DeploymentScale) -> De
 
 @router.post("/rollback", summary="Have an earlier version serve")
 async def roll_back_deployment(admin: PlatformAdminDep, body: DeploymentRollback) -> DeploymentObject:
-    """Have the version serve that did before, or the one that is named."""
+    """Have the version serve that did before, or the one that is named. While a version is rolled out, the one that
+    serves answers all requests again at once."""
+    rollout = admin.gateway.rollouts.rollouts.get(body.model)
+    if rollout is not None and rollout.versions is not None and not rollout.ended:
+        if body.version not in (None, rollout.versions[0]):
+            _refuse_while_rolled_out(admin.gateway, body.model)
+        await give_command(admin, body.model, "rollback")
+        async with admin.reading() as session:
+            found = await deployments.list_deployments(session)
+        return await _show(admin, next(each for each in found if each.model == body.model))
     async with admin.audited_change() as change:
         deployment = await deployments.roll_back(change, body.model, body.version)
     return await _show(admin, deployment)
@@ -133,6 +206,7 @@ async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
 async def delete_deployment(admin: PlatformAdminDep, query: ModelQuery) -> DeletedObject:
     """Delete a model's deployment and its versions. A model of the configuration is served as that says again, another
     no longer."""
+    _refuse_while_rolled_out(admin.gateway, query.model)
     async with admin.audited_change() as change:
         await deployments.delete_deployment(change, query.model)
     _wake(admin.gateway)
@@ -181,13 +255,15 @@ def _object(
     gateway: Gateway, name: str, deployment: Deployment | None, version: DeploymentVersion | None
 ) -> DeploymentObject:
     served = next((model for model in gateway.models if model.name == name), None)
-    versions = [] if served is None else served.versions or [served]
+    versions = [] if served is None else served.all_versions
     observed = [
         ReplicaObject(replica=replica, version=each.version, state=str(client.state), stage=client.progress[0])
         for each in versions
         for replica, client in each.replicas.items()
     ]
     number = 0 if deployment is None else deployment.version
+    rollout = gateway.rollouts.rollouts.get(name)
+    rollout = rollout if rollout is not None and rollout.versions is not None else None
     settings = version.spec if version is not None else spec_of(served.config) if served is not None else {}
     wanted = None if deployment is None else deployment.replicas
     return {
@@ -200,6 +276,22 @@ def _object(
         "settings": settings,
         "changed_at": None if deployment is None else deployment.changed_at,
         "changed_by": None if deployment is None else deployment.changed_by,
-        "problem": None if gateway.fleet is None else gateway.fleet.problems.get(name),
+        "problem": _problem(gateway, name, rollout),
+        "rollout": None if rollout is None else _describe_rollout(rollout),
         "observed": observed,
+    }
+
+
+def _problem(gateway: Gateway, name: str, rollout: Rollout | None) -> str | None:
+    problems = {} if gateway.fleet is None else gateway.fleet.problems
+    return problems.get(name) or (None if rollout is None else problems.get(rollout.candidate))
+
+
+def _describe_rollout(rollout: Rollout) -> DeploymentRollout:
+    assert rollout.versions is not None, "a deployment's rollout is between versions"
+    return {
+        "version": rollout.versions[1],
+        "phase": rollout.phase.value,
+        "share": rollout.shares[rollout.candidate],
+        "reason": rollout.log[-1].reason,
     }

@@ -16,6 +16,7 @@ class DeploymentCreate(RequestModel):
     model: Name
     settings: dict[str, Any] = Field(default_factory=dict)  # as `models[]`; what is left out stays, null is the default
     replicas: Annotated[int, Field(ge=0, le=256)] | None = None
+    rollout: dict[str, Any] | None = None  # as the section `rollout`; null: the version serves at once
 
 
 class DeploymentScale(RequestModel):
@@ -41,6 +42,15 @@ class ReplicaObject(TypedDict):
     stage: str
 
 
+class DeploymentRollout(TypedDict):
+    """The latest rollout of one of a deployment's versions."""
+
+    version: int
+    phase: str
+    share: float  # of the requests, that it answers
+    reason: str  # of the latest decision
+
+
 class DeploymentObject(TypedDict):
     """A model that is served or shall be."""
 
@@ -54,6 +64,7 @@ class DeploymentObject(TypedDict):
     changed_at: int | None
     changed_by: str | None
     problem: str | None  # why it is not as it shall be
+    rollout: DeploymentRollout | None
     observed: list[ReplicaObject]
 
 

@@ -1,0 +1,34 @@
+"""Attention over latent rows in torch: grouped attention with one key head, whose first numbers are the value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.kernels.batch import HeadShape, PagedBatch
+from kvarn.kernels.torch.attention import TorchAttentionPlan, plan_attention
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLatentPlan:
+    """See `kvarn.kernels.backend.LatentPlan`."""
+
+    attention: TorchAttentionPlan
+
+    @staticmethod
+    def of(batch: PagedBatch, num_heads: int, size: int) -> TorchLatentPlan:
+        """The plan of one step."""
+        return TorchLatentPlan(plan_attention(batch, HeadShape(num_heads, 1, size)))
+
+    def run(
+        self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """Writing and attention one after the other."""
+        write_rows(rows, cache, self.attention.slots)
+        return self.attention.attend(queries, cache, cache[..., :value_size], scale)
+
+
+def write_rows(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Put rows [T, size] into their slots [T] of a cache [blocks, 1, block_size, size]."""
+    cache.view(-1, cache.shape[-1]).index_copy_(0, slots, rows.to(cache.dtype))

@@ -1,0 +1,95 @@
+"""A rank's process: `python -m kvarn.replica.server.rank`, started by the engine process (`ranks.py`), ended with it.
+
+It reads what it is from standard input, as one line of JSON, then frames: `Begin`, and a plan for each step.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from kvarn.kernels.dispatch import kernels_for
+from kvarn.models import Decoder
+from kvarn.observe.logging import configure_logging
+from kvarn.replica.server.parent import exit_with_parent
+from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, layout_of, load_part
+from kvarn.worker import InProcessExecutor
+from kvarn.worker.collectives import RankGroup
+from kvarn.worker.ranks import follow, read_frame, send_frame
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Load a part of the model and run plans until the engine process closes the pipe; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent()
+    # Whatever prints must not reach the engine process.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        line = sys.stdin.buffer.readline()
+        if not line.endswith(b"\n"):
+            return 0  # the engine process gave up
+        spec = msgspec.json.decode(line, type=RankSpec)
+        configure_logging(spec.replica.log_level, form=spec.replica.log_format)
+        frames = _frames(sys.stdin.buffer)
+        group = RankGroup(
+            layout_of(spec.replica.model_config), spec.rank, kernels_for(spec.replica.model_config.kernels).device
+        )
+        try:
+            model = load_part(spec.replica, spec.rank, group)
+        except Exception as error:
+            own = type(error).__module__.startswith("kvarn.")
+            problem = str(error) if own else f"{type(error).__name__}: {error}"
+            send_frame(answers, msgspec.msgpack.encode(Loaded(problem=problem)))
+            return 1
+        assert isinstance(model, Decoder), "encoders have one rank"
+        send_frame(answers, msgspec.msgpack.encode(Loaded(model.layer_bytes, model.head_bytes)))
+        return _run(spec, model, group, frames)
+
+
+def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[bytes]) -> int:
+    begin = msgspec.msgpack.decode(next(frames), type=Begin)
+    try:
+        executor = InProcessExecutor(
+            model,
+            num_blocks=begin.num_blocks,
+            max_num_seqs=begin.max_num_seqs,
+            max_context_length=begin.max_context_length,
+        )
+        group.join(Path(spec.store))
+        gc.freeze()
+        follow(executor, frames)
+    except Exception:
+        log.exception("the rank cannot go on", extra={"rank": spec.rank})
+        return 1
+    return 0
+
+
+def _frames(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Messages as they come, read by a thread: the engine process never waits to write one, and when it is gone this
+    one ends, whatever it is doing."""
+    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        while (frame := read_frame(pipe)) is not None:
+            frames.put(frame)
+        os._exit(0)
+
+    threading.Thread(target=read, name="kvarn-engine-process", daemon=True).start()
+    while True:
+        yield frames.get()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

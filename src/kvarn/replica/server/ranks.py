@@ -1,0 +1,195 @@
+"""The other ranks of a model that several processes hold together: started by the engine process, which is rank 0, and
+ended with it.
+
+A rank that ends, or cannot be reached, ends the engine process; its supervisor starts all of them again. A rank whose
+engine process is gone ends at once, also when it was stopped. Brings torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import torch
+
+from kvarn.config.schema import ModelConfig
+from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
+from kvarn.models.checkpoint import Progress
+from kvarn.models.parallel import Parallel, ParallelError
+from kvarn.models.pipeline import Stage
+from kvarn.replica.server.cpu import kernel_threads, usable_cores
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.worker.collectives import RankGroup, RankLayout, RankLostError
+from kvarn.worker.ranks import read_frame, send_frame
+
+EXIT_RANK_LOST = 3
+"""Exit status of an engine process, one of whose ranks ended while it did not look."""
+_NOTICE_S = 2.0
+"""For so long a step has time to fail by itself, which the supervisor is told of in words."""
+_END_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank is told when it starts: one line of JSON on its standard input."""
+
+    replica: ReplicaSpec
+    rank: int
+    store: str
+    """The file over which ranks find each other."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A rank has its part of the weights, or says why not."""
+
+    layer_bytes: int = 0
+    head_bytes: int = 0
+    problem: str = ""
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """All have loaded: how large the KV cache is."""
+
+    num_blocks: int
+    max_context_length: int
+    max_num_seqs: int
+
+
+def layout_of(config: ModelConfig) -> RankLayout:
+    """How a model is divided."""
+    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def load_part(
+    spec: ReplicaSpec, rank: int, group: RankGroup | None, progress: Progress | None = None
+) -> Decoder | Encoder | CausalEncoder:
+    """A rank's part of the model, or all of it where `group` is None. Raises what `load_model` does, and
+    `ParallelError`."""
+    config, layout = spec.model_config, layout_of(spec.model_config)
+    torch.set_num_threads(threads_of(config, usable_cores()))  # for loading; see below for serving
+    stage = Stage(layout.stage(rank), layout.pipeline_parallel_size, group)
+    parallel = Parallel(
+        layout.shard(rank),
+        layout.tensor_parallel_size,
+        group,
+        fixed_sums=config.tensor_parallel_invariant,
+        expert_parallel=config.expert_parallel,
+        stage=stage,
+    )
+    model = load_model(
+        Path(spec.directory),
+        dtype=config.dtype,
+        progress=progress,
+        max_context_length=config.max_context_length,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        kernels=config.kernels,
+        packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
+        parallel=parallel,
+        kind=config.kind,
+    )
+    if group is not None and not isinstance(model, Decoder):
+        raise ParallelError(
+            f"{config.name} embeds texts: leave out its tensor_parallel_size and pipeline_parallel_size"
+        )
+    held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
+    torch.set_num_threads(threads_of(config, kernel_threads(held * layout.world_size)))
+    return model
+
+
+def threads_of(config: ModelConfig, threads: int) -> int:
+    """Threads of one rank, where the model has so many in all unless it is configured."""
+    return max(1, (config.threads or threads) // layout_of(config).world_size)
+
+
+class RankProcesses:
+    """Ranks 1 and up, and this process's way to them. They load while this process does.
+
+    Raises:
+        OSError: No process can be started.
+    """
+
+    def __init__(self, spec: ReplicaSpec, layout: RankLayout, device: torch.device) -> None:
+        self.group = RankGroup(layout, 0, device)
+        """What this process's part of the model talks through, once it has begun."""
+        self._closing = False
+        self._directory = tempfile.mkdtemp(prefix="kvarn-ranks-")
+        self._store = Path(self._directory) / "store"
+        self.pipes: list[IO[bytes]] = []
+        """To each, in their order."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-P", "-m", "kvarn.replica.server.rank"]
+        for rank in range(1, layout.world_size):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert process.stdin is not None
+            self._processes.append(process)
+            self.pipes.append(process.stdin)
+            line = msgspec.json.encode(RankSpec(replica=spec, rank=rank, store=str(self._store)))
+            with contextlib.suppress(BrokenPipeError):  # that it is gone is noticed when it shall have loaded
+                process.stdin.write(line + b"\n")
+                process.stdin.flush()
+
+    def await_loaded(self) -> list[Loaded]:
+        """What each rank has loaded.
+
+        Raises:
+            RankLostError: One ended, or says why it cannot load.
+        """
+        loaded: list[Loaded] = []
+        for rank, process in enumerate(self._processes, start=1):
+            assert process.stdout is not None
+            frame = read_frame(process.stdout)
+            if frame is None:
+                raise RankLostError(f"rank {rank} of the model ended while it loaded: the log says why")
+            found = msgspec.msgpack.decode(frame, type=Loaded)
+            if found.problem:
+                raise RankLostError(f"rank {rank} of the model cannot load: {found.problem}")
+            loaded.append(found)
+        return loaded
+
+    def begin(self, message: Begin) -> None:
+        """Let them make their caches, and join the group with them; from now on the end of one ends this process."""
+        for pipe in self.pipes:
+            send_frame(pipe, msgspec.msgpack.encode(message))
+        for rank, process in enumerate(self._processes, start=1):
+            thread = threading.Thread(target=self._watch, args=(rank, process), name=f"kvarn-rank-{rank}", daemon=True)
+            thread.start()
+        self.group.join(self._store)
+
+    def close(self) -> None:
+        """End them. Idempotent."""
+        self._closing = True
+        self.group.leave()
+        for process in self._processes:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+        deadline = time.monotonic() + _END_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if self._closing:
+            return
+        log.error("a rank has ended: the engine ends", extra={"rank": rank, "pid": process.pid, "status": status})
+        time.sleep(_NOTICE_S)
+        if not self._closing:
+            os._exit(EXIT_RANK_LOST)

@@ -1,0 +1,128 @@
+"""How ranks in several processes talk: one torch.distributed group, gloo on processors and NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from kvarn.worker.errors import WorkerError
+
+TIMEOUT = timedelta(hours=1)
+"""Longer than any step may take: the supervisor ends a process that hangs (`replica.step_timeout_s`)."""
+
+
+class RankLostError(WorkerError):
+    """Another rank of the model is gone, and with it its part of every layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How the ranks of one model are numbered. Those of one stage stand together, the last stage first, so that rank 0,
+    which draws tokens, has the logits."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def stage(self, rank: int) -> int:
+        """Index of the stage of a rank."""
+        return self.pipeline_parallel_size - 1 - rank // self.tensor_parallel_size
+
+    def shard(self, rank: int) -> int:
+        """Place of a rank among those that share its layers."""
+        return rank % self.tensor_parallel_size
+
+    def peers(self, rank: int) -> list[int]:
+        """The ranks that share a rank's layers, itself among them."""
+        first = rank - self.shard(rank)
+        return list(range(first, first + self.tensor_parallel_size))
+
+
+class RankGroup:
+    """One rank's end of the group: see `kvarn.models.parallel.Collectives` and `kvarn.models.pipeline.Neighbours`.
+
+    It may be given to a model before it has joined the others.
+    """
+
+    def __init__(self, layout: RankLayout, rank: int, device: torch.device) -> None:
+        self._layout = layout
+        self._rank = rank
+        self._device = device
+        self._peers = layout.peers(rank)
+        self._group: dist.ProcessGroup | None = None
+
+    def join(self, store: Path) -> None:
+        """Wait for all ranks to come. `store`: a file that only they may write, the same for all and new each time.
+
+        Nothing listens beyond this machine's loopback interface, unless GLOO_SOCKET_IFNAME names another.
+        """
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        world = self._layout.world_size
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        with _lost():
+            dist.init_process_group(
+                backend, store=FileStore(str(store), world), rank=self._rank, world_size=world, timeout=TIMEOUT
+            )
+            for first in range(0, world, self._layout.tensor_parallel_size):
+                peers = self._layout.peers(first)
+                group = dist.new_group(peers)  # a call of all ranks, also for the groups of others
+                if self._rank in peers:
+                    self._group = group
+
+    def leave(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._group is not None:
+            self._group = None
+            dist.destroy_process_group()
+
+    def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+        """See `Collectives.exchange`."""
+        ours, other = tensor.contiguous(), self._peers[peer]
+        theirs = torch.empty_like(ours)
+        both = [dist.P2POp(dist.isend, ours, other), dist.P2POp(dist.irecv, theirs, other)]
+        with _lost():
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+        return theirs
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """See `Collectives.all_gather`."""
+        ours = tensor.contiguous()
+        gathered = [torch.empty_like(ours) for _ in self._peers]
+        with _lost():
+            dist.all_gather(gathered, ours, group=self._group)
+        return gathered
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """See `Neighbours.send`."""
+        with _lost():
+            dist.send(tensor.contiguous(), self._rank - self._layout.tensor_parallel_size)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Neighbours.receive`."""
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        with _lost():
+            dist.recv(tensor, self._rank + self._layout.tensor_parallel_size)
+        return tensor
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    """What torch raises when a connection breaks, as our own error."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(f"another rank of this model is gone: {str(error).splitlines()[0][:300]}") from error

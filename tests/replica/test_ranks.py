@@ -1,0 +1,172 @@
+"""A model in several processes gives the tokens and log-probabilities of one: at every degree, whatever runs beside."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
+
+import kvarn
+from kvarn.config.schema import ModelConfig
+from kvarn.grammar.text import from_regex
+from kvarn.models.parallel import ParallelError
+from kvarn.models.pipeline import StageError
+from kvarn.replica.server.build import build_service
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import Grammar, StepOutput, Submit
+from kvarn.wire.sampling import SamplingParams
+from profiles import effort
+from tiny_checkpoints import make_decoder
+
+DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
+NUM_PROMPTS = 200
+CROWDED = {"kv_cache_gib": 0.0006, "engine": {"token_budget": 48, "max_num_seqs": 12}}
+"""Prompts are cut into chunks, and sequences lose their blocks to each other."""
+DEGREES = [(2, 1), (4, 1), (1, 2), (2, 2), *effort(0, 1) * [(4, 2), (8, 1)]]
+
+Answers = dict[tuple[str, int], tuple[list[int], list[Any], list[Any] | None]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small mixture of experts."""
+    path = tmp_path_factory.mktemp("experts")
+    make_decoder("qwen3-moe", path)
+    return path
+
+
+def build(directory: Path, **settings: Any) -> GenerateService:
+    given = {"kv_cache_gib": 0.05, "max_context_length": 128, "threads": 1} | settings
+    config = ModelConfig(name="m", path=str(directory), **given)
+    spec = ReplicaSpec(model=config.model_dump_json(), directory=str(directory))
+    service = build_service(spec, lambda *_: None)
+    assert isinstance(service, GenerateService)
+    return service
+
+
+def requests(vocabulary: range, count: int, *, with_grammars: bool) -> list[Submit]:
+    """Greedy and sampled, with several choices, penalties, log-probabilities and grammars; some prompts begin alike."""
+    draw = random.Random(3)
+    beginnings = [[draw.choice(vocabulary) for _ in range(33)] for _ in range(4)]
+    samplings: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 0.9, "n": 3},
+        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
+        {"temperature": 0.0},
+    ]
+    made: list[Submit] = []
+    for index in range(count):
+        prompt = (beginnings[index % 7] if index % 7 < 4 else []) + [
+            draw.choice(vocabulary) for _ in range(draw.randrange(1, 50))
+        ]
+        made.append(
+            Submit(
+                request_id=f"r{index}",
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(seed=index, max_tokens=draw.randrange(1, 16), **samplings[index % 4]),
+                tenant=f"t{index % 2}",
+                grammar=Grammar(text=from_regex("(ab|cd){3,9}[0-9]{4}")) if with_grammars and index % 9 == 0 else None,
+            )
+        )
+    return made
+
+
+def run(service: GenerateService, messages: list[Submit]) -> Answers:
+    for message in messages:
+        assert service.accept(message) is None
+    answers: Answers = {}
+    while service.has_work():
+        for output in service.step():
+            assert isinstance(output, StepOutput), output
+            for delta in output.deltas:
+                tokens, logprobs, of_prompt = answers.get((delta.request_id, delta.index), ([], [], None))
+                told = (tokens + delta.token_ids, logprobs + (delta.logprobs or []), of_prompt or delta.prompt_logprobs)
+                answers[delta.request_id, delta.index] = told
+    return answers
+
+
+@cache
+def demo_alone(*, invariant: bool) -> Answers:
+    """What one process gives."""
+    service = build(DEMO, tensor_parallel_invariant=invariant)
+    answers = run(service, requests(range(200, 4000), NUM_PROMPTS, with_grammars=True))
+    service.shutdown()
+    return answers
+
+
+@pytest.mark.parametrize(("tensor", "stages"), DEGREES)
+def test_answers_are_those_of_one_process_with_the_same_sums(tensor: int, stages: int) -> None:
+    expected = demo_alone(invariant=tensor > 1)
+    service = build(DEMO, tensor_parallel_size=tensor, pipeline_parallel_size=stages, **CROWDED)
+    answers = run(service, requests(range(200, 4000), NUM_PROMPTS, with_grammars=True))
+    assert answers.keys() == expected.keys()
+    for key, answer in answers.items():
+        assert answer == expected[key], key
+    stats = service.stats()
+    assert stats.preemptions_total > 0
+    assert stats.cached_tokens_total > 0
+    service.shutdown()
+
+
+def test_the_sums_of_several_processes_are_others_than_those_of_one_product() -> None:
+    """What the test above compares with is not what one process does by default."""
+    assert demo_alone(invariant=True) != demo_alone(invariant=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "expert_parallel": True},
+        {"tensor_parallel_size": 4, "expert_parallel": True},
+        {"tensor_parallel_size": 2, "expert_parallel": True, "pipeline_parallel_size": 3},
+    ],
+    ids=str,
+)
+def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, settings: dict[str, Any]) -> None:
+    messages = requests(range(3, 199), 40, with_grammars=False)
+    alone = build(experts, tensor_parallel_invariant=True)
+    expected = run(alone, messages)
+    alone.shutdown()
+    service = build(experts, **settings)
+    assert run(service, messages) == expected
+    service.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel_size": 8}, "4 query heads cannot be divided evenly among 8 ranks"),
+        ({"pipeline_parallel_size": 4}, "3 layers cannot be divided into 4 stages"),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_divided_so_is_refused(experts: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ParallelError, StageError), match=message):
+        build(experts, **settings)
+
+
+def test_what_ranks_cannot_do_is_refused() -> None:
+    for settings, message in (
+        ({"tensor_parallel_size": 3}, "must be 1, 2, 4 or 8"),
+        ({"tensor_parallel_size": 2, "kv_tiers": {}}, "has kv_tiers"),
+        ({"tensor_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "EAGLE-3"),
+        ({"pipeline_parallel_size": 2, "disaggregation": {}}, "has disaggregation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", **settings})

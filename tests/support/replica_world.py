@@ -1,0 +1,69 @@
+"""Replicas that become ready, crash and drain in any order, as the reconciler sees them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
+
+P = ReplicaPhase
+STAYING = [phase for phase in ReplicaPhase if phase not in LEAVING]
+
+
+class ReplicaWorld:
+    """Replicas by name. Which of them moves next is drawn."""
+
+    def __init__(self, seed: int, observed: list[Observed] = []) -> None:  # noqa: B006  never changed
+        self.random = random.Random(seed)
+        self.replicas = {each.name: each for each in observed}
+        self.started = 0
+
+    @property
+    def observed(self) -> list[Observed]:
+        return list(self.replicas.values())
+
+    def apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start():
+                    self.started += 1
+                    name = f"r{self.started}"
+                    self.replicas[name] = Observed(name, action.model, action.version, P.PENDING, action.warm)
+                case Activate():
+                    each = self.replicas[action.name]
+                    phase = P.STARTING if each.phase is P.WARM else each.phase
+                    self.replicas[action.name] = replace(each, warm=False, phase=phase)
+                case Drain():
+                    each = self.replicas[action.name]
+                    self.replicas[action.name] = replace(each, phase=P.DRAINING if each.ready else P.STOPPING)
+
+    def move(self) -> None:
+        """One replica gets on with its life."""
+        if not self.replicas:
+            return
+        each = self.random.choice(self.observed)
+        following = {
+            P.PENDING: P.STARTING,
+            P.STARTING: P.WARM if each.warm else P.READY,
+            P.WARM: P.WARM if each.warm else P.READY,
+            P.BACKING_OFF: P.PENDING,
+            P.DRAINING: P.STOPPING,
+            P.STOPPING: P.GONE,
+        }
+        self.replicas[each.name] = replace(each, phase=following.get(each.phase, each.phase))
+        if self.replicas[each.name].phase is P.GONE:
+            del self.replicas[each.name]
+
+    def crash(self) -> None:
+        """One of those that live loses its process."""
+        living = [each for each in self.observed if each.phase in STAYING]
+        if living:
+            each = self.random.choice(living)
+            self.replicas[each.name] = replace(each, phase=P.BACKING_OFF)
+
+    def settle(self, target: Target) -> None:
+        for _ in range(400):
+            self.apply(plan([target], self.observed))
+            self.move()
