@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -37,11 +38,13 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     ) -> None:
         self._routing = routing
         self._engine = engine
-        self._clients = dict(clients or {})
+        self._clients: dict[str, ReplicaClient] = {}
         self._gateway = gateway
+        self._changed = asyncio.Event()
         self.router: Router | None = None
         """None while there is nothing to choose among."""
-        self._count_changed()
+        for name, client in (clients or {}).items():
+            self.add(name, client)
 
     def __getitem__(self, name: str) -> ReplicaClient:
         return self._clients[name]
@@ -55,6 +58,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def add(self, name: str, client: ReplicaClient) -> None:
         """One more replica."""
         self._clients[name] = client
+        client.on_changed = self._tell
         self._count_changed()
 
     def remove(self, name: str) -> ReplicaClient | None:
@@ -104,6 +108,14 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def ready(self) -> list[str]:
         """Names of those that take requests."""
         return [name for name, each in self._clients.items() if each.state is ReplicaState.READY]
+
+    async def changed(self) -> None:
+        """Wait until a replica comes or goes, or takes other requests than before: its state, its adapters."""
+        await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # Choosing --------------------------------------------------------------------------------------------------------
 
@@ -161,3 +173,4 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             self.router = None
             for client in self._clients.values():
                 client.watch_blocks(None)
+        self._tell()
