@@ -102,7 +102,14 @@ def _attention(
     types = {"queries": "*bf16", "keys": f"*{cache}", "values": f"*{cache}", "tables": "*i32", "context_lens": "*i32"}
     types |= {"query_starts": "*i32", "out": "*bf16", "parts": "*fp32", "part_stats": "*fp32", "scale": "fp32"}
     types |= {"softcap": "fp32", "num_sequences": "i32", "table_stride": "i32", "max_segments": "i32"}
-    constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "WINDOW": window, "HAS_SOFTCAP": softcap}
+    constants = {
+        "QUERY_HEADS": heads,
+        "KV_HEADS": kv,
+        "DIM": dim,
+        "WINDOW": window,
+        "HAS_SOFTCAP": softcap,
+        "HAS_SINKS": False,
+    }
     constants |= {"APART": apart, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
     name = f"attention, {model}, {cache} cache{', segments apart' if apart else ''}"
     return Variant(name, attention.attend, types, constants, 4, 2, 255, True)
@@ -110,7 +117,7 @@ def _attention(
 
 def _join(model: str, heads: int, kv: int, dim: int) -> Variant:
     types = {"parts": "*fp32", "part_stats": "*fp32", "positions": "*i64", "slots": "*i64", "out": "*bf16"}
-    constants = {"QUERY_HEADS": heads, "DIM": dim, "WINDOW": 0, "BLOCK": dim}
+    constants = {"QUERY_HEADS": heads, "DIM": dim, "WINDOW": 0, "HAS_SINKS": False, "BLOCK": dim}
     return Variant(f"join segments, {model}", attention.join, types | {"max_segments": "i32"}, constants, 1)
 
 

@@ -29,6 +29,7 @@ class Case:
     softcap: float | None = None
     half: int | None = None
     with_norm: bool = True
+    sinks: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(3)
@@ -71,12 +72,12 @@ class Case:
         angles = positions[:, None] * 100.0 ** (-torch.arange(half) / max(half, 1))
         rotation = Rotation(angles.cos().float(), angles.sin().float())
         plan = kernels.plan_attention(batch, self.heads, self.window)
-        out = plan.run(qkv, rotation, self.norm, self.keys, self.values, 0.3, self.softcap)
+        out = plan.run(qkv, rotation, self.norm, self.keys, self.values, 0.3, self.softcap, self.sinks)
         return list(out.split([end - begin for _, begin, end in spans]))
 
 
 CASES = {
-    "grouped": Case(HeadShape(4, 2, 16)),
+    "grouped": Case(HeadShape(4, 2, 16), sinks=torch.randn(4)),
     "one head for all, an odd size": Case(HeadShape(6, 1, 24), half=5, window=300, softcap=3.0),
     "a head each, a narrow window": Case(HeadShape(2, 2, 8), window=5, with_norm=False, half=0),
 }

@@ -45,6 +45,7 @@ class TritonAttentionPlan:
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Two kernels, and a third one where segments are computed apart."""
         queries = self._prepare(qkv, rotation, norm, key_cache, value_cache)
@@ -69,6 +70,7 @@ class TritonAttentionPlan:
             batch.block_tables,
             batch.context_lens,
             batch.query_starts,
+            sinks,
             out,
             parts,
             stats,
@@ -82,6 +84,7 @@ class TritonAttentionPlan:
             DIM=heads.dim,
             WINDOW=self.window or 0,
             HAS_SOFTCAP=softcap is not None,
+            HAS_SINKS=sinks is not None,
             APART=apart,
             NUMBERS=TRITON_TYPES[_multiplied(key_cache)],
             DOT=multiplied_type(_multiplied(key_cache)),
@@ -97,11 +100,13 @@ class TritonAttentionPlan:
                 stats,
                 batch.positions,
                 batch.slot_mapping,
+                sinks,
                 out,
                 segments,
                 QUERY_HEADS=heads.query,
                 DIM=heads.dim,
                 WINDOW=self.window or 0,
+                HAS_SINKS=sinks is not None,
                 BLOCK=block,
                 num_warps=1,
             )

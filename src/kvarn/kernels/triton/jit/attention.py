@@ -88,6 +88,7 @@ def attend(
     tables,
     context_lens,
     query_starts,
+    sinks,
     out,
     parts,
     part_stats,
@@ -101,6 +102,7 @@ def attend(
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     APART: tl.constexpr,
     NUMBERS: tl.constexpr,
     DOT: tl.constexpr,
@@ -112,8 +114,8 @@ def attend(
 
     Program (i, g, z): the queries of tile i (see `_sequence_of`), key/value head g. With APART the program takes every
     so many'th segment, beginning with z, and leaves sums and statistics for `join`: parts [T, H, max_segments, DIM],
-    part_stats [T, H, max_segments, 2] float32. NUMBERS: the type that queries and weights are rounded to; DOT: the type
-    that is multiplied.
+    part_stats [T, H, max_segments, 2] float32. sinks [H]: see `AttentionPlan.run`. NUMBERS: the type that queries and
+    weights are rounded to; DOT: the type that is multiplied.
     """
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
     together: tl.constexpr = ROWS // group
@@ -184,6 +186,10 @@ def attend(
             mixed = tl.fma(mixed, _across(kept, mixed), own_mixed * added[:, None])
             top = new_top
     if not APART:
+        if HAS_SINKS:
+            top, kept, added = _shares(top, tl.load(sinks + head, mask=real, other=0.0) * LOG2E)
+            total = tl.fma(total, kept, added)
+            mixed *= kept[:, None]
         result = mixed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + place[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :]
@@ -196,11 +202,13 @@ def join(
     part_stats,
     positions,
     slots,
+    sinks,
     out,
     max_segments,
     QUERY_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The segments of one query head of one token, joined in order. Tokens without a slot give zeros."""
@@ -225,6 +233,10 @@ def join(
         total = tl.fma(total, kept, own_total * added)
         mixed = tl.fma(mixed, tl.broadcast_to(kept, mixed.shape), own_mixed * added)
         top = new_top
+    if HAS_SINKS:
+        top, kept, added = _shares(top, tl.load(sinks + tl.program_id(1) + tl.arange(0, 1)) * LOG2E)
+        total = tl.fma(total, kept, added)
+        mixed *= kept
     result = mixed / tl.where(total > 0, total, 1.0)
     tl.store(out + place * DIM + d, result.to(out.dtype.element_ty), mask=inside)
 
