@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ class Case:
 
     heads: HeadShape
     dtype: torch.dtype = torch.float32
+    lengths: list[tuple[int, int]] = field(default_factory=lambda: LENGTHS)
     window: int | None = None
     softcap: float | None = None
     half: int | None = None
@@ -33,31 +34,31 @@ class Case:
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(3)
-        blocks = [-(-context // SIZE) for _, context in LENGTHS]
+        blocks = [-(-context // SIZE) for _, context in self.lengths]
         order = (torch.randperm(sum(blocks) + 3, generator=self.generator) + 1).tolist()
-        self.tables = torch.zeros((len(LENGTHS), max(blocks) + 2), dtype=torch.int32)
+        self.tables = torch.zeros((len(self.lengths), max(blocks) + 2), dtype=torch.int32)
         shape = (sum(blocks) + 4, self.heads.kv, SIZE, self.heads.dim)
         caches = torch.randn(2, *shape, generator=self.generator)
         unused = torch.ones(shape[0], SIZE, dtype=torch.bool)
         for row, count in enumerate(blocks):
             self.tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
-            context = LENGTHS[row][1]
+            context = self.lengths[row][1]
             for first in range(0, context, SIZE):
                 unused[self.tables[row, first // SIZE], : context - first] = False
         caches.masked_fill_(unused[:, None, :, None], math.nan)
         self.keys, self.values = caches.to(self.dtype)
         width = (self.heads.query + 2 * self.heads.kv) * self.heads.dim
-        self.qkv = torch.randn(sum(count for count, _ in LENGTHS), width, generator=self.generator)
+        self.qkv = torch.randn(sum(count for count, _ in self.lengths), width, generator=self.generator)
         weight = torch.rand(self.heads.query + self.heads.kv, self.heads.dim, generator=self.generator) + 0.5
         self.norm = Norm(weight, 1e-5) if self.with_norm else None
 
     def run(self, kernels: Kernels, rows: list[int], first: int = 0) -> list[torch.Tensor]:
         """The step of some of the sequences, of each its queries from `first` on: their results."""
         spans = [
-            (row, context - count + min(first, count - 1), context) for row, (count, context) in enumerate(LENGTHS)
+            (row, context - count + min(first, count - 1), context) for row, (count, context) in enumerate(self.lengths)
         ]
         spans = [spans[row] for row in rows]
-        starts = torch.tensor([count for count, _ in LENGTHS]).cumsum(0)
+        starts = torch.tensor([count for count, _ in self.lengths]).cumsum(0)
         positions = torch.cat([torch.arange(begin, end) for _, begin, end in spans])
         of_row = torch.cat([torch.full((end - begin,), row) for row, begin, end in spans])
         batch = PagedBatch(
@@ -110,6 +111,13 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_cut_from_its_prompt(
         assert torch.equal(alone, together[row])
         (last,) = case.run(kernels, [row], first=LENGTHS[row][0] - 1)
         assert torch.equal(last, together[row][-1:])
+
+
+def test_many_sequences_that_decode_find_their_rows(kernels: Kernels, reference: Kernels) -> None:
+    case = Case(HeadShape(4, 2, 16), lengths=[(1, context) for context in range(1, 40)])
+    rows = list(range(39))
+    want = torch.cat(case.run(reference, rows))
+    torch.testing.assert_close(torch.cat(case.run(kernels, rows)), want, atol=5e-6, rtol=1e-5)
 
 
 def test_a_cache_of_bfloat16_is_read_as_it_is_written(kernels: Kernels, reference: Kernels) -> None:

@@ -55,7 +55,7 @@ class TritonAttentionPlan:
         heads, batch = self.heads, self.batch
         together = ROWS // (heads.query // heads.kv)
         sequences, tokens = len(batch.context_lens), len(qkv)
-        tiles = sequences if tokens == sequences else tokens // together + sequences
+        tiles = tokens // together + sequences
         segments = triton.cdiv(batch.block_tables.shape[1] * BLOCK_SIZE, SEGMENT)
         size = tokens * heads.query * segments
         apart = segments > 1 and tiles * heads.kv < PROGRAMS and size * heads.dim * 4 <= PARTS_BYTES
