@@ -157,3 +157,32 @@ def test_each_decision_says_why() -> None:
 def test_bounds_that_cannot_hold_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"max_replicas|greater"):
         AutoscaleConfig(**fields)
+
+
+def test_what_runs_at_the_start_stays_until_its_work_is_known() -> None:
+    config = AutoscaleConfig(min_replicas=0, max_replicas=8, scale_in_delay_s=60, idle_s=300)
+    autoscaler = Autoscaler(config, 4)
+    decided = {look: autoscaler.decide(Sample(look, 0.5 * LOOK_S, 0.0, 4)).replicas for look in range(100, 300, 5)}
+    assert {count for now, count in decided.items() if now < 160} == {4}
+    assert decided[160] == 1
+    nothing = Autoscaler(config, 2)
+    decided = {look: nothing.decide(Sample(look, 0.0, 0.0, 2)).replicas for look in range(0, 500, 5)}
+    assert [decided[now] for now in (0, 55, 60, 300, 360, 365)] == [2, 2, 1, 1, 1, 0]
+
+
+def test_other_settings_hold_at_once_and_what_was_seen_stays_known() -> None:
+    autoscaler = Autoscaler(CONFIG, 1)
+    for look in range(300):
+        steady = autoscaler.decide(Sample(look * LOOK_S, 4.0 * LOOK_S, 0.0, 6))
+    assert steady.replicas > 4
+
+    def decided(look: int, **settings: float) -> int:
+        autoscaler.config = CONFIG.model_copy(update=settings)
+        return autoscaler.decide(Sample(look * LOOK_S, 4.0 * LOOK_S, 0.0, 6)).replicas
+
+    assert decided(300, max_replicas=3) == 3
+    assert decided(301, max_replicas=16) == steady.replicas, "the rate is still known"
+    assert decided(302, min_replicas=9) == 9
+    assert decided(303, scale_in_delay_s=4 * LOOK_S) == 9, "nine were needed just now"
+    assert decided(306, scale_in_delay_s=4 * LOOK_S) == 9
+    assert decided(307, scale_in_delay_s=4 * LOOK_S) == steady.replicas

@@ -127,6 +127,7 @@ def test_a_request_waits_for_a_replica_to_come_back(fleet: GatewayServer, wait_f
         time.sleep(0.1)
         assert asking.is_alive()
         others[1].state = ReplicaState.READY
+        fleet.loop.call_soon_threadsafe(others[1].on_changed)
         asking.join(10)
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 30
     assert 3 <= len(others[1].submitted[0].drawn[0]) < 30

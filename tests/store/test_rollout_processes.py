@@ -54,7 +54,7 @@ def process(store: Store, clock: Time, tmp_path: Path, *, may_judge: bool) -> Ro
     """What one gateway process knows of rollouts."""
     metrics = ModelChoiceMetrics(CollectorRegistry())
     models = ModelTable({model.name: ServedModel(model.name, model, [], tmp_path) for model in CONFIG.models})
-    routes = ModelRoutes(CONFIG, metrics, lambda *_: None)
+    routes = ModelRoutes(models, CONFIG.routes, metrics, lambda *_: None)
     shadows = Shadows(metrics, no_stage)  # type: ignore[arg-type]
     text = TextPool(ThreadPoolExecutor(1), 1)  # its thread starts with the first work
     return Rollouts(routes, (), shadows, models, store, text, may_judge=may_judge, clock=lambda: clock.now)

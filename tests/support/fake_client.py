@@ -52,6 +52,8 @@ class FakeReplicaClient:
     embedded: list[list[list[int]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     watcher: BlockWatcher | None = None
+    on_changed: Callable[[], None] = field(init=False)
+    """A test that changes the state while somebody waits for that calls it in the server's loop."""
 
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None

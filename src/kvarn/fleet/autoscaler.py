@@ -8,8 +8,8 @@ capacity is one second of work a second.
     foreseen  rate and its rise until a replica started now is ready
     needed    foreseen / target_utilization, and what waits spread over the time that a start takes
 
-More are started at once. Fewer are wanted only when fewer have been enough for `scale_in_delay_s`; the reconciler
-drains those that are too many.
+More are started at once. Fewer are wanted only when it is known that fewer have been enough for `scale_in_delay_s`, so
+not right after the start; the reconciler drains those that are too many.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ class Autoscaler:
     """One model's.
 
     Args:
-        config: Its bounds.
+        config: Its bounds. Others hold from the next decision on.
         replicas: That there are at first.
     """
 
     def __init__(self, config: AutoscaleConfig, replicas: int) -> None:
-        self._config = config
-        self._replicas = min(max(replicas, config.min_replicas), config.max_replicas)
+        self.config = config
+        self._replicas = replicas
         self._fast = self._slow = 0.0
         self._last: float | None = None
         self._arrived_at: float | None = None
         self._raised_at = -math.inf
         self._needed: deque[tuple[float, int]] = deque()
-        """What was needed at each look of the last `scale_in_delay_s`."""
+        """What was needed at each look of the last `scale_in_delay_s`, and at the one before."""
 
     def decide(self, sample: Sample) -> Decision:
         """Look, and say how many there shall be."""
-        config, now = self._config, sample.now
+        config, now = self.config, sample.now
         self._count(sample)
         foreseen = self._foreseen()
         backlog = sample.waiting_s / max(sample.ttft_target_s, config.start_s)
@@ -93,14 +93,17 @@ class Autoscaler:
 
     def _settled(self, now: float, needed: int, parts: list[str]) -> int:
         """What is needed, or more for a while."""
-        config = self._config
+        config, since = self.config, now - self.config.scale_in_delay_s
+        self._replicas = min(max(self._replicas, config.min_replicas), config.max_replicas)
         self._needed.append((now, needed))
-        while self._needed[0][0] < now - config.scale_in_delay_s:
+        while len(self._needed) > 1 and self._needed[1][0] <= since:
             self._needed.popleft()
-        enough = max(count for _, count in self._needed)
+        enough = min(max(count for _, count in self._needed), config.max_replicas)
         if needed > self._replicas:
             self._replicas, self._raised_at = needed, now
             parts.append(f"{needed} are needed")
+        elif self._needed[0][0] > since and needed < self._replicas:
+            parts.append(f"{needed} would do, but that has not been known for {config.scale_in_delay_s:g} s")
         elif enough < self._replicas:
             self._replicas = enough
             parts.append(f"{enough} have been enough for {config.scale_in_delay_s:g} s")
@@ -111,7 +114,7 @@ class Autoscaler:
         return self._replicas
 
     def _count(self, sample: Sample) -> None:
-        if sample.arrived_s:
+        if sample.arrived_s or (self._last is None and self._replicas):  # what runs was asked for
             self._arrived_at = sample.now
         if self._last is None or sample.now <= self._last:
             self._last = sample.now
@@ -127,4 +130,4 @@ class Autoscaler:
     def _foreseen(self) -> float:
         """The rate when a replica that is started now is ready. An average over T lags a steady rise by T."""
         rise = max(0.0, self._fast - self._slow) / (_SLOW_S - _FAST_S)
-        return self._rate() + rise * (self._config.start_s + _FAST_S)
+        return self._rate() + rise * (self.config.start_s + _FAST_S)

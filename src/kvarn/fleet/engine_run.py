@@ -58,7 +58,10 @@ class EngineRun:
         self._busy_s = self._unheard_s = 0.0
         self._failed: str | None = None
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._transport = ClientTransport(engine.endpoint, engine.supervisor, self._handle, self._unreadable.set_result)
+        # Heartbeats go on when a connection that broke has been made again.
+        self._transport = ClientTransport(
+            engine.endpoint, engine.supervisor, self._handle, self._unreadable.set_result, watched=False
+        )
 
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine; never waits."""

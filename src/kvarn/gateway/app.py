@@ -155,7 +155,7 @@ def create_app(
     if take_out is not None and config.quality.enabled:
         watch = QualityWatch(golden, config.quality, take_out)
         metrics.registry.register(QualityCollector(watch))
-    model_routes = ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s)
+    model_routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics, services.admission.enter)
     gateway = Gateway(
         config=config,

@@ -5,8 +5,8 @@ connects: a connected PUSH socket always has a queue to write to, so a sender ne
 are off. Nothing may be dropped, and the engine may not block on a slow gateway, so the queue has to take what comes; it
 stays bounded because each message belongs to an accepted request with a token limit, and the engine bounds those.
 
-Over TCP a connection may break, and what was under way on it is lost: the gateway's side notices, and takes the engine
-for lost. A machine that is merely slow, or cut off for less than the heartbeat's time-out, loses nothing.
+Over TCP a connection may break, and what was under way on it is lost: clients notice, fail their requests and join the
+engine again. A machine that is merely slow, or cut off for less than the heartbeat's time-out, loses nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from itertools import islice
 import msgspec
 import zmq
 import zmq.auth.thread
-from zmq.utils.monitor import recv_monitor_message
 
+from kvarn.replica.connection_monitor import ConnectionMonitor
 from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.messages import FromEngine, ToEngine
 
@@ -32,6 +32,12 @@ CLIENT_LINGER_MS = 2000
 """Clients read at once, or have ended."""
 TCP_LINGER_MS = 5000
 """To another machine, which may be gone."""
+_TCP_CONNECT_MS = 2000
+"""Then it is tried again: a machine that was cut off is back sooner than TCP itself tries."""
+_TCP_PING_MS, _TCP_SILENT_MS = 2000, 10_000
+"""The other end is asked whether it is there; one that says nothing for so long is not."""
+_LAST_ANSWERS_S = 1.0
+"""An engine that ends reads no more before its last answers have come: for so long they are still awaited."""
 _MESSAGES_AT_ONCE = 16
 """Messages handled in one turn of the event loop: when it was held up, hundreds of steps may have come."""
 
@@ -52,11 +58,23 @@ class Outbox:
         address: Of the receiver.
         linger_ms: For how long what is queued when it is closed is still sent.
         keys: Own public and secret key and the receiver's public one; None: no TCP.
+        monitored: Have a `monitor` of the connection.
     """
 
-    def __init__(self, context: Context, address: str, linger_ms: int, keys: OutboxKeys | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        address: str,
+        linger_ms: int,
+        keys: OutboxKeys | None = None,
+        *,
+        monitored: bool = False,
+    ) -> None:
         self._socket = context.socket(zmq.PUSH)
+        self.monitor = ConnectionMonitor(self._socket) if monitored else None
         if keys is not None:
+            _notice_silence(self._socket)
+            self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _TCP_CONNECT_MS)
             self._socket.curve_publickey, self._socket.curve_secretkey, self._socket.curve_serverkey = (
                 key.encode() for key in keys
             )
@@ -69,10 +87,6 @@ class Outbox:
     def send(self, message: ToEngine | FromEngine) -> None:
         """Queue a message; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-
-    def monitor(self) -> zmq.Socket[bytes]:
-        """Tells when the connection breaks."""
-        return self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def close(self, *, drop: bool = False) -> None:
         """Close; what is queued lingers, unless dropped."""
@@ -131,36 +145,45 @@ class ClientTransport:
         handle: Given each message.
         failed: Given the error, once, where a message cannot be read, `handle` raises or the connection breaks; nothing
             is read after that.
+        watched: Over TCP, fail where a connection breaks. Whoever repeats its messages need not.
     """
 
     def __init__(
-        self, endpoint: Endpoint, own: str, handle: Callable[[FromEngine], None], failed: Callable[[Exception], None]
+        self,
+        endpoint: Endpoint,
+        own: str,
+        handle: Callable[[FromEngine], None],
+        failed: Callable[[Exception], None],
+        *,
+        watched: bool = True,
     ) -> None:
         self._handle = handle
         self._failed = failed
         self._context: Context = zmq.Context()
         self._loop = asyncio.get_running_loop()
         keys = endpoint.keys
+        watched = watched and keys is not None
         self._guard = None if keys is None else _Guard(self._context, keys.engine)
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
+        self._inbound = ConnectionMonitor(self._from_engine) if watched else None  # nobody knows the address yet
         self.address = own if keys is None else str(self._from_engine.getsockopt_string(zmq.LAST_ENDPOINT))
         """Where the engine finds this process."""
         outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
-        self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys)
-        self._monitors: list[zmq.Socket[bytes]] = []
-        if keys is not None:
-            self._monitors = [self._from_engine.get_monitor_socket(zmq.EVENT_DISCONNECTED), self._to_engine.monitor()]
-        for monitor in self._monitors:
-            self._loop.add_reader(monitor.fileno(), self._check_connections)
+        self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys, monitored=watched)
+        self._monitors = [each for each in (self._inbound, self._to_engine.monitor) if each is not None]
+        self._last_answers: asyncio.TimerHandle | None = None
+        """Set once the connection to the engine has broken."""
         self.send = self._to_engine.send if keys is None else self._send_if_connected
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._reading = True
         self._loop.add_reader(self._from_engine.fileno(), self._read)
+        for monitor in self._monitors:
+            self._loop.add_reader(monitor.fileno(), self._check_connections)
         self._loop.call_soon(self._read)  # what came earlier is not signalled
 
     def read_rest(self) -> None:
         """Handle all that has come from an engine that ended; what cannot be read is left out."""
-        for payload in _arrived(self._from_engine) if self._reading else ():
+        for payload in self._without_gap() if self._reading else ():
             with contextlib.suppress(msgspec.DecodeError):
                 self._handle(self._decoder.decode(payload))
 
@@ -173,13 +196,25 @@ class ClientTransport:
         self._to_engine.close(drop=True)
         self._context.term()
 
+    def _without_gap(self) -> Iterator[bytes]:
+        """All that has come, up to the first message on a connection that was made again."""
+        for payload in _arrived(self._from_engine):
+            if self._inbound is not None:
+                self._inbound.read()
+                if self._inbound.made_again:
+                    return
+            yield payload
+
     def _check_connections(self) -> None:
         """A connection that breaks may have lost messages."""
+        if not self._reading or self._inbound is None:
+            return
         for monitor in self._monitors:
-            with contextlib.suppress(zmq.Again):
-                while self._reading:
-                    recv_monitor_message(monitor, zmq.NOBLOCK)
-                    self._lose("broke")
+            monitor.read()
+        if self._inbound.broken:
+            self._lose("broke")
+        elif self._last_answers is None and any(monitor.broken for monitor in self._monitors):
+            self._last_answers = self._loop.call_later(_LAST_ANSWERS_S, self._lose, "broke")
 
     def _lose(self, how: str) -> None:
         if self._reading:
@@ -199,7 +234,7 @@ class ClientTransport:
             return
         handled = 0
         try:
-            for payload in islice(_arrived(self._from_engine), _MESSAGES_AT_ONCE):
+            for payload in islice(self._without_gap(), _MESSAGES_AT_ONCE):
                 self._handle(self._decoder.decode(payload))
                 handled += 1
         except Exception as error:
@@ -207,6 +242,7 @@ class ClientTransport:
             self._failed(error)
         if handled == _MESSAGES_AT_ONCE:
             self._loop.call_soon(self._read)
+        self._check_connections()
 
     def _stop_reading(self) -> None:
         if self._reading:
@@ -214,7 +250,7 @@ class ClientTransport:
             self._loop.remove_reader(self._from_engine.fileno())
             for monitor in self._monitors:
                 self._loop.remove_reader(monitor.fileno())
-                monitor.close(linger=0)
+                monitor.close()
 
 
 class _Guard:
@@ -232,10 +268,17 @@ class _Guard:
         return key == self._allowed
 
 
+def _notice_silence(socket: zmq.Socket[bytes]) -> None:
+    """Have a connection end whose other end is silent: nobody may ever say that it is broken."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_SILENT_MS)
+
+
 def _bound(context: Context, address: str, secret: str = "") -> zmq.Socket[bytes]:
     """`secret`: the key of a socket that only known peers may connect to; empty: a Unix socket."""
     socket = context.socket(zmq.PULL)
     if secret:
+        _notice_silence(socket)
         socket.curve_server, socket.curve_secretkey = True, secret.encode()
         socket.zap_domain = _DOMAIN.encode()
     socket.set_hwm(0)

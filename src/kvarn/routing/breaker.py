@@ -55,7 +55,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, rules: BreakerRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._counts = SlidingCounts(rules.window_s, 2)
         self._epoch = 0
         self._opened_at: float | None = None
@@ -74,7 +74,7 @@ class CircuitBreaker:
         """Whether `admit` would let a request through."""
         state = self.state(now)
         return state is BreakerState.CLOSED or (
-            state is BreakerState.HALF_OPEN and self._trials_running + self._trials_succeeded < self._rules.trials
+            state is BreakerState.HALF_OPEN and self._trials_running + self._trials_succeeded < self.rules.trials
         )
 
     def retry_after_s(self, now: float) -> float:
@@ -98,7 +98,7 @@ class CircuitBreaker:
             return
         self._trials_running -= 1
         self._trials_succeeded += 1
-        if self._trials_succeeded >= self._rules.trials:
+        if self._trials_succeeded >= self.rules.trials:
             self._opened_at, self._opened_in_a_row = None, 0
             self._change()
 
@@ -112,7 +112,7 @@ class CircuitBreaker:
         self._counts.add(_FAILED, now)
         succeeded, failed = self._counts.totals(now)
         total = succeeded + failed
-        if total >= self._rules.min_requests and failed >= self._rules.error_rate * total:
+        if total >= self.rules.min_requests and failed >= self.rules.error_rate * total:
             self._open(now)
 
     def cancelled(self, permit: Permit) -> None:
@@ -122,8 +122,8 @@ class CircuitBreaker:
 
     @property
     def _open_s(self) -> float:
-        doubled: float = self._rules.open_s * 2.0 ** min(self._opened_in_a_row - 1, 30)
-        return min(doubled, self._rules.max_open_s)
+        doubled: float = self.rules.open_s * 2.0 ** min(self._opened_in_a_row - 1, 30)
+        return min(doubled, self.rules.max_open_s)
 
     def _open(self, now: float) -> None:
         self._opened_at = now

@@ -209,8 +209,8 @@ class ServingContext:
         await self.held_requests.until_ready(lambda: self._find(record, model)[0])
         if not self.routes.may_move(record, tried):
             return await start(self.ready_model(record, model, "generate"))
-        permit = self.routes.admit(model)
-        if permit is None:
+        admitted = self.routes.admit(model)
+        if admitted is None:
             raise unavailable(f"The model {model!r} has failed too often lately. Try again.", "replica_lost")
         error: BaseException | None = None
         try:
@@ -220,7 +220,7 @@ class ServingContext:
             error = failure
             raise
         finally:
-            self.routes.ended(model, permit, error)
+            self.routes.ended(admitted, error)
 
     def _give_up(self, record: RequestRecord) -> None:
         """Settle the work of a model that could not begin."""

@@ -8,6 +8,7 @@ in the batch. So the one that goes on draws the very tokens that the lost one wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -22,8 +23,6 @@ from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import Choice
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import RefusalReason, Submit, TokenDelta
-
-_LOOK_EVERY_S = 0.02
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -117,13 +116,14 @@ async def _other_replica(
     is_refused = isinstance(error, RequestRefusedError) and error.reason is not RefusalReason.DRAINING
     if is_refused or len(lost) > config.max_losses:
         raise error
-    deadline = time.monotonic() + config.max_wait_s
     others = dataclasses.replace(route, excluded=lost)
-    while (choice := replicas.choose(others) or replicas.choose(route)) is None:
-        if time.monotonic() > deadline or not replicas:
-            raise error
-        await asyncio.sleep(_LOOK_EVERY_S)
-    return choice
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(config.max_wait_s):
+            while replicas:
+                if (choice := replicas.choose(others) or replicas.choose(route)) is not None:
+                    return choice
+                await replicas.changed()
+    raise error
 
 
 def client_of(replicas: ReplicaSet, name: str) -> ReplicaClient:

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import ClientDisconnect
 
 from kvarn.config.routes import FallbackReason, RouteConfig
-from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import check_model, may_use_model
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
@@ -25,6 +24,7 @@ from kvarn.routing.model_choice import (
     split_version,
 )
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import DegradedError, RequestRecord
 from kvarn.wire.messages import RefusalReason
@@ -57,7 +57,8 @@ class ModelRoutes:
     """The routes, the fallbacks of models and routes, and a circuit breaker for each model that has one.
 
     Args:
-        config: The whole configuration.
+        models: What is served.
+        routes: Those of the configuration.
         metrics: Where choices are counted.
         predict_ttft: Seconds to the first token that a model would take now.
         clock: Monotonic seconds.
@@ -65,7 +66,8 @@ class ModelRoutes:
 
     def __init__(
         self,
-        config: KvarnConfig,
+        models: ModelTable,
+        routes: Iterable[RouteConfig],
         metrics: ModelChoiceMetrics,
         predict_ttft: PredictTtft,
         clock: Callable[[], float] = time.monotonic,
@@ -73,11 +75,10 @@ class ModelRoutes:
         self.metrics = metrics
         self._predict_ttft = predict_ttft
         self._clock = clock
-        self._models = {model.name: model.fallbacks for model in config.models}
+        self._models = models
         self._routes: dict[str, RouteConfig] = {}
-        self._rules = {model.name: BreakerRules(**model.breaker.model_dump()) for model in config.models}
         self._breakers: dict[str, CircuitBreaker] = {}
-        self.replace(config.routes)
+        self.replace(routes)
 
     def __iter__(self) -> Iterator[RouteConfig]:
         return iter(self._routes.values())
@@ -138,10 +139,10 @@ class ModelRoutes:
         if record.best_priority is not None:  # a batch waits for the model that its line asks for
             return
         route = record.route
-        if route is None and not any(self._models.get(name) for name in tried):  # the usual case
+        ladders = {model.name: model.config.fallbacks for model in self._models}
+        if route is None and not any(ladders.get(name) for name in tried):  # the usual case
             return
-        passed, ladders = list(tried), dict(self._models)
-        owners = [*(split_version(name)[0] for name in reversed(tried)), _ROUTE]
+        passed, owners = list(tried), [*(split_version(name)[0] for name in reversed(tried)), _ROUTE]
         if route is not None:
             ladders[_ROUTE] = route.fallback
         while (model := next_fallback(reason, owners, ladders, passed)) is not None:
@@ -154,13 +155,15 @@ class ModelRoutes:
         """Whether another model may answer where the one tried last does not begin an answer that it has taken."""
         return any(self.next_model(record, reason, tried) for reason in _NOT_BEGUN)
 
-    def admit(self, model: str) -> Permit | None:
-        """The permit of a model's circuit breaker; None where it is open."""
-        return self._breaker(model).admit(self._clock())
+    def admit(self, model: str) -> tuple[CircuitBreaker, Permit] | None:
+        """A model's circuit breaker and its permit; None where it is open."""
+        breaker = self._breaker(model)
+        permit = breaker.admit(self._clock())
+        return None if permit is None else (breaker, permit)
 
-    def ended(self, model: str, permit: Permit, error: BaseException | None) -> None:
-        """A model's answer began, or this error came before."""
-        breaker, now = self._breaker(model), self._clock()
+    def ended(self, admitted: tuple[CircuitBreaker, Permit], error: BaseException | None) -> None:
+        """The answer of a model that was admitted began, or this error came before."""
+        (breaker, permit), now = admitted, self._clock()
         if error is None:
             breaker.succeeded(permit, now)
         elif isinstance(error, Exception) and reason_of(error) in ("error", "timeout"):
@@ -169,9 +172,9 @@ class ModelRoutes:
             breaker.cancelled(permit)
 
     def _breaker(self, model: str) -> CircuitBreaker:
-        found = self._breakers.get(model)
-        if found is None:
-            rules = self._rules.get(split_version(model)[0], BreakerRules())
+        served, found = self._models.named(model), self._breakers.get(model)
+        rules = BreakerRules() if served is None else BreakerRules(**served.config.breaker.model_dump())
+        if found is None or found.rules != rules:  # another version of the model has its own
             found = self._breakers[model] = CircuitBreaker(rules)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -39,12 +40,14 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     ) -> None:
         self._routing = routing
         self._engine = engine
-        self._clients = dict(clients or {})
+        self._clients: dict[str, ReplicaClient] = {}
         self._gateway = gateway
         self._adapters = {each.name: each for each in adapters}
+        self._changed = asyncio.Event()
         self.router: Router | None = None
         """None while there is nothing to choose among."""
-        self._count_changed()
+        for name, client in (clients or {}).items():
+            self.add(name, client)
 
     def __getitem__(self, name: str) -> ReplicaClient:
         return self._clients[name]
@@ -58,6 +61,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def add(self, name: str, client: ReplicaClient) -> None:
         """One more replica."""
         self._clients[name] = client
+        client.on_changed = self._tell
         self._count_changed()
 
     def remove(self, name: str) -> ReplicaClient | None:
@@ -117,6 +121,14 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         """Names of those that take requests."""
         return [name for name, each in self._clients.items() if each.state is ReplicaState.READY]
 
+    async def changed(self) -> None:
+        """Wait until a replica comes or goes, or takes other requests than before: its state, its adapters."""
+        await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     # Choosing --------------------------------------------------------------------------------------------------------
 
     @property
@@ -173,3 +185,4 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             self.router = None
             for client in self._clients.values():
                 client.watch_blocks(None)
+        self._tell()

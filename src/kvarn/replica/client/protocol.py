@@ -70,7 +70,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaClient(Protocol):
-    """A replica that runs or starts. Used from one event loop; its attributes are read only."""
+    """A replica that runs or starts. Used from one event loop; its attributes are read only, but for one."""
 
     state: ReplicaState
     """`READY` takes requests."""
@@ -82,6 +82,8 @@ class ReplicaClient(Protocol):
     """How many engine processes have been ready."""
     stats: EngineStats
     """The latest gauges and totals the engine sent."""
+    on_changed: Callable[[], None]
+    """Called when `state` or `adapters` have changed; belongs to whoever keeps the replica."""
 
     def generate(
         self, request: Submit, report_pending: ReportPending | None = None

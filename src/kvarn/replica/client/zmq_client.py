@@ -1,10 +1,10 @@
-"""The client of an engine process on this machine."""
+"""The client of an engine process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -42,6 +42,9 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 
+_RECONNECT_S = 0.5
+"""After so long an engine is joined again to which the connection was lost."""
+
 log = logging.getLogger(__name__)
 
 
@@ -59,11 +62,17 @@ class ZmqReplicaClient:
         self.card: ModelCard | None = None
         self.starts = 0
         self.stats = EngineStats()
+        self.on_changed: Callable[[], None] = lambda: None
         self._name = name
         self._gateway = gateway
+        self._status = ReplicaStatus(model=name, replica="")
+        """What the supervisor said last."""
         self._endpoint: Endpoint | None = None
-        """Of the engine to which this client is connected."""
+        """Of the engine that this client has joined, or joins again."""
         self._transport: ClientTransport | None = None
+        self._rejoining = False
+        """The connection was lost, and the engine has not answered on another."""
+        self._retry: asyncio.TimerHandle | None = None
         self._streams: dict[str, RequestStream] = {}
         self.adapters: dict[str, AdapterInfo] = {}
         self._revision = 0
@@ -77,12 +86,24 @@ class ZmqReplicaClient:
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
         runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
+        self._status = status
         if self._endpoint is not None and (not runs or status.endpoint != self._endpoint):
-            self._disconnect("the engine is down" if runs else status.stage)
+            self._leave("the engine is down" if runs else status.stage)
         if runs and self._endpoint is None:
             assert status.endpoint is not None, "an engine that runs is somewhere"
-            self._connect(status.endpoint)
+            self._endpoint = status.endpoint
+            self.starts += 1
+            self._connect()
+        self._show()
+
+    def _show(self) -> None:
+        """Have everybody see what the supervisor says, or that the connection is lost."""
+        status, before = self._status, self.state
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
+        if self._rejoining:
+            self.state, self.progress = ReplicaState.DOWN, ("connect to the engine again", 0.0)
+        if self.state is not before:
+            self.on_changed()
 
     @property
     def adapters_revision(self) -> int:
@@ -95,7 +116,7 @@ class ZmqReplicaClient:
 
     def close(self) -> None:
         """Leave the engine; requests in flight fail."""
-        self._disconnect("the gateway process was stopped")
+        self._leave("the gateway process was stopped")
 
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None
@@ -171,7 +192,7 @@ class ZmqReplicaClient:
 
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
-        if self._transport is None:
+        if self._transport is None or self._rejoining:
             stage, fraction = self.progress
             raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")
         if request_id in self._streams or request_id in self._embeddings or request_id in self._changes:
@@ -182,17 +203,24 @@ class ZmqReplicaClient:
         if self._transport is not None:
             self._transport.send(Abort(request_id=request_id, gateway=self._gateway))
 
-    def _connect(self, endpoint: Endpoint) -> None:
-        self.starts += 1
-        self._endpoint, own = endpoint, endpoint.client(self._gateway)
-        transport = self._transport = ClientTransport(endpoint, own, self._handle, self._unreadable)
+    def _connect(self) -> None:
+        assert self._endpoint is not None, "there is an engine"
+        endpoint, own = self._endpoint, self._endpoint.client(self._gateway)
+        transport = self._transport = ClientTransport(endpoint, own, self._handle, self._lost)
         known = list(self.adapters.values())
         transport.send(Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision))
         self._read_blocks()
 
+    def _leave(self, reason: str) -> None:
+        """Leave the engine for good."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry, self._rejoining, self._endpoint = None, False, None
+        self._disconnect(reason)
+
     def _disconnect(self, reason: str) -> None:
-        """Leave the engine after what it still has said; fail every request."""
-        transport, self._transport, self._endpoint = self._transport, None, None
+        """Close the connection after what the engine has still said; fail every request."""
+        transport, self._transport = self._transport, None
         if transport is not None:
             transport.read_rest()
             transport.close()
@@ -203,12 +231,22 @@ class ZmqReplicaClient:
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
             self._fail(request_id, ReplicaLostError(reason))
 
-    def _unreadable(self, error: Exception) -> None:
-        log.error("messages of the engine cannot be read", extra={"model": self._name}, exc_info=error)
-        self._disconnect("messages of the engine cannot be read")
+    def _lost(self, error: Exception) -> None:
+        """Messages may be missing. The engine is joined again unless its supervisor says meanwhile that it is gone, and
+        takes requests once it answers: then both ways are there."""
+        why = "messages of an engine are lost, and it is joined again: %s"
+        is_known = isinstance(error, ConnectionError)
+        log.warning(why, error, extra={"model": self._name}, exc_info=None if is_known else error)
+        self._rejoining = True
+        self._disconnect(f"messages of the engine are lost: {error}")
+        self._show()
+        self._retry = asyncio.get_running_loop().call_later(_RECONNECT_S, self._connect)
 
     def _handle(self, message: FromEngine) -> None:
         """Hand over what the engine sent. Answers to unknown ids belong to aborted requests and are ignored."""
+        if self._rejoining and self._transport is not None:
+            self._rejoining = False
+            self._show()
         match message:
             case StepOutput():
                 self.stats = message.stats or self.stats
@@ -226,6 +264,7 @@ class ZmqReplicaClient:
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}
                 self._revision = message.revision
+                self.on_changed()
             case AdapterChanged():
                 change = self._changes.get(message.request_id)
                 if change is not None and not change.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class ExternalReplica:
         self.starts = 0
         self.stats = EngineStats()
         self.adapters: dict[str, AdapterInfo] = {}
+        self.on_changed: Callable[[], None] = lambda: None
         self.base_url = base_url
         self.name = f"{urlsplit(base_url).netloc}/{config.name}"
         self.in_flight = 0
@@ -115,7 +116,7 @@ class ExternalReplica:
             return
         self._failed_probes = 0
         if not found.ready:
-            self.state, self.progress = ReplicaState.STARTING, ("the server loads the model", 0.5)
+            self._become(ReplicaState.STARTING, "the server loads the model", 0.5)
             return
         if self.state is not ReplicaState.READY:
             self.starts += 1
@@ -131,7 +132,7 @@ class ExternalReplica:
             kernels=" ".join(filter(None, (self._external.api, found.version))),
             embedding_size=self._external.embedding_size or 0,
         )
-        self.state, self.progress = ReplicaState.READY, ("ready", 1.0)
+        self._become(ReplicaState.READY, "ready", 1.0)
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -215,7 +216,11 @@ class ExternalReplica:
             return
         if self.state is not ReplicaState.DOWN or self.progress[0] != why:
             log.warning("external replica is down: %s", why, extra={"model": self._config.name, "replica": self.name})
-        self.state, self.progress = ReplicaState.DOWN, (why, 0.0)
+        self._become(ReplicaState.DOWN, why, 0.0)
+
+    def _become(self, state: ReplicaState, stage: str, fraction: float) -> None:
+        self.state, self.progress = state, (stage, fraction)
+        self.on_changed()
 
 
 def make_replicas(config: ModelConfig) -> list[ExternalReplica]:

@@ -78,15 +78,21 @@ class ResponseRouter:
         self._requests: dict[str, _Request] = {}
         self._gone: set[int] = set()
 
-    def join(self, message: Join) -> None:
-        """Answer one more gateway process, unless it is known to be gone: its message was still under way."""
-        if message.gateway not in self._gone:
-            self._disconnect(message.gateway)
-            self._outboxes[message.gateway] = self._outbox(message.address, CLIENT_LINGER_MS)
+    def join(self, message: Join) -> list[str]:
+        """Answer one more gateway process, unless it is known to be gone: its message was still under way. Returns the
+        ids of its requests: one that joins again has lost them."""
+        if message.gateway in self._gone:
+            return []
+        ids = self._forget(message.gateway)
+        self._outboxes[message.gateway] = self._outbox(message.address, CLIENT_LINGER_MS)
+        return ids
 
     def leave(self, gateway: int) -> list[str]:
         """Forget a gateway process that is gone; returns the ids of its requests."""
         self._gone.add(gateway)
+        return self._forget(gateway)
+
+    def _forget(self, gateway: int) -> list[str]:
         self._disconnect(gateway)
         ids = [request_id for request_id, request in self._requests.items() if request.gateway == gateway]
         for request_id in ids:
@@ -128,7 +134,7 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def tell(self, gateway: int, message: Adapters | BlockEvents) -> bool:
+    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput) -> bool:
         """Send a gateway process what belongs to no request; False where it is gone."""
         if gateway not in self._outboxes:
             return False
@@ -239,7 +245,9 @@ class EngineLoop:
                 if self._router.aborted(message.request_id, message.gateway):
                     self._service.abort(message.request_id)
             case Join():
-                self._router.join(message)
+                for request_id in self._router.join(message):
+                    self._service.abort(request_id)
+                self._router.tell(message.gateway, StepOutput(deltas=[], stats=self._service.stats()))
                 told = self._service.join(message)
                 if told is not None:
                     self._router.tell(message.gateway, told)

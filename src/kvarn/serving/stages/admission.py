@@ -13,7 +13,8 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
-from kvarn.routing.model_choice import RequestFeatures, split_version
+from kvarn.routing.model_choice import RequestFeatures
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
 from kvarn.serving.work import DegradedError, RequestRecord, Work
@@ -41,12 +42,10 @@ class AdmissionStage:
     def __init__(self, config: KvarnConfig, models: Mapping[str, ServedModel], metrics: AdmissionMetrics) -> None:
         self._config = config
         self._models = models
+        self._table = ModelTable(models)
         self._metrics = metrics
-        self._names = {alias: name for name, model in models.items() for alias in model.config.aliases}
-        self._names |= {name: name for name in models}
         self._replicas: dict[str, ReplicaAdmission] = {}
         """By the replica's name. Another replica may get the name of one that is gone."""
-        self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
 
     def check_process(self, in_flight: int) -> None:
         """Refuse a request (`ApiError`, 503) where this process answers as many as it may."""
@@ -63,19 +62,17 @@ class AdmissionStage:
         Raises:
             ApiError: As `enter` does.
         """
-        if not self._shedding or record.endpoint not in GENERATING:
+        if record.endpoint not in GENERATING or not any(map(self._sheds, self._table)):
             return
         fields = early_fields(body)
         # What is answered in the background is nobody's first token, and is tried again.
         if fields is None or fields.background:
             return
-        name = self._names.get(fields.model)
-        if name is None or name not in self._shedding:
+        model = self._table.named(fields.model)
+        if model is None or not (self._sheds(model) and model.ready and may_use_model(record.principal, model.name)):
             return
-        model = self._models[name]
-        if not (model.ready and may_use_model(record.principal, name)):
-            return
-        replica = self._first_to_take(name, lambda each: each.early_demand(record, body, fields))
+        name = model.name
+        replica = self._first_to_take(model, lambda each: each.early_demand(record, body, fields))
         record.early_replica = replica.name
         record.early_demand = demand = replica.early_demand(record, body, fields)
         refusal = replica.controller.accept(demand, replica.update())
@@ -114,6 +111,9 @@ class AdmissionStage:
             self._metrics.decided(work.model, work.priority, "degraded")
             raise DegradedError(fallback)
         raise self._refused(demand, refusal, work.model, generates=work.max_output_tokens > 0)
+
+    def _sheds(self, model: ServedModel) -> bool:
+        return self._config.sheds_load(model.config)
 
     async def close(self) -> None:
         """The server stops."""
@@ -156,9 +156,9 @@ class AdmissionStage:
             refusing.add(choice.replica)
         return chosen
 
-    def _first_to_take(self, model: str, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
+    def _first_to_take(self, model: ServedModel, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
         """The first replica that would not refuse a request before it is parsed; any where all would."""
-        replicas = [self._replica(model, name) for name in self._models[model].replicas.ready]
+        replicas = [self._replica(model.name, name) for name in model.replicas.ready]
         if len(replicas) == 1:
             return replicas[0]
         return next(
@@ -173,7 +173,7 @@ class AdmissionStage:
 
     def predicted_ttft_s(self, name: str, record: RequestRecord, features: RequestFeatures) -> float | None:
         """Seconds to the first token that the quickest replica of a model would take for a request; None: unknown."""
-        model = self._models.get(self._names.get(name, name))
+        model = self._table.named(name)
         found = [] if model is None else [self._replica(model.name, each) for each in model.replicas.ready]
         predicted = [each.predicted_ttft_s(record, features.prompt_tokens) for each in found]
         return min([seconds for seconds in predicted if seconds is not None], default=None)
@@ -186,10 +186,7 @@ class AdmissionStage:
         return next((name for name in work.record.overload_fallbacks if self._would_take(name, work)), None)
 
     def _would_take(self, name: str, work: Work) -> bool:
-        base, version = split_version(name.partition(":")[0])
-        model = self._models.get(self._names.get(base, base))
-        if model is not None and version is not None:
-            model = next((each for each in model.all_versions if each.version == version), None)
+        model = self._table.named(name) or self._table.named(name.partition(":")[0])
         if model is None or not model.ready:
             return False
         name = model.name
