@@ -148,7 +148,7 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         attention=load_latent_attention(prefix, spec, loader)
         if spec.latent
         else load_attention(prefix, spec, names, loader),
-        mlp=MoeMlp.load(prefix, spec, names, loader)
+        mlp=MoeMlp.load(index, prefix, spec, names, loader)
         if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )

@@ -29,16 +29,17 @@ from kvarn.replica.server.adapters import AdapterHost
 from kvarn.replica.server.cpu import usable_cores
 from kvarn.replica.server.draft import load_draft
 from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.experts import ExpertLoads, read_expert_load
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
-from kvarn.replica.spec import ReplicaSpec, ReportProgress
+from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import CheckpointError
-from kvarn.wire.messages import AdapterInfo, ModelCard
+from kvarn.wire.messages import ModelCard
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import (
     DraftProposer,
@@ -80,10 +81,14 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     """
     config, layout = spec.model_config, layout_of(spec.model_config)
     phases = _Phases(report)
-    ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device) if layout.world_size > 1 else None
+    load_file = config.experts.load_file
+    expert_load = {} if load_file is None else read_expert_load(Path(load_file).expanduser())
+    ranks = None
+    if layout.world_size > 1:
+        ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device, expert_load)
     try:
         with phases("load weights"):
-            model = load_part(spec, 0, None if ranks is None else ranks.group, report)
+            model = load_part(spec, 0, None if ranks is None else ranks.group, expert_load, report)
         return _build(model, spec, config, phases, ranks)
     except BaseException:
         if ranks is not None:
@@ -197,10 +202,11 @@ def _build_decoder(
         proposer=proposer,
         speculation=config.speculation,
         adapters=own.adapters if ranks is None else None,
-        host=partial(_host_adapters, model, own, config, phases) if ranks is None else None,
+        host=partial(_host_adapters, model, own, spec, config, phases) if ranks is None else None,
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
         ranks=ranks,
+        experts=ExpertLoads(model, config.experts.load_file),
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
         prefill_server=PrefillServer(*peer, spec.endpoint.directory)
         if peer is not None and spec.role == "prefill"
@@ -221,7 +227,12 @@ def _joint_costs(model: Decoder, others: Sequence[Loaded]) -> DecoderCosts:
 
 
 def _host_adapters(
-    model: Decoder, executor: InProcessExecutor, config: ModelConfig, phases: _Phases, engine: EngineCore
+    model: Decoder,
+    executor: InProcessExecutor,
+    spec: ReplicaSpec,
+    config: ModelConfig,
+    phases: _Phases,
+    engine: EngineCore,
 ) -> AdapterHost:
     limit = config.lora.host_memory_gib
     host = AdapterHost(
@@ -233,16 +244,10 @@ def _host_adapters(
         config=config.lora,
     )
     if config.adapters:
+        replaced = {each.name for each in spec.adapters}
         with phases("load adapters"):
-            host.load_now(
-                AdapterInfo(
-                    name=each.name,
-                    path=each.path,
-                    organizations=None if each.organizations is None else list(each.organizations),
-                    projects=None if each.projects is None else list(each.projects),
-                )
-                for each in config.adapters
-            )
+            host.load_now(each for each in configured_adapters(config) if each.name not in replaced)
+    host.load_beside(spec.adapters)
     return host
 
 
