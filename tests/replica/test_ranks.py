@@ -144,7 +144,7 @@ def test_adapters_are_divided_among_ranks() -> None:
     assert sum(plain[key] != expected[key] for key in expected) > len(expected) / 3
     alone.shutdown()
     for degree in (2, 4):
-        crowded = {"kv_cache_gib": 0.0008 * degree, "engine": CROWDED["engine"]}
+        crowded = {"kv_cache_gib": 0.0008 + 0.00015 * degree, "engine": CROWDED["engine"]}
         service = build(DEMO, tensor_parallel_size=degree, adapters=adapters, **crowded)
         answers = run(service, messages)
         assert answers.keys() == expected.keys()
@@ -170,6 +170,17 @@ def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, setti
     expected = run(alone, messages)
     alone.shutdown()
     service = build(experts, **settings)
+    assert run(service, messages) == expected
+    service.shutdown()
+
+
+def test_latent_attention_is_divided_among_ranks(tmp_path: Path) -> None:
+    make_decoder("deepseek-v3", tmp_path)
+    messages = requests(range(3, 199), 30, with_grammars=False)
+    alone = build(tmp_path, tensor_parallel_invariant=True)
+    expected = run(alone, messages)
+    alone.shutdown()
+    service = build(tmp_path, tensor_parallel_size=2, expert_parallel=True, pipeline_parallel_size=2)
     assert run(service, messages) == expected
     service.shutdown()
 

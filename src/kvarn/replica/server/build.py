@@ -160,7 +160,7 @@ def _build_decoder(
             max_context_length=max_context_length,
             weight_bytes=model.layer_bytes + model.head_bytes,
             memory_bytes=model.kernels.memory_bytes(),
-            copies=max(1, config.tensor_parallel_size // model.spec.num_kv_heads),
+            copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
         )
     if ranks is not None:
         with phases("join the ranks"):
