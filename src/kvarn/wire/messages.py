@@ -14,7 +14,7 @@ import msgspec
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
-from kvarn.wire.supervision import Drain, Failed, Heartbeat, Supervise
+from kvarn.wire.supervision import Activate, Drain, Failed, Heartbeat, Supervise, Warm
 
 
 class FinishReason(StrEnum):
@@ -165,6 +165,7 @@ ToEngine = (
     | Leave
     | ForgetTenant
     | Supervise
+    | Activate
     | Drain
     | Stop
 )
@@ -396,5 +397,15 @@ class Adapters(Message, frozen=True, kw_only=True):
 
 
 FromEngine = (
-    Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | Heartbeat | Failed
+    Ready
+    | Progress
+    | StepOutput
+    | Refused
+    | Embedded
+    | AdapterChanged
+    | Adapters
+    | BlockEvents
+    | Heartbeat
+    | Warm
+    | Failed
 )
