@@ -72,8 +72,7 @@ def test_a_popular_model_that_sleeps_has_a_process_that_waits_and_takes_its_next
     wait_for(lambda: waits() != [])
     (waiting,) = waits()
     assert post(served, "completions", model="kvarn-demo", prompt="x", max_tokens=1).status_code == 200
-    assert waiting in served.engines()
-    assert [each["state"] for each in replicas(kvarn, served)] == ["ready"]
+    wait_for(lambda: any("the engine is ready" in line and f"pid={waiting} " in line for line in served.log))
     decisions = httpx.get(f"{served.url}/v1/organization/deployments/decisions").json()["data"]
     reasons = [(each["model"], each["reason"]) for each in decisions if "a process waits" in each["reason"]]
     assert reasons and {model for model, _ in reasons} == {"kvarn-demo"}

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry
 
 from kvarn.admission.predictor import Predictor
+from kvarn.config.fleet import AutoscaleConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscaler import Autoscaler, Decision, Sample
 from kvarn.fleet.desired import Desired
@@ -50,7 +51,7 @@ class Autoscaling:
         self.on_changed: Callable[[], None] = lambda: None
         """Called where a model shall have another number of replicas."""
         self._clock = clock
-        self._scalers: dict[str, Autoscaler] = {}
+        self._scalers: dict[str, tuple[AutoscaleConfig, Autoscaler]] = {}
         self._counts: dict[str, int] = {}
         self._seen: dict[str, tuple[float, float, float]] = {}
         """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
@@ -110,7 +111,10 @@ class Autoscaling:
             min((client.stats.waiting * work_s for client in replicas), default=None),
             slo.ttft_target_s,
         )
-        scaler = self._scalers.setdefault(name, Autoscaler(config, len(replicas)))
+        known, scaler = self._scalers.get(name, (None, None))
+        if scaler is None or known != config:  # a new version may have other bounds
+            scaler = Autoscaler(config, len(replicas))
+            self._scalers[name] = config, scaler
         decision = scaler.decide(sample)
         if decision.replicas != self._counts.get(name, len(replicas)):
             _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
