@@ -14,7 +14,7 @@ import msgspec
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
-from kvarn.wire.supervision import Activate, Drain, Failed, Heartbeat, Supervise, Warm
+from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
 
 class FinishReason(StrEnum):
@@ -164,9 +164,7 @@ ToEngine = (
     | WatchBlocks
     | Leave
     | ForgetTenant
-    | Supervise
-    | Activate
-    | Drain
+    | FromSupervisor
     | Stop
 )
 
@@ -396,16 +394,4 @@ class Adapters(Message, frozen=True, kw_only=True):
     adapters: list[AdapterInfo]
 
 
-FromEngine = (
-    Ready
-    | Progress
-    | StepOutput
-    | Refused
-    | Embedded
-    | AdapterChanged
-    | Adapters
-    | BlockEvents
-    | Heartbeat
-    | Warm
-    | Failed
-)
+FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | ToSupervisor

@@ -35,3 +35,9 @@ class Failed(Message, frozen=True, kw_only=True):
     """The engine cannot go on; the process exits after this."""
 
     message: str
+
+
+FromSupervisor = Supervise | Activate | Drain
+"""To an engine."""
+ToSupervisor = Heartbeat | Warm | Failed
+"""From an engine."""
