@@ -54,7 +54,9 @@ class Experts:
         each rank computes a part of every row. Either way a row's bits are the same.
         """
         self.tokens[:] += counts.numpy(force=True)
-        if not self.parallel.expert_parallel or self.parallel.world_size == 1:
+        if self.parallel.world_size == 1:
+            return self._compute(inputs, counts.tolist())
+        if not self.parallel.expert_parallel:
             return self._whole_sum(inputs, counts.tolist())
         owners = self.placement.owners(counts.cpu())
         order = owners.argsort(stable=True)
