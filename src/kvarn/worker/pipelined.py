@@ -166,10 +166,9 @@ class PipelinedExecutor(InProcessExecutor):
         greedy = temperature <= 0
         columns = (np.where(greedy, np.float32(1), temperature), table.top_k[slots], table.top_p[slots])
         fill = (np.float32(1), np.int64(0), np.float64(1), np.float32(0), np.float64(0), np.True_)
-        return [
-            np.concatenate([column, np.full(size - len(slots), value, dtype=column.dtype)])
-            for column, value in zip((*columns, table.min_p[slots], numbers, greedy), fill, strict=True)
-        ]
+        more = size - len(slots)
+        every: tuple[npt.NDArray[Any], ...] = (*columns, table.min_p[slots], numbers, greedy)
+        return [_filled(column, more, value) for column, value in zip(every, fill, strict=True)]
 
     def _compute_and_draw(
         self, inputs: _DeviceInputs, adapters: AdapterBatch | None, sampling: list[torch.Tensor]
@@ -247,7 +246,7 @@ def _arrays(flat: FlatRows, drawing: Ints, size: int, width: int, spare: int) ->
     )
 
 
-def _filled(array: Ints, more: int, value: int) -> Ints:
+def _filled(array: npt.NDArray[Any], more: int, value: Any) -> npt.NDArray[Any]:
     return np.concatenate([array, np.full(more, value, dtype=array.dtype)]) if more else array
 
 
