@@ -216,6 +216,7 @@ class GatewayProcesses:
             directory=str(version.directory),
             created=version.created,
             is_candidate=version.is_candidate,
+            adapters=list(version.desired.adapters),
         )
         self._send(VERSION, message)
 

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from kvarn.config.schema import KvarnConfig, ModelConfig
-from kvarn.fleet.desired import Candidate, Desired, DesiredModels, replicas_of
-from kvarn.fleet.engines import Checkpoints, Engines, find_checkpoints
+from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
+from kvarn.fleet.desired import Desired, DesiredModels, replicas_of
+from kvarn.fleet.engines import Engines
 from kvarn.fleet.launcher import Launcher, LaunchError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import ReplicaPhase
@@ -22,7 +24,7 @@ from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
-from kvarn.routing.model_choice import version_name
+from kvarn.routing.model_choice import split_version, version_name
 from kvarn.store.errors import StoreAwayError
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class FleetController:
         read_desired: What is wanted now; None: nothing can change.
         lease: Whether this process looks after the fleet; None: it always does.
         count: Replicas that a model shall have now, of those that are wanted. An autoscaler says otherwise.
+        bind: Told of the files of a version that is found for the first time, by the model, its number and
+            `fingerprints_of`.
     """
 
     def __init__(
@@ -82,10 +86,11 @@ class FleetController:
         read_desired: Callable[[], Awaitable[DesiredModels]] | None = None,
         lease: Callable[[], Awaitable[bool]] | None = None,
         count: Callable[[Desired], int] = lambda desired: desired.count,
+        bind: Callable[[str, int, dict[str, Any]], Awaitable[None]] | None = None,
     ) -> None:
         self.desired = desired
         self.problems: dict[str, str] = {}
-        """Why a model is not as it is wanted, by its name; of a version that is rolled out, by the version's name."""
+        """Why a version is not as it is wanted, by its name."""
         self._config = config
         self._engines = engines
         self._launcher = launcher
@@ -94,6 +99,7 @@ class FleetController:
         self._holds = False
         """Of the fleet, since when what ran was taken over."""
         self._count = count
+        self._bind = bind
         self._listeners: list[FleetListener] = []
         self._versions: dict[tuple[str, int], ServedVersion] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -190,7 +196,7 @@ class FleetController:
             if version is not None and not (desired.model.disaggregation and not desired.version):
                 count = self._count(version.desired)
                 target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
-                if candidate is not None and await self._candidate(name, candidate) is not None:
+                if candidate is not None and await self._candidate(name, desired) is not None:
                     beside = replicas_of(candidate.share, count)
                     target = replace(target, candidate=candidate.version, candidate_replicas=beside)
                 targets.append(target)
@@ -200,7 +206,7 @@ class FleetController:
         for action in plan(targets, observed):
             match action:
                 case Start():
-                    await self._start(self._versions[action.model, action.version])
+                    await self._try_start(self._versions[action.model, action.version])
                 case Drain() if action.name not in self._engines.taken_out:
                     self._drain(action.name)
                 case Activate():
@@ -218,7 +224,7 @@ class FleetController:
             if desired.model.external is None:
                 await self._version(name, desired)
                 if desired.candidate is not None:
-                    await self._candidate(name, desired.candidate)
+                    await self._candidate(name, desired)
         for replica in sorted(running - self._engines.supervisors.keys()):
             version = self._versions.get(version_of(replica))
             if version is None:
@@ -254,42 +260,69 @@ class FleetController:
     async def _version(self, name: str, desired: Desired) -> ServedVersion | None:
         """The version that shall serve; while its checkpoint cannot be found, the one that did."""
         try:
-            version = await self._found(name, desired)
+            return await self._found(name, desired)
         except Exception as error:
-            self._note_problem(name, name, desired.version, error)
+            self._note_problem(name, desired.version, error)
             serving = [each for (model, _), each in self._versions.items() if model == name and not each.is_candidate]
             return serving[-1] if serving else None
-        self.problems.pop(name, None)
-        return version
 
-    async def _candidate(self, name: str, candidate: Candidate) -> ServedVersion | None:
+    async def _candidate(self, name: str, beside: Desired) -> ServedVersion | None:
         """The version that is rolled out; None while its checkpoint cannot be found: its rollout gives it up."""
-        key = version_name(name, candidate.version)
+        candidate = beside.candidate
+        assert candidate is not None, "one is rolled out"
+        desired = Desired(
+            candidate.model, candidate.version, adapters=beside.adapters, fingerprints=candidate.fingerprints
+        )
         try:
-            version = await self._found(name, Desired(candidate.model, candidate.version), is_candidate=True)
+            return await self._found(name, desired, is_candidate=True)
         except Exception as error:
-            self._note_problem(key, name, candidate.version, error)
+            self._note_problem(name, candidate.version, error)
             return None
-        self.problems.pop(key, None)
-        return version
 
     async def _found(self, name: str, desired: Desired, *, is_candidate: bool = False) -> ServedVersion:
         key = name, desired.version
         known = self._versions.get(key)
         if known is None:
-            found = await asyncio.to_thread(find_checkpoints, desired.model)
+            found = await self._bound(desired)
             known = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
             for listener in self._listeners:
                 await listener.version_added(known)
             self._versions[key] = known
+            self.problems.pop(version_name(*key), None)
         elif (known.desired, known.is_candidate) != (desired, is_candidate):
             known = self._versions[key] = replace(known, desired=desired, is_candidate=is_candidate)
         return known
 
-    def _note_problem(self, key: str, name: str, version: int, error: Exception) -> None:
+    async def _bound(self, desired: Desired) -> Checkpoints:
+        """What a version's replicas load: the files that it was deployed with.
+
+        Raises:
+            TextError: Something cannot be found.
+            VersionChangedError: The files are others.
+        """
+        found = await asyncio.to_thread(find_checkpoints, desired.model)
+        await asyncio.to_thread(check_binding, desired.fingerprints, found)
+        if desired.version and desired.fingerprints is None and self._bind is not None:
+            fingerprints = await asyncio.to_thread(fingerprints_of, found)
+            with suppress(StoreAwayError):  # the next replica that starts binds it
+                await self._bind(desired.model.name, desired.version, fingerprints)
+        return found
+
+    def _note_problem(self, name: str, version: int, error: Exception) -> None:
+        key = version_name(name, version)
         if self.problems.get(key) != str(error):
             log.error("version %d of %r cannot be started: %s", version, name, error)
         self.problems[key] = str(error)
+
+    async def _try_start(self, version: ServedVersion) -> None:
+        """Start a replica; what is in the way is a problem of its version, and other models go on."""
+        model, number = version.desired.model.name, version.desired.version
+        try:
+            await self._start(version)
+        except Exception as error:
+            self._note_problem(model, number, error)
+        else:
+            self.problems.pop(version_name(model, number), None)
 
     async def _start(self, version: ServedVersion, name: str = "") -> None:
         desired, supervisors = version.desired, self._engines.supervisors
@@ -299,8 +332,8 @@ class FleetController:
             for each in numbers
         )
         name = name or next(each for each in names if each not in supervisors)
-        found = await asyncio.to_thread(find_checkpoints, desired.model)
-        spec = self._engines.spec_of(desired.model, found, desired.version)
+        found = await self._bound(desired)
+        spec = self._engines.spec_of(desired.model, found, desired.version, desired.adapters)
         self._add(msgspec.structs.replace(spec, replica=name))
 
     def _add(self, spec: ReplicaSpec) -> None:
@@ -336,9 +369,11 @@ class FleetController:
         there = {(each.model, each.version) for each in self.observed}
         pending = {(name, each.version) for name, each in self.desired.items()}
         pending |= {(name, each.candidate.version) for name, each in self.desired.items() if each.candidate is not None}
+        self.problems = {
+            name: problem for name, problem in self.problems.items() if split_version(name) in wanted | pending
+        }
         for key in [*self._versions.keys() - wanted - there - pending]:
             del self._versions[key]
-            self.problems.pop(version_name(*key), None)
             for listener in self._listeners:
                 listener.version_removed(*key)
 

@@ -91,6 +91,7 @@ class LiveModels:
             process=self._process,
             version=number,
             held_back=version.is_candidate,
+            kept_adapters=version.desired.adapters,
         )
 
     def _serve(self, served: ServedModel) -> None:
