@@ -145,7 +145,7 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         mlp_input_norm=input_norm(names.mlp_input_norm),
         mlp_output_norm=norm(names.mlp_output_norm),
         attention=load_attention(prefix, spec, names, loader),
-        mlp=MoeMlp.load(prefix, spec, names, loader)
+        mlp=MoeMlp.load(index, prefix, spec, names, loader)
         if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )
