@@ -139,7 +139,7 @@ class ModelConfig(Section):
     """The compiled `cpu` kernels, those of GPUs (`triton`), or `torch`'s. `auto`: what the device has, if installed."""
 
     packed_cache: str | None = Field(None, min_length=1)
-    """Directory for weights as the compiled kernels multiply them: later starts map it, and quantise and pack nothing."""
+    """Directory for weights as the compiled kernels multiply them: later starts map it and pack nothing."""
 
     max_context_length: int | None = Field(None, ge=16)
     """Prompt and answer together, in tokens. Default: what the checkpoint was trained for."""
