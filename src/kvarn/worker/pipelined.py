@@ -63,8 +63,8 @@ class PipelinedExecutor(InProcessExecutor):
 
     def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
         super().__init__(model, max_num_seqs=max_num_seqs, **options)
-        self._graphs = StepGraphs(self._device)
-        self._fill_up = self._graphs.enabled if fill_up is None else fill_up
+        self.graphs = StepGraphs(self._device)
+        self._fill_up = self.graphs.enabled if fill_up is None else fill_up
         self._running: deque[_Running] = deque()
         self._ended = 0.0
         self._epochs = np.zeros(max_num_seqs, dtype=np.int64)
@@ -140,7 +140,7 @@ class PipelinedExecutor(InProcessExecutor):
 
         repeated = decodes and adapters is None and size in BUCKETS
         key = (size, arrays[5].shape[1], bool(sampling))
-        tokens, maxima = self._graphs.run(key, step) if repeated else step()
+        tokens, maxima = self.graphs.run(key, step) if repeated else step()
         self._slots.num_output[slots] += 1
         fetched = Fetched.start([tokens[: len(slots)], maxima[: len(slots)]])
         return _Running(plan, slots, self._epochs[slots], fetched, started)
