@@ -7,17 +7,19 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from kvarn.config.schema import KvarnConfig, ModelConfig
-from kvarn.fleet.desired import Candidate, Desired, DesiredModels, replicas_of
+from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Checkpoints, Engines, find_checkpoints
 from kvarn.fleet.launcher import Launcher, LaunchError
+from kvarn.fleet.preparation import Preparations, PreparingError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus
@@ -70,7 +72,7 @@ class FleetController:
         desired: What is wanted at first.
         read_desired: What is wanted now; None: nothing can change.
         lease: Whether this process looks after the fleet; None: it always does.
-        count: Replicas that a model shall have now, of those that are wanted. An autoscaler says otherwise.
+        counts: How many replicas models shall have. Default: as many as are wanted; an autoscaler says otherwise.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class FleetController:
         desired: DesiredModels,
         read_desired: Callable[[], Awaitable[DesiredModels]] | None = None,
         lease: Callable[[], Awaitable[bool]] | None = None,
-        count: Callable[[Desired], int] = lambda desired: desired.count,
+        counts: ReplicaCounts | None = None,
     ) -> None:
         self.desired = desired
         self.problems: dict[str, str] = {}
@@ -93,7 +95,9 @@ class FleetController:
         self._lease = lease
         self._holds = False
         """Of the fleet, since when what ran was taken over."""
-        self._count = count
+        self._counts = counts or DesiredCounts()
+        self._unclaimed: set[str] = set()
+        """Replicas of an earlier controller whose version is still being prepared here."""
         self._listeners: list[FleetListener] = []
         self._versions: dict[tuple[str, int], ServedVersion] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -101,6 +105,8 @@ class FleetController:
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
+        self._versions_found = Preparations[ServedVersion](self._loop.wake)
+        self._starts = Preparations[Checkpoints](self._loop.wake)
         now = int(time.time())
         for name, each in desired.items():
             if name in engines.directories or each.model.external is not None:
@@ -125,6 +131,8 @@ class FleetController:
     async def stop(self) -> None:
         """Change nothing any more; what runs goes on."""
         await self._loop.stop()
+        await self._versions_found.stop()
+        await self._starts.stop()
         for task in self._leaving.values():
             task.cancel()
         await asyncio.gather(*self._leaving.values(), return_exceptions=True)
@@ -181,59 +189,67 @@ class FleetController:
             return
         if not self._holds and not await self._take_over():
             return
-        targets = []
+        await self._claim()
+        for name, supervisor in self._engines.supervisors.items():
+            if supervisor.lifecycle.was_found_draining and not self._stays(name):
+                self._drain(name)
+        targets, unclaimed = [], {version_of(replica)[0] for replica in self._unclaimed}
         for name, desired in self.desired.items():
             if desired.model.external is not None:
                 continue  # another server's
-            version = await self._version(name, desired)
+            version = self._version(name, desired)
             update, candidate = desired.model.update, desired.candidate
-            if version is not None and not (desired.model.disaggregation and not desired.version):
-                count = self._count(version.desired)
+            is_pair = desired.model.disaggregation is not None and not desired.version
+            if version is not None and not is_pair and name not in unclaimed:
+                running = [each for each in self.observed if each.model == name and each.phase not in LEAVING]
+                count = self._counts.count(version.desired, len(running))
                 target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
-                if candidate is not None and await self._candidate(name, candidate) is not None:
+                if candidate is not None and self._candidate(name, candidate) is not None:
                     beside = replicas_of(candidate.share, count)
                     target = replace(target, candidate=candidate.version, candidate_replicas=beside)
                 targets.append(target)
         # A pair of engines that share prompts is started with the server, and stays.
         pairs = {name for name, each in self.desired.items() if each.model.disaggregation is not None}
-        observed = [each for each in self.observed if each.model not in pairs]
+        observed = [each for each in self.observed if each.model not in pairs | unclaimed]
         for action in plan(targets, observed):
             match action:
                 case Start():
-                    await self._start(self._versions[action.model, action.version])
-                case Drain() if action.name not in self._engines.taken_out:
+                    self._try_start(self._versions[action.model, action.version])
+                case Drain() if not self._stays(action.name):
                     self._drain(action.name)
                 case Activate():
                     raise AssertionError("there is no warm pool yet")
         self._forget(targets)
 
     async def _take_over(self) -> bool:
-        """Look after what runs from now on; end what belongs to no version that is known. False: nobody knows it."""
+        """Look after what runs from now on. False: nobody knows what does."""
         try:
-            running = await self._launcher.replicas()
+            self._unclaimed = await self._launcher.replicas() - self._engines.supervisors.keys()
         except LaunchError as error:
             log.warning("the fleet waits: %s", error)
             return False
-        for name, desired in self.desired.items():
-            if desired.model.external is None:
-                await self._version(name, desired)
-                if desired.candidate is not None:
-                    await self._candidate(name, desired.candidate)
-        for replica in sorted(running - self._engines.supervisors.keys()):
-            version = self._versions.get(version_of(replica))
-            if version is None:
-                log.warning("a replica of no known version is ended", extra={"replica": replica})
-                await self._launcher.end(replica)
-            else:
-                await self._start(version, replica)
         self._holds = True
         return True
+
+    async def _claim(self) -> None:
+        """Take over the replicas of an earlier controller as soon as their version is known; end those of no version
+        that is wanted."""
+        for replica in sorted(self._unclaimed):
+            key = version_of(replica)
+            if key in self._versions:
+                self._try_start(self._versions[key], replica)
+                self._unclaimed -= self._engines.supervisors.keys()
+            elif key not in self._pending():
+                log.warning("a replica of no known version is ended", extra={"replica": replica})
+                await self._launcher.end(replica)
+                self._unclaimed.discard(replica)
 
     async def _abandon(self) -> None:
         """Another process looks after the fleet."""
         if self._holds:
             log.warning("another gateway looks after the fleet from now on")
         self._holds = False
+        self._counts.forget()
         supervisors = list(self._engines.supervisors.values())
         self._engines.supervisors.clear()
         for supervisor in supervisors:
@@ -251,10 +267,10 @@ class FleetController:
                 log.warning("the fleet stays as it was last wanted: %s", error)
             self._away = True
 
-    async def _version(self, name: str, desired: Desired) -> ServedVersion | None:
-        """The version that shall serve; while its checkpoint cannot be found, the one that did."""
+    def _version(self, name: str, desired: Desired) -> ServedVersion | None:
+        """The version that shall serve; until its checkpoint has been found, the one that did."""
         try:
-            version = await self._found(name, desired)
+            version = self._found(name, desired)
         except Exception as error:
             self._note_problem(name, name, desired.version, error)
             serving = [each for (model, _), each in self._versions.items() if model == name and not each.is_candidate]
@@ -262,36 +278,63 @@ class FleetController:
         self.problems.pop(name, None)
         return version
 
-    async def _candidate(self, name: str, candidate: Candidate) -> ServedVersion | None:
-        """The version that is rolled out; None while its checkpoint cannot be found: its rollout gives it up."""
+    def _candidate(self, name: str, candidate: Candidate) -> ServedVersion | None:
+        """The version that is rolled out; None until its checkpoint has been found: its rollout gives it up."""
         key = version_name(name, candidate.version)
         try:
-            version = await self._found(name, Desired(candidate.model, candidate.version), is_candidate=True)
+            version = self._found(name, Desired(candidate.model, candidate.version), is_candidate=True)
         except Exception as error:
             self._note_problem(key, name, candidate.version, error)
             return None
         self.problems.pop(key, None)
         return version
 
-    async def _found(self, name: str, desired: Desired, *, is_candidate: bool = False) -> ServedVersion:
+    def _found(self, name: str, desired: Desired, *, is_candidate: bool = False) -> ServedVersion:
+        """A version. Raises as `Preparations.result` where it is not known yet."""
         key = name, desired.version
         known = self._versions.get(key)
         if known is None:
-            found = await asyncio.to_thread(find_checkpoints, desired.model)
-            known = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
-            for listener in self._listeners:
-                await listener.version_added(known)
-            self._versions[key] = known
+            work = partial(self._find, desired, is_candidate=is_candidate)
+            known = self._versions[key] = self._versions_found.result(key, work)
         elif (known.desired, known.is_candidate) != (desired, is_candidate):
             known = self._versions[key] = replace(known, desired=desired, is_candidate=is_candidate)
         return known
 
+    async def _find(self, desired: Desired, *, is_candidate: bool) -> ServedVersion:
+        """Find what a version needs, and tell of it."""
+        found = await asyncio.to_thread(find_checkpoints, desired.model)
+        version = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
+        key = desired.model.name, desired.version
+        try:
+            for listener in self._listeners:
+                await listener.version_added(version)
+        except BaseException:
+            for listener in self._listeners:
+                listener.version_removed(*key)
+            raise
+        self._versions[key] = version  # whoever wants it no longer takes it away again
+        return version
+
     def _note_problem(self, key: str, name: str, version: int, error: Exception) -> None:
+        if isinstance(error, PreparingError):
+            self.problems[key] = f"version {version} is being prepared: its checkpoint is looked for, or downloaded"
+            return
         if self.problems.get(key) != str(error):
             log.error("version %d of %r cannot be started: %s", version, name, error)
         self.problems[key] = str(error)
 
-    async def _start(self, version: ServedVersion, name: str = "") -> None:
+    def _try_start(self, version: ServedVersion, name: str = "") -> None:
+        """Start a replica; another pass does where its files have not been found yet."""
+        model, number = version.desired.model.name, version.desired.version
+        try:
+            self._start(version, name)
+        except PreparingError:
+            pass
+        except Exception as error:
+            self._note_problem(model, model, number, error)
+
+    def _start(self, version: ServedVersion, name: str = "") -> None:
+        """Start a replica. Raises as `Preparations.result` until its files have been found."""
         desired, supervisors = version.desired, self._engines.supervisors
         numbers = (number for number in range(len(supervisors) + 1))
         names = (
@@ -299,7 +342,7 @@ class FleetController:
             for each in numbers
         )
         name = name or next(each for each in names if each not in supervisors)
-        found = await asyncio.to_thread(find_checkpoints, desired.model)
+        found = self._starts.result(name, partial(asyncio.to_thread, find_checkpoints, desired.model))
         spec = self._engines.spec_of(desired.model, found, desired.version)
         self._add(msgspec.structs.replace(spec, replica=name))
 
@@ -334,13 +377,22 @@ class FleetController:
     def _forget(self, targets: list[Target]) -> None:
         wanted = {(each.model, each.version) for each in targets}
         there = {(each.model, each.version) for each in self.observed}
-        pending = {(name, each.version) for name, each in self.desired.items()}
-        pending |= {(name, each.candidate.version) for name, each in self.desired.items() if each.candidate is not None}
-        for key in [*self._versions.keys() - wanted - there - pending]:
+        self._versions_found.keep(self._pending())
+        for key in [*self._versions.keys() - wanted - there - self._pending()]:
             del self._versions[key]
             self.problems.pop(version_name(*key), None)
             for listener in self._listeners:
                 listener.version_removed(*key)
+
+    def _pending(self) -> set[tuple[str, int]]:
+        """Versions that are wanted."""
+        desired = self.desired.items()
+        rolled_out = {(name, each.candidate.version) for name, each in desired if each.candidate is not None}
+        return {(name, each.version) for name, each in desired} | rolled_out
+
+    def _stays(self, name: str) -> bool:
+        """Whether a replica is left alone: it leaves already, or was taken out for its answers."""
+        return name in self._leaving or name in self._engines.taken_out
 
     def _changed(self, _: ReplicaStatus) -> None:
         if self._loop.running:

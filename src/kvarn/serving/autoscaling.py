@@ -51,6 +51,7 @@ class Autoscaling:
         self._clock = clock
         self._scalers: dict[str, Autoscaler] = {}
         self._counts: dict[str, int] = {}
+        """Of the models that it looks at: those for which the controller has asked."""
         self._seen: dict[str, tuple[float, float, float]] = {}
         """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
         self._work_s: dict[str, float] = {}
@@ -58,19 +59,32 @@ class Autoscaling:
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 
-    def count(self, desired: Desired) -> int:
-        """Replicas that a model shall have now. A number that was set by hand goes before."""
-        follows = desired.model.autoscale is not None and desired.replicas is None
-        return self._counts.get(desired.model.name, desired.count) if follows else desired.count
+    def count(self, desired: Desired, running: int) -> int:
+        """See `ReplicaCounts`. A number that was set by hand goes before; what runs at first stays until its work is
+        known."""
+        scale, name = desired.model.autoscale, desired.model.name
+        if scale is None or desired.replicas is not None:
+            self._forget(name)
+            return desired.count
+        return self._counts.setdefault(name, min(max(desired.count, running), scale.max_replicas))
+
+    def forget(self) -> None:
+        """See `ReplicaCounts`: no model is looked at before it is counted again."""
+        for name in list(self._counts):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._counts.pop(name, None)
+        self._scalers.pop(name, None)
 
     async def look(self) -> None:
         """Look once at each model."""
-        scaled = [model for model in self._models() if model.config.autoscale is not None]
-        if not scaled:
+        if not self._counts:
             return
         registry = await self._metrics()
-        for model in scaled:
-            self._look_at(model, registry)
+        for model in self._models():
+            if model.config.autoscale is not None and model.name in self._counts:
+                self._look_at(model, registry)
 
     def _look_at(self, model: ServedModel, registry: CollectorRegistry) -> None:
         config, name, now = model.config.autoscale, model.name, self._clock()
@@ -100,13 +114,13 @@ class Autoscaling:
             min((client.stats.waiting * work_s for client in replicas), default=None),
             slo.ttft_target_s,
         )
-        scaler = self._scalers.setdefault(name, Autoscaler(config, len(replicas)))
+        scaler = self._scalers.setdefault(name, Autoscaler(config, self._counts[name]))
+        scaler.config = config
         decision = scaler.decide(sample)
-        if decision.replicas != self._counts.get(name, len(replicas)):
-            _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
         if self._is_news(name, decision):
             self.decisions.append((name, decision))
-        if self._counts.get(name) != decision.replicas:
+        if self._counts[name] != decision.replicas:
+            _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
             self._counts[name] = decision.replicas
             self.on_changed()
 
