@@ -15,12 +15,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.controller import FleetController, ServedVersion
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -262,12 +263,12 @@ async def test_a_version_is_prepared_beside_the_passes_and_tried_again_where_tha
     gateway.desired["m"] = Desired(gateway.desired["m"].model, 1)
     await until(lambda: ears.tries == 1, "it is being prepared")
     await asyncio.wait_for(gateway.controller.reconcile(), WAIT_S)
-    assert "version 1 is being prepared" in gateway.controller.problems["m"]
+    assert "version 1 is being prepared" in gateway.controller.problems["m@1"]
 
     ears.go_on.set()
-    await until(lambda: gateway.controller.problems.get("m") == "the hub is away", "it says why")
+    await until(lambda: gateway.controller.problems.get("m@1") == "the hub is away", "it says why")
     await until(lambda: ears.tries > 1, "it is tried again")
-    assert gateway.controller.problems["m"] == "the hub is away" and gateway.ready == {pid}
+    assert gateway.controller.problems["m@1"] == "the hub is away" and gateway.ready == {pid}
     ears.allowed.set()
     await until(lambda: {each.status.version for each in gateway.engines.supervisors.values()} == {1}, "served")
     assert await gateway.until_ready(1) != {pid}

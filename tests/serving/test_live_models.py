@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.desired import Desired
+from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 from kvarn.serving.live_models import LiveModels
 

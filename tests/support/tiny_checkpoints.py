@@ -56,6 +56,25 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "cohere2": ("Cohere2", {"sliding_window": 20, "num_hidden_layers": 5, "logit_scale": 0.5}),
     "olmo2": ("Olmo2", {}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 19,
+            "swiglu_limit": 0.7,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8}),
     "qwen2-moe": (
         "Qwen2Moe",

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.desired import Desired
+from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.serving.models import ServedModel
+from kvarn.wire.messages import AdapterInfo
 
 # Methods that each may call of the other: to a process beside the main one, and from it.
 START = "start"  # first: `Start`
@@ -35,6 +36,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     directory: str  # of the checkpoint
     created: int  # when it was first served, as `/v1/models` tells
     is_candidate: bool  # it is rolled out
+    adapters: list[AdapterInfo]  # that requests may name
 
     @classmethod
     def of(cls, served: ServedModel) -> Version:
@@ -46,12 +48,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
             directory=str(served.directory),
             created=served.created,
             is_candidate=served.held_back,
+            adapters=list(served.adapters.values()),
         )
 
     def found(self) -> ServedVersion:
         """As the other process serves it."""
         model = ModelConfig.model_validate_json(self.model)
-        return ServedVersion(Desired(model, self.number), Path(self.directory), self.created, self.is_candidate)
+        desired = Desired(model, self.number, adapters=tuple(self.adapters))
+        return ServedVersion(desired, Path(self.directory), self.created, self.is_candidate)
 
 
 class RemovedVersion(msgspec.Struct, frozen=True, kw_only=True):

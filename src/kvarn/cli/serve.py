@@ -9,7 +9,7 @@ import logging
 import secrets
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
@@ -106,6 +106,7 @@ class _Gateway:
             self._read_desired,
             None if self._launcher.on_this_machine else self._hold_fleet,
             self._autoscaling,
+            self._bind_version,
         )
         self._autoscaling.on_changed = self._controller.wake
         for version in self._controller.versions:
@@ -212,6 +213,11 @@ class _Gateway:
         from kvarn.store.repositories.deployments import read_desired
 
         return self._desired.update(await read_desired(self._app.state.gateway.store))
+
+    async def _bind_version(self, model: str, version: int, fingerprints: dict[str, Any]) -> None:
+        from kvarn.store.repositories.deployments import bind_version
+
+        await bind_version(self._app.state.gateway.store, model, version, fingerprints)
 
     async def _all_metrics(self) -> CollectorRegistry:
         """Of all gateway processes."""

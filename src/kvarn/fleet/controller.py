@@ -6,60 +6,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
-from kvarn.fleet.engines import Checkpoints, Engines, find_checkpoints
+from kvarn.fleet.engines import Engines
 from kvarn.fleet.launcher import Launcher, LaunchError
-from kvarn.fleet.preparation import Preparations, PreparingError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
-from kvarn.routing.model_choice import version_name
 from kvarn.store.errors import StoreAwayError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
-    """A version of a model whose checkpoint has been found."""
-
-    desired: Desired
-    directory: Path
-    created: int
-    """Seconds since 1970."""
-    is_candidate: bool = False
-    """It is rolled out: it answers the requests that its rollout gives it, and no others."""
-
-
-class FleetListener(Protocol):
-    """Hears what is served. Every version is told before its first replica."""
-
-    async def version_added(self, version: ServedVersion) -> None:
-        """A version of a model will have replicas.
-
-        Raises:
-            Exception: It cannot be served, and gets none; what was served goes on.
-        """
-        ...
-
-    def replica_added(self, supervisor: EngineSupervisor) -> None:
-        """A version has one more replica: subscribe to it."""
-        ...
-
-    def version_removed(self, model: str, version: int) -> None:
-        """A version is wanted no longer and has no replicas."""
-        ...
 
 
 class FleetController:
@@ -73,6 +39,7 @@ class FleetController:
         read_desired: What is wanted now; None: nothing can change.
         lease: Whether this process looks after the fleet; None: it always does.
         counts: How many replicas models shall have. Default: as many as are wanted; an autoscaler says otherwise.
+        bind: See `BindVersion`.
     """
 
     def __init__(
@@ -84,10 +51,9 @@ class FleetController:
         read_desired: Callable[[], Awaitable[DesiredModels]] | None = None,
         lease: Callable[[], Awaitable[bool]] | None = None,
         counts: ReplicaCounts | None = None,
+        bind: BindVersion | None = None,
     ) -> None:
         self.desired = desired
-        self.problems: dict[str, str] = {}
-        """Why a model is not as it is wanted, by its name; of a version that is rolled out, by the version's name."""
         self._config = config
         self._engines = engines
         self._launcher = launcher
@@ -98,31 +64,33 @@ class FleetController:
         self._counts = counts or DesiredCounts()
         self._unclaimed: set[str] = set()
         """Replicas of an earlier controller whose version is still being prepared here."""
-        self._listeners: list[FleetListener] = []
-        self._versions: dict[tuple[str, int], ServedVersion] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._warm: set[str] = set()
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
-        self._versions_found = Preparations[ServedVersion](self._loop.wake)
-        self._starts = Preparations[Checkpoints](self._loop.wake)
+        self._versions = VersionTable(self._loop.wake, bind)
         now = int(time.time())
         for name, each in desired.items():
             if name in engines.directories or each.model.external is not None:
                 directory = engines.directories.get(name, Path())
-                self._versions[name, each.version] = ServedVersion(each, directory, now)
+                self._versions.known[name, each.version] = ServedVersion(each, directory, now)
         for supervisor in engines.supervisors.values():
             supervisor.subscribe(self._changed)
 
     def listen(self, listener: FleetListener) -> None:
         """Tell of what comes from now on."""
-        self._listeners.append(listener)
+        self._versions.listeners.append(listener)
 
     @property
     def versions(self) -> list[ServedVersion]:
         """That are served or leave."""
-        return list(self._versions.values())
+        return list(self._versions.known.values())
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why a version is not as it is wanted, by its name."""
+        return self._versions.problems
 
     def start(self) -> None:
         """Look after the fleet from now on."""
@@ -131,8 +99,7 @@ class FleetController:
     async def stop(self) -> None:
         """Change nothing any more; what runs goes on."""
         await self._loop.stop()
-        await self._versions_found.stop()
-        await self._starts.stop()
+        await self._versions.stop()
         for task in self._leaving.values():
             task.cancel()
         await asyncio.gather(*self._leaving.values(), return_exceptions=True)
@@ -197,14 +164,14 @@ class FleetController:
         for name, desired in self.desired.items():
             if desired.model.external is not None:
                 continue  # another server's
-            version = self._version(name, desired)
+            version = self._versions.find(desired) or self._versions.serving(name)
             update, candidate = desired.model.update, desired.candidate
             is_pair = desired.model.disaggregation is not None and not desired.version
             if version is not None and not is_pair and name not in unclaimed:
                 running = [each for each in self.observed if each.model == name and each.phase not in LEAVING]
                 count = self._counts.count(version.desired, len(running))
                 target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
-                if candidate is not None and self._candidate(name, candidate) is not None:
+                if candidate is not None and self._candidate(desired, candidate) is not None:
                     beside = replicas_of(candidate.share, count)
                     target = replace(target, candidate=candidate.version, candidate_replicas=beside)
                 targets.append(target)
@@ -214,7 +181,7 @@ class FleetController:
         for action in plan(targets, observed):
             match action:
                 case Start():
-                    self._try_start(self._versions[action.model, action.version])
+                    self._start(self._versions.known[action.model, action.version].desired)
                 case Drain() if not self._stays(action.name):
                     self._drain(action.name)
                 case Activate():
@@ -236,8 +203,8 @@ class FleetController:
         that is wanted."""
         for replica in sorted(self._unclaimed):
             key = version_of(replica)
-            if key in self._versions:
-                self._try_start(self._versions[key], replica)
+            if key in self._versions.known:
+                self._start(self._versions.known[key].desired, replica)
                 self._unclaimed -= self._engines.supervisors.keys()
             elif key not in self._pending():
                 log.warning("a replica of no known version is ended", extra={"replica": replica})
@@ -267,91 +234,34 @@ class FleetController:
                 log.warning("the fleet stays as it was last wanted: %s", error)
             self._away = True
 
-    def _version(self, name: str, desired: Desired) -> ServedVersion | None:
-        """The version that shall serve; until its checkpoint has been found, the one that did."""
-        try:
-            version = self._found(name, desired)
-        except Exception as error:
-            self._note_problem(name, name, desired.version, error)
-            serving = [each for (model, _), each in self._versions.items() if model == name and not each.is_candidate]
-            return serving[-1] if serving else None
-        self.problems.pop(name, None)
-        return version
+    def _candidate(self, desired: Desired, candidate: Candidate) -> ServedVersion | None:
+        """The version that is rolled out beside another; None until its files have been found: its rollout gives it
+        up."""
+        version = Desired(
+            candidate.model, candidate.version, adapters=desired.adapters, fingerprints=candidate.fingerprints
+        )
+        return self._versions.find(version, is_candidate=True)
 
-    def _candidate(self, name: str, candidate: Candidate) -> ServedVersion | None:
-        """The version that is rolled out; None until its checkpoint has been found: its rollout gives it up."""
-        key = version_name(name, candidate.version)
-        try:
-            version = self._found(name, Desired(candidate.model, candidate.version), is_candidate=True)
-        except Exception as error:
-            self._note_problem(key, name, candidate.version, error)
-            return None
-        self.problems.pop(key, None)
-        return version
-
-    def _found(self, name: str, desired: Desired, *, is_candidate: bool = False) -> ServedVersion:
-        """A version. Raises as `Preparations.result` where it is not known yet."""
-        key = name, desired.version
-        known = self._versions.get(key)
-        if known is None:
-            work = partial(self._find, desired, is_candidate=is_candidate)
-            known = self._versions[key] = self._versions_found.result(key, work)
-        elif (known.desired, known.is_candidate) != (desired, is_candidate):
-            known = self._versions[key] = replace(known, desired=desired, is_candidate=is_candidate)
-        return known
-
-    async def _find(self, desired: Desired, *, is_candidate: bool) -> ServedVersion:
-        """Find what a version needs, and tell of it."""
-        found = await asyncio.to_thread(find_checkpoints, desired.model)
-        version = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
-        key = desired.model.name, desired.version
-        try:
-            for listener in self._listeners:
-                await listener.version_added(version)
-        except BaseException:
-            for listener in self._listeners:
-                listener.version_removed(*key)
-            raise
-        self._versions[key] = version  # whoever wants it no longer takes it away again
-        return version
-
-    def _note_problem(self, key: str, name: str, version: int, error: Exception) -> None:
-        if isinstance(error, PreparingError):
-            self.problems[key] = f"version {version} is being prepared: its checkpoint is looked for, or downloaded"
-            return
-        if self.problems.get(key) != str(error):
-            log.error("version %d of %r cannot be started: %s", version, name, error)
-        self.problems[key] = str(error)
-
-    def _try_start(self, version: ServedVersion, name: str = "") -> None:
-        """Start a replica; another pass does where its files have not been found yet."""
-        model, number = version.desired.model.name, version.desired.version
-        try:
-            self._start(version, name)
-        except PreparingError:
-            pass
-        except Exception as error:
-            self._note_problem(model, model, number, error)
-
-    def _start(self, version: ServedVersion, name: str = "") -> None:
-        """Start a replica. Raises as `Preparations.result` until its files have been found."""
-        desired, supervisors = version.desired, self._engines.supervisors
+    def _start(self, desired: Desired, name: str = "") -> None:
+        """Start a replica of a version; a later pass does where its files have to be found first."""
+        supervisors = self._engines.supervisors
         numbers = (number for number in range(len(supervisors) + 1))
         names = (
             replica_name(desired.model.name, desired.version, each, on_this_machine=self._launcher.on_this_machine)
             for each in numbers
         )
         name = name or next(each for each in names if each not in supervisors)
-        found = self._starts.result(name, partial(asyncio.to_thread, find_checkpoints, desired.model))
-        spec = self._engines.spec_of(desired.model, found, desired.version)
-        self._add(msgspec.structs.replace(spec, replica=name))
+        found = self._versions.files_of(desired, name)
+        if found is not None:
+            spec = self._engines.spec_of(desired.model, found, desired.version, desired.adapters)
+            self._add(msgspec.structs.replace(spec, replica=name))
 
     def _add(self, spec: ReplicaSpec) -> None:
         # Runs of an earlier controller have lower numbers.
         supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(time.time()))
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
-        for listener in self._listeners:
+        for listener in self._versions.listeners:
             listener.replica_added(supervisor)
         supervisor.start()
         log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version})
@@ -363,7 +273,7 @@ class FleetController:
     async def _leave(self, name: str) -> None:
         supervisor = self._engines.supervisors[name]
         status = supervisor.status
-        version = self._versions.get((status.model, status.version))
+        version = self._versions.known.get((status.model, status.version))
         timeout_s = 0.0 if version is None else version.desired.model.update.drain_timeout_s
         try:
             await supervisor.drain(timeout_s)
@@ -375,14 +285,8 @@ class FleetController:
         self._loop.wake()
 
     def _forget(self, targets: list[Target]) -> None:
-        wanted = {(each.model, each.version) for each in targets}
         there = {(each.model, each.version) for each in self.observed}
-        self._versions_found.keep(self._pending())
-        for key in [*self._versions.keys() - wanted - there - self._pending()]:
-            del self._versions[key]
-            self.problems.pop(version_name(*key), None)
-            for listener in self._listeners:
-                listener.version_removed(*key)
+        self._versions.keep({(each.model, each.version) for each in targets} | there, self._pending())
 
     def _pending(self) -> set[tuple[str, int]]:
         """Versions that are wanted."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from pydantic import ValidationError
 
 from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.wire.messages import AdapterInfo
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ class Candidate:
     version: int
     share: float
     """Of the requests, that it shall be able to answer."""
+    fingerprints: Mapping[str, Any] | None = None
+    """As of `Desired`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class Desired:
     """Set by `kvarn scale`; None: as the version says."""
     candidate: Candidate | None = None
     """The version that is rolled out, beside this one."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """Loaded at run time: they belong to all versions."""
+    fingerprints: Mapping[str, Any] | None = None
+    """Of the files that the version was deployed with; None: not known yet, or the configuration's version."""
 
     @property
     def count(self) -> int:
@@ -137,8 +145,9 @@ class DesiredState:
                 continue
             try:
                 candidate = _candidate_of(name, row.get("candidate"))
+                adapters = msgspec.convert(row.get("adapters", ()), tuple[AdapterInfo, ...])
                 if row["spec"] is None:  # as the configuration says
-                    merged[name] = Desired(merged[name].model, 0, row["replicas"], candidate)
+                    merged[name] = Desired(merged[name].model, 0, row["replicas"], candidate, adapters)
                     continue
                 model = model_of(name, row["spec"])
             except ValidationError as error:
@@ -151,12 +160,15 @@ class DesiredState:
                 if (before := self.models.get(name)) is not None:
                     merged[name] = before
                 continue
-            merged[name] = Desired(model, row["version"], row["replicas"], candidate)
+            bound = row.get("fingerprints")
+            merged[name] = Desired(model, row["version"], row["replicas"], candidate, adapters, bound)
         return merged
 
 
 def _candidate_of(name: str, row: Mapping[str, Any] | None) -> Candidate | None:
-    return None if row is None else Candidate(model_of(name, row["spec"]), row["version"], row["share"])
+    if row is None:
+        return None
+    return Candidate(model_of(name, row["spec"]), row["version"], row["share"], row.get("fingerprints"))
 
 
 def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:

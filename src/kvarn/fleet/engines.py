@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.process import EngineProcess
@@ -21,33 +22,9 @@ from kvarn.quality.watch import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec, replica_name, replica_names
-from kvarn.text.checkpoint import resolve_adapter, resolve_checkpoint
+from kvarn.wire.messages import AdapterInfo
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """What a version's engines load, found on this machine."""
-
-    model: ModelConfig
-    """With the adapters' directories."""
-    directory: Path
-    draft_directory: Path | None
-
-
-def find_checkpoints(model: ModelConfig) -> Checkpoints:
-    """Find a model's checkpoint, adapters and draft model; download what is on the hub.
-
-    Raises:
-        TextError: Something cannot be found.
-    """
-    draft = model.speculation.model
-    return Checkpoints(
-        _with_found_adapters(model),
-        resolve_checkpoint(model.path, progress=_log_progress),
-        None if draft is None else resolve_checkpoint(draft, progress=_log_progress),
-    )
 
 
 class Engines:
@@ -93,7 +70,12 @@ class Engines:
         try:
             for model in models if is_local else ():
                 version, count = desired[model.name].version, desired[model.name].count
-                spec = self.spec_of(model, found[model.name], version)
+                spec = self.spec_of(model, found[model.name], version, desired[model.name].adapters)
+                try:
+                    check_binding(desired[model.name].fingerprints, found[model.name])
+                except VersionChangedError as error:
+                    log.error("no replica of %r is started: %s", model.name, error)
+                    count = 0
                 if model.disaggregation is not None:
                     spec = self._with_prefill(spec, model, config)
                 shares = share_cpus(self._cpus, count)
@@ -114,13 +96,16 @@ class Engines:
                 process.close()
         pin_to_cpus(affinity.gateway if affinity else ())
 
-    def spec_of(self, model: ModelConfig, found: Checkpoints, version: int) -> ReplicaSpec:
-        """The spec of a version's engines."""
+    def spec_of(
+        self, model: ModelConfig, found: Checkpoints, version: int, adapters: Sequence[AdapterInfo] = ()
+    ) -> ReplicaSpec:
+        """The spec of a version's engines; `adapters` were loaded at run time."""
         config = self._config
         return ReplicaSpec(
             model=found.model.model_dump_json(),
             version=version,
             directory=str(found.directory),
+            adapters=list(adapters),
             draft_directory=str(found.draft_directory or ""),
             heartbeat_interval_s=config.replica.heartbeat_interval_s,
             log_level=config.log_level,
@@ -185,15 +170,3 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
     changes = {"kv_tiers": tiers, "threads": threads, "speculation": SpeculationConfig(method="none")}
     config = model.model_copy(update=changes)
     return msgspec.structs.replace(spec, model=config.model_dump_json(), role="prefill", prefill_socket=path)
-
-
-def _with_found_adapters(model: ModelConfig) -> ModelConfig:
-    found = [
-        each.model_copy(update={"path": str(resolve_adapter(each.path, progress=_log_progress))})
-        for each in model.adapters
-    ]
-    return model.model_copy(update={"adapters": tuple(found)})
-
-
-def _log_progress(stage: str, fraction: float) -> None:
-    log.info(stage, extra={"done": f"{fraction:.0%}"})

@@ -63,6 +63,7 @@ from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import OnDrift, QualityWatch
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.serving.adapters import AdapterKeeper
 from kvarn.serving.autoscaling import Autoscaling
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
@@ -256,6 +257,9 @@ async def _lifespan(
     if gateway.shared is None or gateway.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    if gateway.fleet is not None:
+        keeper = AdapterKeeper(gateway.models, gateway.store)
+        workers.append(Periodic("looks for adapters that are missing", keeper.look, config.fleet.poll_s))
     if gateway.watch is not None:
         workers.append(gateway.watch)
     for model in gateway.models:

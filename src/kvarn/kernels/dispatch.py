@@ -15,7 +15,12 @@ from types import MappingProxyType
 import torch
 
 from kvarn.kernels.backend import Kernels
-from kvarn.kernels.errors import MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
+from kvarn.kernels.errors import (
+    MissingKernelsError,
+    MissingTritonError,
+    UnknownBackendError,
+    UnsupportedByBackendError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +32,8 @@ class Backend:
     make: Callable[[torch.device], Kernels]
     device_types: tuple[str, ...] | None = None
     """Those it computes on, as torch names them; None: all."""
+    only_named: tuple[str, ...] = ()
+    """More of them, where the backend is taken only by its name: it may refuse."""
 
 
 def _compiled_kernels(device: torch.device) -> Kernels:
@@ -37,8 +44,20 @@ def _compiled_kernels(device: torch.device) -> Kernels:
     return CpuKernels()
 
 
+def _triton_kernels(device: torch.device) -> Kernels:
+    try:
+        from kvarn.kernels.triton.backend import TritonKernels  # needs Triton, which only GPUs need
+    except ImportError as error:
+        raise MissingTritonError(error) from error
+    return TritonKernels(device)
+
+
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {"cpu": Backend(_compiled_kernels, ("cpu",)), "torch": Backend(Kernels)}
+    {
+        "cpu": Backend(_compiled_kernels, ("cpu",)),
+        "triton": Backend(_triton_kernels, ("cuda",), only_named=("cpu",)),
+        "torch": Backend(Kernels),
+    }
 )
 """Every backend by name, preferred ones first."""
 
@@ -60,7 +79,7 @@ def kernels_for(backend: str = "auto", device: torch.device | str | None = None)
         return _first_installed(usable, place)
     if backend not in BACKENDS:
         raise UnknownBackendError(f"no kernel backend {backend!r}; there are: {', '.join(sorted(BACKENDS))}")
-    if backend not in usable:
+    if backend not in usable and place.type not in BACKENDS[backend].only_named:
         raise UnsupportedByBackendError(
             f"the {backend!r} kernels do not compute on {place}: set `kernels` to auto or to one of {', '.join(usable)}"
         )

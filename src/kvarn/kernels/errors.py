@@ -39,3 +39,10 @@ class MissingKernelsError(KernelError):
             f"the compiled kernels {why}. To build them run `make native` in a checkout, or install Kvarn again as you "
             "did, with `pip install -v --force-reinstall --no-deps`: both show what fails"
         )
+
+
+class MissingTritonError(MissingKernelsError):
+    """Triton, in which the kernels of GPUs are written, is not installed."""
+
+    def __init__(self, failure: ImportError) -> None:
+        KernelError.__init__(self, f"Triton cannot be loaded ({failure}): install it with `pip install kvarn[gpu]`")

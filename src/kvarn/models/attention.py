@@ -75,6 +75,8 @@ class GroupedAttention:
     parallel: Parallel
     query_key_norm: Norm | None
     """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]."""
+    sinks: torch.Tensor | None
+    """[query heads] float32: see `AttentionPlan.run`."""
     qkv: Linear
     output: Linear
 
@@ -113,7 +115,8 @@ class GroupedAttention:
             head_norm = None
         scale, softcap = self.spec.attention_scale, self.spec.attention_softcap
         keys, values = cache.keys[layer], cache.values[layer]
-        mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap)
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap, **sinks)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
     def _norm_all_heads(self, qkv: torch.Tensor) -> None:
@@ -156,9 +159,15 @@ def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: We
         kernels=loader.kernels,
         parallel=parallel,
         query_key_norm=_load_query_key_norm(prefix, spec, names, loader, query, kv),
+        sinks=_load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None,
         qkv=loader.linear(qkv),
         output=loader.linear(output),
     )
+
+
+def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
+    held = loader.plain(name, (heads.size,))[heads.held.start : heads.held.stop]
+    return held.float().contiguous().to(loader.kernels.device)
 
 
 def _interleaved(spec: DecoderSpec) -> tuple[Interleaved | None, ...]:

@@ -72,15 +72,31 @@ class Checkpoint:
             raise MissingWeightError(name)
         handle, own = self._files[name]
         tensor: torch.Tensor = handle.get_tensor(own)
-        self._read.add(name)
-        if self._progress is not None:
-            self._progress(self._stage, len(self._read) / len(self._files))
+        self._note(name)
         return tensor
+
+    def part(self, name: str, index: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """One of the tensors of this shape that a tensor holds side by side. Raises as `tensor`."""
+        if name not in self._files:
+            raise MissingWeightError(name)
+        handle, own = self._files[name]
+        stored = handle.get_slice(own)
+        found = tuple(stored.get_shape())
+        if found[1:] != shape or found[0] <= index:
+            raise WeightShapeError(name, (max(found[0], index + 1), *shape), found)
+        self._note(name)
+        part: torch.Tensor = stored[index]
+        return part
 
     def finish(self) -> None:
         """Nothing more will be read."""
         if self._progress is not None:
             self._progress(self._stage, 1.0)
+
+    def _note(self, name: str) -> None:
+        self._read.add(name)
+        if self._progress is not None:
+            self._progress(self._stage, len(self._read) / len(self._files))
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kvarn.models.errors import UnsupportedModelError, required
 from kvarn.models.hf_config import DecoderConfig, RopeParameters
 from kvarn.models.rope import LONGROPE, rope_spec
+from kvarn.models.router import RouterSpec
 from kvarn.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
 _log = logging.getLogger(__name__)
@@ -35,8 +36,11 @@ class LayerNames:
     mlp: str = "mlp"
     experts: str = "mlp.experts"
     router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    """This and `sinks` are whole names."""
     shared_expert: str = "mlp.shared_expert"
-    shared_expert_gate: str = "mlp.shared_expert_gate"
+    shared_expert_gate: str | None = "mlp.shared_expert_gate"
+    sinks: str = "self_attn.sinks"
 
 
 SANDWICH_NORMS = LayerNames(
@@ -98,8 +102,10 @@ class Family:
     """Where config.json has none."""
     local_rope_theta: float | None = None
     """The same, of layers that slide; None: as the others."""
-    moe: Literal["mixtral", "qwen"] | None = None
+    moe: Literal["mixtral", "qwen", "gpt_oss"] | None = None
     """How config.json describes the mixtures of experts; None: all MLPs are dense."""
+    sinks: bool = False
+    """See `DecoderSpec`."""
 
 
 def _moe_layers(family: Family, config: DecoderConfig) -> list[int]:
@@ -111,14 +117,17 @@ def _moe_layers(family: Family, config: DecoderConfig) -> list[int]:
 
 def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
     """The fields of `DecoderSpec` that describe the mixtures."""
-    mixtral = family.moe == "mixtral"
-    size = config.intermediate_size if mixtral else required(config.moe_intermediate_size, "moe_intermediate_size")
+    qwen = family.moe == "qwen"
+    size = required(config.moe_intermediate_size, "moe_intermediate_size") if qwen else config.intermediate_size
+    gpt_oss = family.moe == "gpt_oss"
     return {
-        "num_experts": required(config.num_experts, "num_local_experts" if mixtral else "num_experts"),
+        "num_experts": required(config.num_experts, "num_experts" if qwen else "num_local_experts"),
         "experts_per_token": required(config.num_experts_per_tok, "num_experts_per_tok"),
         "expert_size": size,
         "shared_expert_size": config.shared_expert_intermediate_size,
-        "renormalize_experts": mixtral or config.norm_topk_prob,
+        "router": RouterSpec(renormalize=not qwen or config.norm_topk_prob, bias=gpt_oss),
+        "stacked_experts": gpt_oss,
+        "swiglu": (config.swiglu_limit, config.swiglu_alpha) if gpt_oss else None,
     }
 
 
@@ -229,6 +238,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _COHERE, model_type="cohere2", unrotated="full", windows="pattern", window_pattern=4
         ),
         "Olmo2ForCausalLM": Family(model_type="olmo2", names=OUTPUT_NORMS, qk_norm="full"),
+        "GptOssForCausalLM": Family(
+            model_type="gpt_oss",
+            names=LayerNames(router="mlp.router"),
+            qkv_bias=True,
+            sinks=True,
+            windows="alternating",
+            moe="gpt_oss",
+            rope_theta=150_000.0,
+        ),
         "MixtralForCausalLM": Family(
             model_type="mixtral",
             names=LayerNames(
@@ -287,6 +305,7 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         layer_norm=family.layer_norm,
         parallel_blocks=family.parallel_blocks,
         interleaved_rope=family.interleaved_rope,
+        sinks=family.sinks,
         qkv_bias=qkv_bias,
         output_bias=family.output_bias and bool(attention_bias),
         mlp_bias=config.mlp_bias,

@@ -252,6 +252,9 @@ class DecoderConfig(HfConfig):
     moe_intermediate_size: Width | None = None
     shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**20)] = 0
     norm_topk_prob: bool = False
+    swiglu_limit: Positive = 7.0
+    swiglu_alpha: Positive = 1.702
+    """gpt-oss's."""
     decoder_sparse_step: Annotated[int, Field(ge=1, le=1024)] = 1
     mlp_only_layers: list[int] = Field([], max_length=1024)
 

@@ -45,6 +45,8 @@ class DecoderLayer:
         spec, attention, mlp = self.spec, self.attention, self.mlp
         if self.attention_output_norm or self.mlp_output_norm or spec.qk_norm == "full" or spec.residual_scale != 1.0:
             return None
+        if spec.sinks:
+            return None
         attention_norm, mlp_norm = self.attention_input_norm, self.mlp_input_norm
         if isinstance(attention_norm, LayerNorm) or isinstance(mlp_norm, LayerNorm) or spec.parallel_blocks:
             return None

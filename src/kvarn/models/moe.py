@@ -11,10 +11,12 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
-from kvarn.models.parallel import Parallel, ParallelError, Shard
+from kvarn.models.parallel import Parallel, Shard
+from kvarn.models.router import route
 from kvarn.models.row_parallel import RowParallelLinear
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import LinearSpec, Role, WeightLoader
+from kvarn.models.swiglu import ClampedSwiglu
+from kvarn.models.weights import Interleaved, LinearSpec, Role, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class DenseMlp:
 
     gate_up: Linear
     down: Linear
+    gate: ClampedSwiglu | None = None
+    """What joins gate and up; None: their product does."""
 
     @property
     def nbytes(self) -> int:
@@ -40,8 +44,8 @@ class DenseMlp:
     ) -> DenseMlp:
         """The MLP whose tensors' names begin with `prefix`."""
         hidden, parallel = Shard.whole(spec.hidden_size), loader.parallel
-        if role == "expert" and parallel.expert_parallel:
-            inner = parallel.undivided(intermediate_size)
+        if role == "expert":
+            inner = _expert_features(intermediate_size, parallel)
         else:
             inner = parallel.share(intermediate_size, "intermediate features")
         gate_up = LinearSpec(
@@ -65,12 +69,16 @@ class DenseMlp:
         adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
-        return self.down(self.gate_up(x, norm=norm, adapters=adapters), add_to=add_to, adapters=adapters)
+        return self.down(self._gated(x, norm, adapters), add_to=add_to, adapters=adapters)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """What this rank has of the result [T, hidden]: all of it, or its part of the sum over ranks."""
-        inner = self.gate_up(x)
+        inner = self._gated(x)
         return self.down.partial(inner) if isinstance(self.down, RowParallelLinear) else self.down(inner)
+
+    def _gated(self, x: torch.Tensor, norm: Norm | None = None, adapters: AdapterBatch | None = None) -> torch.Tensor:
+        inner = self.gate_up(x, norm=norm, adapters=adapters)
+        return inner if self.gate is None else self.gate(inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class MoeMlp:
     kernels: Kernels
     parallel: Parallel
     router: Linear
+    choice_bias: torch.Tensor | None
+    """[experts] float32: see `RouterSpec.choice_bias`."""
     experts: tuple[DenseMlp, ...]
     """Those of this rank: `Parallel.expert_share` of all, or its part of each."""
     shared: DenseMlp | None
@@ -97,25 +107,32 @@ class MoeMlp:
     def load(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
         """The mixture of the layer whose tensors' names begin with `prefix`."""
 
-        def gate(name: str, outputs: int) -> Linear:
+        def gate(name: str, outputs: int, bias: bool = False) -> Linear:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
-            return loader.linear(LinearSpec(names=(prefix + name,), outputs=(shard,), inputs=hidden, role="router"))
+            names = (prefix + name,)
+            return loader.linear(LinearSpec(names=names, outputs=(shard,), inputs=hidden, bias=bias, role="router"))
 
         def mlp(name: str, intermediate_size: int, role: Role) -> DenseMlp:
             return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, role)
 
         shared_size, parallel = spec.shared_expert_size, loader.parallel
-        if spec.mlp_bias and parallel.world_size > 1 and not parallel.expert_parallel:
-            raise ParallelError("experts with biases cannot be divided: set expert_parallel, or tensor_parallel_size 1")
         held = parallel.expert_share(spec.num_experts)[parallel.rank]
         return MoeMlp(
             spec=spec,
             kernels=loader.kernels,
             parallel=parallel,
-            router=gate(names.router, spec.num_experts),
-            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size, "expert") for e in held),
+            router=gate(names.router, spec.num_experts, spec.router.bias),
+            choice_bias=loader.plain(prefix + names.choice_bias, (spec.num_experts,)).float().to(loader.kernels.device)
+            if spec.router.choice_bias
+            else None,
+            experts=tuple(
+                _load_stacked_expert(prefix + names.experts, e, spec, loader)
+                if spec.stacked_experts
+                else mlp(f"{names.experts}.{e}", spec.expert_size, "expert")
+                for e in held
+            ),
             shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
-            shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
+            shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
         )
 
     def forward(
@@ -129,19 +146,20 @@ class MoeMlp:
         one alone."""
         if norm is not None:
             x = self.kernels.rms_norm(x, norm)
-        probabilities = torch.softmax(self.router(x).float(), -1)
-        shares, chosen = probabilities.topk(self.spec.experts_per_token, -1)
-        if self.spec.renormalize_experts:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = route(
+            self.router(x), self.spec.experts_per_token, self.spec.router, self.choice_bias, self.kernels
+        )
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self.spec.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts).tolist()
         shares = shares.flatten()[order].unsqueeze(-1)
         mixed = self._visit(x[tokens], counts).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
-        if self.shared is not None and self.shared_gate is not None:
-            gate = self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
-            out += gate * self.shared.forward(x, adapters=adapters).float()
+        if self.shared is not None:
+            shared = self.shared.forward(x, adapters=adapters).float()
+            if self.shared_gate is not None:
+                shared *= self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+            out += shared
         return out.to(x.dtype) if add_to is None else add_to.add_(out)
 
     def _visit(self, inputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
@@ -151,7 +169,8 @@ class MoeMlp:
         computes a part of every row. Either way a row's bits are the same.
         """
         if not self.parallel.expert_parallel:
-            return self.parallel.all_reduce(self._visit_held(inputs, counts))
+            total = self.parallel.all_reduce(self._visit_held(inputs, counts))
+            return self._add_biases(total, counts) if self.parallel.world_size > 1 else total
         shares = self.parallel.expert_share(self.spec.num_experts)
         rows = [sum(counts[held.start : held.stop]) for held in shares]
         rank = self.parallel.rank
@@ -163,3 +182,40 @@ class MoeMlp:
         parts = torch.split(inputs, list(counts))
         outputs = [expert.partial(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
         return torch.cat(outputs) if outputs else inputs.new_zeros(0, self.spec.hidden_size, dtype=torch.float32)
+
+    def _add_biases(self, total: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """The biases of experts whose sums were taken over ranks, in place."""
+        parts = torch.split(total, counts)
+        for expert, part in zip(self.experts, parts, strict=True):
+            bias = expert.down.bias if isinstance(expert.down, RowParallelLinear) else None
+            if bias is not None:
+                part += bias
+        return total
+
+
+def _expert_features(size: int, parallel: Parallel) -> Shard:
+    """This rank's inner features of an expert that it holds."""
+    if parallel.expert_parallel:
+        return parallel.undivided(size)
+    return parallel.share(size, "intermediate features")
+
+
+def _load_stacked_expert(name: str, expert: int, spec: DecoderSpec, loader: WeightLoader) -> DenseMlp:
+    """One expert of tensors that hold all of them, with biases, and gate and up in turn."""
+    hidden, inner = Shard.whole(spec.hidden_size), _expert_features(spec.expert_size, loader.parallel)
+    pairs = Interleaved(run=2 * inner.size, first=0, count=2 * inner.size)
+    gate_up = LinearSpec(
+        names=(f"{name}.gate_up_proj",),
+        outputs=(inner, inner),
+        inputs=hidden,
+        bias=True,
+        activation=None if spec.swiglu else spec.activation,
+        interleaved=(pairs,),
+        expert=expert,
+        role="expert",
+    )
+    down = LinearSpec(
+        names=(f"{name}.down_proj",), outputs=(hidden,), inputs=inner, bias=True, expert=expert, role="expert"
+    )
+    gate = ClampedSwiglu(loader.kernels, *spec.swiglu) if spec.swiglu else None
+    return DenseMlp(loader.linear(gate_up), loader.linear(down), gate)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvarn.costs.decoder import DecoderDimensions
 from kvarn.kernels.activation import Activation
+from kvarn.models.router import RouterSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,13 @@ class DecoderSpec(DecoderDimensions):
     output_bias: bool = False
     """Of the attention's output projection."""
     mlp_bias: bool = False
-    renormalize_experts: bool = True
-    """The shares of the chosen experts are scaled to sum to one."""
+    router: RouterSpec = field(default_factory=RouterSpec)
+    stacked_experts: bool = False
+    """The checkpoint's tensors hold the weights of all experts, gate and up in turn, and biases (gpt-oss)."""
+    swiglu: tuple[float, float] | None = None
+    """Limit and alpha of experts' gates (`kvarn.models.swiglu`); None: they are those of dense MLPs."""
+    sinks: bool = False
+    """Each head has a score that takes its share of attention's weights (gpt-oss)."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
     embedding_scale: float = 1.0

@@ -71,6 +71,8 @@ class LinearSpec:
     """The two outputs are gate and up: the layer gives activation(gate) * up."""
     interleaved: tuple[Interleaved | None, ...] = ()
     """Of each tensor; empty: of none."""
+    expert: int | None = None
+    """Each tensor holds the weights of all experts: which of them. Its name is without a suffix."""
     role: Role = "layer"
     """What decides on quantization at load, and whether adapters can change it: only what is a layer's own. A router
     stays plain: its choice of experts flips on small errors."""
@@ -78,7 +80,8 @@ class LinearSpec:
     @property
     def name(self) -> str:
         """Of the layer among all."""
-        return "+".join(self.names)
+        name = "+".join(self.names)
+        return name if self.expert is None else f"{name}.{self.expert}"
 
     def stacks(self) -> list[Stack]:
         """The tensors of the checkpoint."""
@@ -230,7 +233,7 @@ class WeightLoader:
         """This rank's rows of all outputs, one below the other."""
         parts: list[Weight] = []
         for stack in spec.stacks():
-            whole = self._format.read(stack.name, (stack.rows, spec.inputs.size))
+            whole = self._read(stack.name, spec.expert, (stack.rows, spec.inputs.size))
             whole = whole if stack.order is None else whole.rows(stack.order)
             parts += [whole.rows(rows) for rows in stack.held]
         joined = concatenate(parts)
@@ -242,10 +245,16 @@ class WeightLoader:
         )
         return Weight(torch.cat([part.in_input_order().to(self.dtype) for part in parts]))
 
+    def _read(self, name: str, expert: int | None, shape: tuple[int, int]) -> Weight:
+        return self._format.read(name, shape) if expert is None else self._format.read_expert(name, expert, shape)
+
     def _bias(self, spec: LinearSpec) -> torch.Tensor:
         parts: list[torch.Tensor] = []
         for stack in spec.stacks():
-            whole = self._checkpoint.tensor(f"{stack.name}.bias", (stack.rows,))
+            if spec.expert is None:
+                whole = self._checkpoint.tensor(f"{stack.name}.bias", (stack.rows,))
+            else:
+                whole = self._checkpoint.part(f"{stack.name}_bias", spec.expert, (stack.rows,))
             whole = whole if stack.order is None else whole[stack.order]
             parts += [whole[rows.start : rows.stop] for rows in stack.held]
         return torch.cat(parts).to(self.dtype)

@@ -11,6 +11,7 @@ import msgspec
 
 from kvarn.config.schema import ModelConfig
 from kvarn.replica.endpoint import Endpoint
+from kvarn.wire.messages import AdapterInfo
 
 ReportProgress = Callable[[str, float], None]
 """Called while a model loads, with the stage and the fraction of it that is done."""
@@ -38,6 +39,19 @@ def version_of(replica: str) -> tuple[str, int]:
     return "/".join(rest), 0
 
 
+def configured_adapters(model: ModelConfig) -> list[AdapterInfo]:
+    """The adapters that a model's configuration names."""
+    return [
+        AdapterInfo(
+            name=each.name,
+            path=each.path,
+            organizations=None if each.organizations is None else list(each.organizations),
+            projects=None if each.projects is None else list(each.projects),
+        )
+        for each in model.adapters
+    ]
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process: which model, how it schedules, how it reports."""
 
@@ -49,6 +63,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Its name; empty: the machine's and the model's."""
     directory: str
     """The checkpoint's directory on this machine."""
+    adapters: list[AdapterInfo] = []
+    """Of the deployment, loaded at run time: they are loaded while it serves, and one that cannot be is left out."""
     draft_directory: str = ""
     """That of the draft model; empty where there is none."""
     heartbeat_interval_s: float = 0.5

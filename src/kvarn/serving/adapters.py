@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from kvarn.config.schema import KvarnConfig
-from kvarn.replica.client.protocol import AdapterChangeError, ReplicaClient, ReplicaLostError
+from kvarn.replica.client.protocol import AdapterChangeError, ReplicaClient, ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.models import ServedModel
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
+from kvarn.store.repositories.deployments import drop_adapter, keep_adapter, kept_adapters
 from kvarn.text.checkpoint import PACKAGED_ADAPTERS, packaged_adapter
 from kvarn.wire.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from kvarn.wire.messages import AdapterInfo
@@ -22,12 +28,20 @@ _CODES = {"exists": "lora_adapter_exists", "missing": "lora_adapter_not_found", 
 _log = logging.getLogger("kvarn.gateway")
 
 
-async def load_adapter(serving: ServingContext, request: LoadAdapterRequest) -> str:
-    """Load an adapter; returns what to say.
+async def load_adapter(serving: ServingContext, request: LoadAdapterRequest, by: str) -> str:
+    """Load an adapter, which belongs to the model's deployment from then on; returns what to say. A model without
+    replicas gets one first.
+
+    Args:
+        serving: What operations need.
+        request: Which adapter.
+        by: Who asks.
 
     Raises:
-        ApiError: 400 the request or the adapter cannot be used, 403 the directory is not one to load from.
+        ApiError: 400 the request or the adapter cannot be used, 403 the directory is not one to load from, 503 the
+            model is not ready.
         ReplicaLostError: The engine is not ready.
+        StoreAwayError: It cannot be kept, and is not there.
     """
     model = _model_of(serving, request.model)
     name = request.lora_name
@@ -38,7 +52,15 @@ async def load_adapter(serving: ServingContext, request: LoadAdapterRequest) -> 
             raise invalid_request(f"{name!r} is an adapter of the model {other.name!r}: choose another.", "lora_name")
     path = await asyncio.to_thread(_directory, request.lora_path, allowed_directories(serving.config, model))
     adapter = AdapterInfo(name=name, path=str(path), organizations=request.organizations, projects=request.projects)
-    await _change(model, lambda replica: replica.load_adapter(new_id("lora-"), adapter, in_place=request.load_inplace))
+    await serving.held_requests.until_ready(lambda: serving.models.choose(model.name))
+    await _load(model, adapter, in_place=request.load_inplace)
+    try:
+        loaded = model.adapters.get(name, adapter)
+        await keep_adapter(serving.store, model.name, msgspec.to_builtins(loaded), by)
+    except StoreAwayError:
+        if not request.load_inplace:  # or the one before it would be gone
+            await _unload(model, name)
+        raise
     _log.info("adapter loaded", extra={"adapter": name, "model": model.name, "path": str(path)})
     return f"Success: LoRA adapter '{name}' added successfully."
 
@@ -47,14 +69,17 @@ async def unload_adapter(serving: ServingContext, request: UnloadAdapterRequest)
     """Unload an adapter; what runs with it goes on. Returns what to say.
 
     Raises:
-        ApiError: 404, there is none of that name.
+        ApiError: 404, there is none of that name; 503, the model is not ready.
         ReplicaLostError: The engine is not ready.
+        StoreAwayError: It would come back, and stays.
     """
     name = request.lora_name
     model = next((model for model in serving.models if name in model.adapters), None)
     if model is None:
         raise ApiError(404, f"The lora adapter {name[:200]!r} cannot be found.", code=_CODES["missing"])
-    await _change(model, lambda replica: replica.unload_adapter(new_id("lora-"), name))
+    await serving.held_requests.until_ready(lambda: serving.models.choose(model.name))
+    await drop_adapter(serving.store, model.name, name)
+    await _unload(model, name)
     _log.info("adapter unloaded", extra={"adapter": name, "model": model.name})
     return f"Success: LoRA adapter '{name}' removed successfully."
 
@@ -93,20 +118,75 @@ def _model_of(serving: ServingContext, name: str | None) -> ServedModel:
     return models[0]
 
 
-async def _change(model: ServedModel, change: Callable[[ReplicaClient], Awaitable[None]]) -> None:
+async def _load(model: ServedModel, adapter: AdapterInfo, *, in_place: bool) -> None:
+    """Have all replicas of all versions load it. A version that is not this one may have its own of that name."""
+    changes = [
+        replica.load_adapter(new_id("lora-"), adapter, in_place=in_place or version is not model)
+        for version, replica in _ready(model)
+    ]
+    await _all(model, changes)
+
+
+async def _unload(model: ServedModel, name: str) -> None:
+    await _all(
+        model,
+        [each.unload_adapter(new_id("lora-"), name) for version, each in _ready(model) if name in version.adapters],
+    )
+
+
+def _ready(model: ServedModel) -> list[tuple[ServedModel, ReplicaClient]]:
+    return [(each, each.replicas[name]) for each in model.all_versions for name in each.replicas.ready]
+
+
+async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
     """Change the adapters of all replicas that are ready; those that are not hear of it when they are.
 
     Raises:
         ApiError: The adapter cannot be loaded or unloaded.
         ReplicaLostError: None of them did it.
     """
-    ready = [model.replicas[name] for name in model.replicas.ready]
-    results = await asyncio.gather(*[change(replica) for replica in ready], return_exceptions=True)
+    results = await asyncio.gather(*changes, return_exceptions=True)
     lost = [each for each in results if isinstance(each, ReplicaLostError)]
     for error in results:
         if isinstance(error, AdapterChangeError):
             raise ApiError(_STATUS[error.code], str(error), code=_CODES[error.code])
         if isinstance(error, BaseException) and error not in lost:
             raise error
-    if len(lost) == len(ready):
+    if len(lost) == len(changes):
         raise lost[0] if lost else ReplicaLostError(f"{model.name} is not ready")
+
+
+class AdapterKeeper:
+    """Has replicas load what of their deployment they lack: those that were starting while it was loaded.
+
+    Args:
+        models: What is served.
+        store: Where it stands what deployments have.
+    """
+
+    def __init__(self, models: ModelTable, store: Store) -> None:
+        self._models = models
+        self._store = store
+        self._tried: set[tuple[str, int, str, str]] = set()
+        """Replica, its start, adapter and digest: what could not be loaded is not tried again and again."""
+
+    async def look(self) -> None:
+        """Look once at each replica that is ready."""
+        for model in self._models:
+            if len(model.all_versions) < 2:  # replicas of one version tell each other
+                continue
+            kept = [msgspec.convert(each, AdapterInfo) for each in await kept_adapters(self._store, model.name)]
+            for version, replica in _ready(model):
+                for adapter in kept:
+                    await self._give(version, replica, adapter)
+
+    async def _give(self, version: ServedModel, replica: ReplicaClient, adapter: AdapterInfo) -> None:
+        name = next((name for name, each in version.replicas.items() if each is replica), "")
+        attempt = name, replica.starts, adapter.name, adapter.digest
+        if adapter.name in replica.adapters or attempt in self._tried:
+            return
+        self._tried.add(attempt)
+        try:
+            await replica.load_adapter(new_id("lora-"), adapter, in_place=True)
+        except (AdapterChangeError, ReplicaLostError, RequestRefusedError) as error:
+            _log.warning("an adapter is missing: %s", error, extra={"adapter": adapter.name, "replica": name})

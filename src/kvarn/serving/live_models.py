@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvarn.config.gateway import GatewayConfig
-from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 from kvarn.serving.models import ServedModel
 from kvarn.text.template_process import TemplateLimits
@@ -112,6 +112,7 @@ class LiveModels:
             process=self._process,
             version=number,
             held_back=version.is_candidate,
+            kept_adapters=version.desired.adapters,
         )
 
     def _serve(self, served: ServedModel) -> None:

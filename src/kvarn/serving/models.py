@@ -18,7 +18,7 @@ import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
-from kvarn.replica.spec import replica_names
+from kvarn.replica.spec import configured_adapters, replica_names
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.serving.text_pool import TextPool
@@ -189,15 +189,18 @@ class ServedModel:
     """It is rolled out, or was given up: as long as another version is ready, it answers only requests that name it."""
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
+    kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
+    """Of its deployment, loaded at run time."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
 
-    def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
+    def __post_init__(self, clients: Sequence[ReplicaClient], kept_adapters: Sequence[AdapterInfo]) -> None:
         names = replica_names(self.name, len(clients))
         by_name = dict(zip(names, clients, strict=True))
         routing = None if self.config.external is not None else self.config.routing  # `ExternalModel` chooses
-        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine)
+        known = {each.name: each for each in (*configured_adapters(self.config), *kept_adapters)}
+        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine, known.values())
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 
@@ -235,8 +238,7 @@ class ServedModel:
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """The adapters that requests may name, by name."""
-        replica = self.replicas.foremost
-        return {} if replica is None else replica.adapters
+        return self.replicas.adapters
 
     @property
     def ready(self) -> bool:

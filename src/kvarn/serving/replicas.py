@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvarn.config.replica import RoutingConfig
 from kvarn.config.schema import EngineConfig
@@ -14,7 +14,7 @@ from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.router import Choice, Router
 from kvarn.wire.block_names import PrefixScope, root_hash
-from kvarn.wire.messages import Submit
+from kvarn.wire.messages import AdapterInfo, Submit
 
 _LIFE = (ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.STARTING, ReplicaState.DOWN)
 
@@ -27,6 +27,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         gateway: Number of this gateway process, whom engines answer.
         routing: How one is chosen; None: somebody else chooses.
         engine: How they schedule.
+        adapters: Of the model, as long as no replica has told of its own.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         gateway: int = 0,
         routing: RoutingConfig | None = None,
         engine: EngineConfig | None = None,
+        adapters: Iterable[AdapterInfo] = (),
     ) -> None:
         self._routing = routing
         self._engine = engine
         self._clients: dict[str, ReplicaClient] = {}
         self._gateway = gateway
+        self._adapters = {each.name: each for each in adapters}
         self._changed = asyncio.Event()
         self.router: Router | None = None
         """None while there is nothing to choose among."""
@@ -64,6 +67,8 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def remove(self, name: str) -> ReplicaClient | None:
         """A replica is gone for good; requests that it still answers are not this set's matter."""
         client = self._clients.pop(name, None)
+        if client is not None and not self._clients:
+            self._adapters = client.adapters
         if client is not None and self.router is not None:
             client.watch_blocks(None)
             self.router.remove(name)
@@ -80,6 +85,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             return
         if client is None:
             client = ZmqReplicaClient(status.model, self._gateway)
+            client.adapters = dict(self.adapters)  # until its engine tells
             self.add(status.replica, client)
         assert isinstance(client, ZmqReplicaClient), "only engine processes have supervisors"
         if client.state is not ReplicaState.READY:
@@ -103,6 +109,12 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def foremost(self) -> ReplicaClient | None:
         """The replica that is furthest in its life: what is said of the model while none, or any, is ready."""
         return min(self._clients.values(), key=lambda each: _LIFE.index(each.state), default=None)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The adapters that requests may name; while there is no replica, those that the last one had."""
+        found = self.foremost
+        return self._adapters if found is None else found.adapters
 
     @property
     def ready(self) -> list[str]:

@@ -62,7 +62,7 @@ class ChatTemplate:
         from kvarn.text.config_files import read_tokenizer_config  # brings pydantic
 
         config = read_tokenizer_config(directory)
-        sources = {"default": _read_override(override)} if override else _find_sources(directory, config)
+        sources = {"default": read_template(override)} if override else _find_sources(directory, config)
         for name, source in sources.items():
             _check_size(len(source), f"{name!r} of {directory}")
         special = {name: text for name in config if name.endswith("_token") and (text := token_text(config[name]))}
@@ -166,7 +166,12 @@ def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return sources
 
 
-def _read_override(override: str) -> str:
+def read_template(override: str) -> str:
+    """The text of a template that is named by a file's path or is that text (it has a `{`).
+
+    Raises:
+        ChatTemplateError: The file cannot be read, or is too long.
+    """
     return override if "{" in override else _read(Path(override).expanduser())
 
 

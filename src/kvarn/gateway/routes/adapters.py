@@ -18,8 +18,9 @@ router = APIRouter(prefix="/v1", tags=["adapters"], route_class=JsonRoute, depen
 @router.post("/load_lora_adapter", summary="Load a LoRA adapter")
 async def load_lora_adapter(admin: PlatformAdminDep, body: LoadAdapterRequest) -> Annotated[Response, str]:
     """Load an adapter from a directory of the server, beside what runs; with `load_inplace`, in the place of one of the
-    same name. It is there when this answers; the server's other gateway processes hear of it at the same time."""
-    return PlainTextResponse(await adapters.load_adapter(admin.gateway, body))
+    same name. It is there when this answers; the server's other gateway processes hear of it at the same time. It
+    belongs to the model's deployment from now on: replicas and versions that start later have it."""
+    return PlainTextResponse(await adapters.load_adapter(admin.gateway, body, admin.actor.name))
 
 
 @router.post("/unload_lora_adapter", summary="Unload a LoRA adapter")

@@ -7,11 +7,17 @@ from kvarn.models.formats.awq import AwqFormat
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
 from kvarn.models.formats.gptq import GptqFormat
+from kvarn.models.formats.mxfp4 import Mxfp4Format
 from kvarn.models.hf_config import CheckpointKind
 
 __all__ = ["UnsupportedQuantizationError", "WeightFormat", "weight_format"]
 
-_FORMATS = {"gptq": GptqFormat, "awq": AwqFormat, "compressed-tensors": CompressedTensorsFormat}
+_FORMATS = {
+    "gptq": GptqFormat,
+    "awq": AwqFormat,
+    "compressed-tensors": CompressedTensorsFormat,
+    "mxfp4": Mxfp4Format,
+}
 """By `quant_method`."""
 
 

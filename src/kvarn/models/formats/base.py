@@ -39,6 +39,13 @@ class WeightFormat:
         """
         return Weight(self.checkpoint.tensor(f"{name}.weight", shape))
 
+    def read_expert(self, name: str, expert: int, shape: tuple[int, int]) -> Weight:
+        """The weight [out, in] of one expert, of a tensor `name` that holds those of all as [experts, in, out].
+
+        Raises as `read`.
+        """
+        return Weight(self.checkpoint.part(name, expert, (shape[1], shape[0])).t())
+
     def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Numbers that all tensors (by name) stand for; scales and the like are not counted."""
         return sum(
@@ -62,6 +69,6 @@ class UnsupportedQuantizationError(UnsupportedModelError):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"the checkpoint is quantized with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
-            "4 or 8 bits, and compressed-tensors W8A8 (int8, activations dynamic), W8A16 and W4A16. Take such a "
+            "4 or 8 bits, compressed-tensors W8A8 (int8, activations dynamic), W8A16 and W4A16, and MXFP4. Take such a "
             "checkpoint, or the plain one with --quantization int8 or int4"
         )

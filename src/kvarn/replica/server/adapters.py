@@ -131,6 +131,12 @@ class AdapterHost:
         for info in adapters:
             self._enter(info, self._load(Path(info.path)))
 
+    def load_beside(self, adapters: Iterable[AdapterInfo]) -> None:
+        """Load those of the deployment beside what runs; requests for them wait. One that cannot be loaded, or is not
+        what it was, is not there, as the log says."""
+        for info in adapters:
+            self._begin(info)
+
     def change(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Begin to load an adapter, or unload one; `poll` brings the answer."""
         if isinstance(message, UnloadAdapter):
@@ -198,7 +204,7 @@ class AdapterHost:
         problem = ""
         try:
             loaded = load.future.result()
-            if not load.request_id and loaded.digest != load.info.digest:
+            if load.info.digest and loaded.digest != load.info.digest:
                 raise AdapterRefusedError(f"{load.info.path} has changed since it was loaded: load it again")
             self._enter(load.info, loaded)
         except Exception as error:

@@ -35,10 +35,10 @@ from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
-from kvarn.replica.spec import ReplicaSpec, ReportProgress
+from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import CheckpointError
-from kvarn.wire.messages import AdapterInfo, ModelCard
+from kvarn.wire.messages import ModelCard
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import (
     DraftProposer,
@@ -197,7 +197,7 @@ def _build_decoder(
         proposer=proposer,
         speculation=config.speculation,
         adapters=own.adapters if ranks is None else None,
-        host=partial(_host_adapters, model, own, config, phases) if ranks is None else None,
+        host=partial(_host_adapters, model, own, spec, config, phases) if ranks is None else None,
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
         ranks=ranks,
@@ -221,7 +221,12 @@ def _joint_costs(model: Decoder, others: Sequence[Loaded]) -> DecoderCosts:
 
 
 def _host_adapters(
-    model: Decoder, executor: InProcessExecutor, config: ModelConfig, phases: _Phases, engine: EngineCore
+    model: Decoder,
+    executor: InProcessExecutor,
+    spec: ReplicaSpec,
+    config: ModelConfig,
+    phases: _Phases,
+    engine: EngineCore,
 ) -> AdapterHost:
     limit = config.lora.host_memory_gib
     host = AdapterHost(
@@ -233,16 +238,10 @@ def _host_adapters(
         config=config.lora,
     )
     if config.adapters:
+        replaced = {each.name for each in spec.adapters}
         with phases("load adapters"):
-            host.load_now(
-                AdapterInfo(
-                    name=each.name,
-                    path=each.path,
-                    organizations=None if each.organizations is None else list(each.organizations),
-                    projects=None if each.projects is None else list(each.projects),
-                )
-                for each in config.adapters
-            )
+            host.load_now(each for each in configured_adapters(config) if each.name not in replaced)
+    host.load_beside(spec.adapters)
     return host
 
 

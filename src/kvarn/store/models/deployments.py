@@ -22,12 +22,15 @@ class Deployment(Base):
     """That served before it: where a rollback goes."""
     replicas: Mapped[int | None]
     """Set by `scale`; None: as the version says."""
+    adapters: Mapped[list[Any] | None]
+    """Loaded at run time: every replica of every version has them. Each an `AdapterInfo`."""
     changed_at: Mapped[Seconds]
     changed_by: Mapped[Name]
 
 
 class DeploymentVersion(Base):
-    """A version: checkpoint, adapters, template and settings, bound together. A row is never changed."""
+    """A version: checkpoint, adapters, template and settings, bound together. A row is never changed, but for
+    `fingerprints`, which are written once."""
 
     __tablename__ = "deployment_versions"
 
@@ -35,5 +38,7 @@ class DeploymentVersion(Base):
     version: Mapped[int] = mapped_column(primary_key=True)
     spec: Mapped[dict[str, Any]]
     """The `ModelConfig`; without its name and its replicas it is what two versions are compared by."""
+    fingerprints: Mapped[dict[str, Any] | None]
+    """Digests of the files that it was deployed with, once they have been found."""
     created_at: Mapped[Seconds]
     created_by: Mapped[Name]

@@ -49,21 +49,33 @@ async def current_versions(session: AsyncSession) -> list[tuple[Deployment, Depl
 
 
 async def read_desired(store: Store) -> list[dict[str, Any]]:
-    """What shall be served: model, version, replicas and spec of each deployment; no spec: the configuration's. Where a
-    version is rolled out, `candidate` has its version and spec, and the share of the requests that it shall be able to
-    answer.
+    """What shall be served: model, version, replicas, spec, fingerprints and adapters of each deployment; no spec: the
+    configuration's. Where a version is rolled out, `candidate` has its version, spec and fingerprints, and the share of
+    the requests that it shall be able to answer.
 
     Raises:
         StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:
         rows: list[dict[str, Any]] = [
-            {"model": each.model, "version": each.version, "replicas": each.replicas, "spec": version and version.spec}
+            {
+                "model": each.model,
+                "version": each.version,
+                "replicas": each.replicas,
+                "spec": version and version.spec,
+                "fingerprints": version and version.fingerprints,
+                "adapters": each.adapters or [],
+            }
             for each, version in await current_versions(session)
         ]
         candidates = {
-            model: {"version": version, "share": share, "spec": spec}
-            for model, version, share, spec in (await session.execute(_CANDIDATES)).all()
+            model: {
+                "version": version.version,
+                "share": share,
+                "spec": version.spec,
+                "fingerprints": version.fingerprints,
+            }
+            for model, share, version in (await session.execute(_CANDIDATES)).all()
         }
     for row in rows:
         candidate = candidates.get(row["model"])
@@ -72,9 +84,7 @@ async def read_desired(store: Store) -> list[dict[str, Any]]:
     return rows
 
 
-_CANDIDATES = select(
-    StoredRollout.model, StoredRollout.candidate_version, StoredRollout.candidate_share, DeploymentVersion.spec
-).join(
+_CANDIDATES = select(StoredRollout.model, StoredRollout.candidate_share, DeploymentVersion).join(
     DeploymentVersion,
     (DeploymentVersion.model == StoredRollout.model) & (DeploymentVersion.version == StoredRollout.candidate_version),
 )
@@ -120,6 +130,49 @@ async def promote(session: AsyncSession, model: str, stable: int, candidate: int
     serves = (Deployment.model == model) & (Deployment.version == stable)
     values = {"version": candidate, "previous_version": stable, "changed_at": now, "changed_by": by[:256]}
     await session.execute(update(Deployment).where(serves).values(values))
+
+
+async def bind_version(store: Store, model: str, version: int, fingerprints: dict[str, Any]) -> None:
+    """Note which files a version was deployed with; nothing changes that afterwards.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    async with store.transaction() as session:
+        found = await session.get(DeploymentVersion, (model, version), with_for_update=True)
+        if found is not None and found.fingerprints is None:
+            found.fingerprints = fingerprints
+
+
+async def keep_adapter(store: Store, model: str, adapter: dict[str, Any], by: str) -> None:
+    """An adapter was loaded at run time: it belongs to the deployment from now on, in place of one of the same name. A
+    model of the configuration gets a deployment by this.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    async with store.transaction() as session:
+        found = await session.get(Deployment, model, with_for_update=True)
+        if found is None:
+            found = Deployment(model=model, version=0, changed_at=int(store.now()), changed_by=by[:256])
+            session.add(found)
+        others = [each for each in found.adapters or [] if each["name"] != adapter["name"]]
+        found.adapters = [*others, adapter]
+
+
+async def drop_adapter(store: Store, model: str, name: str) -> None:
+    """An adapter was unloaded. Raises as `keep_adapter`."""
+    async with store.transaction() as session:
+        found = await session.get(Deployment, model, with_for_update=True)
+        if found is not None:
+            found.adapters = [each for each in found.adapters or [] if each["name"] != name]
+
+
+async def kept_adapters(store: Store, model: str) -> list[dict[str, Any]]:
+    """The adapters of a deployment that were loaded at run time. Raises as `keep_adapter`."""
+    async with store.reading() as session:
+        found = await session.get(Deployment, model)
+        return [] if found is None else list(found.adapters or [])
 
 
 async def scale(change: AuditedChange, model: str, replicas: int | None, *, is_configured: bool = False) -> Deployment:

@@ -19,12 +19,14 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel
 from kvarn.gateway.routes.rollouts import give_command, rollout_config
 from kvarn.gateway.state import Gateway
+from kvarn.routing.model_choice import split_version
 from kvarn.serving.rollouts import UnknownRolloutError
 from kvarn.store.models import Deployment, DeploymentVersion
 from kvarn.store.repositories import deployments
 from kvarn.store.repositories.rollouts import note_rollout, save_rollout
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
-from kvarn.text.errors import TextError
+from kvarn.text.chat_template import read_template
+from kvarn.text.errors import ChatTemplateError, TextError
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.deployments import (
@@ -172,6 +174,7 @@ async def list_versions(admin: PlatformAdminDep, query: ModelQuery) -> ListObjec
             "model": each.model,
             "version": each.version,
             "settings": each.spec,
+            "fingerprints": each.fingerprints,
             "created_at": each.created_at,
             "created_by": each.created_by,
         }
@@ -218,6 +221,11 @@ def _changed(gateway: Gateway, version: DeploymentVersion | None, body: Deployme
     current = model_of(body.model, version.spec) if version is not None else served.config if served else None
     try:
         model = changed(current, body.model, body.settings)
+        if model.chat_template is not None:  # its text: a file may change
+            text = read_template(model.chat_template)
+            model = model.model_copy(update={"chat_template": text}) if "{" in text else model
+    except ChatTemplateError as error:
+        raise invalid_request(f"settings.chat_template: {error}", "settings.chat_template") from None
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(["settings", *(str(step) for step in detail["loc"])])
@@ -276,15 +284,15 @@ def _object(
         "settings": settings,
         "changed_at": None if deployment is None else deployment.changed_at,
         "changed_by": None if deployment is None else deployment.changed_by,
-        "problem": _problem(gateway, name, rollout),
+        "problem": _problem(gateway, name),
         "rollout": None if rollout is None else _describe_rollout(rollout),
         "observed": observed,
     }
 
 
-def _problem(gateway: Gateway, name: str, rollout: Rollout | None) -> str | None:
+def _problem(gateway: Gateway, name: str) -> str | None:
     problems = {} if gateway.fleet is None else gateway.fleet.problems
-    return problems.get(name) or (None if rollout is None else problems.get(rollout.candidate))
+    return next((problem for version, problem in problems.items() if split_version(version)[0] == name), None)
 
 
 def _describe_rollout(rollout: Rollout) -> DeploymentRollout:

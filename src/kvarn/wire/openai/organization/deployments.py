@@ -75,6 +75,7 @@ class DeploymentVersionObject(TypedDict):
     model: str
     version: int
     settings: dict[str, Any]
+    fingerprints: dict[str, Any] | None  # of the files that it was deployed with; null: not found yet
     created_at: int
     created_by: str
 

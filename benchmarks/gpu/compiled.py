@@ -1,0 +1,105 @@
+"""Compile every variant for sm_90 without a GPU, and read what the compiler made of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from benchmarks.gpu.variants import Variant, variants
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 227 * 1024
+"""Bytes a program may have on sm_90."""
+WIDE = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "LDGSTS.E.128", "UBLKCP", "UTMALDG")
+"""Instructions that load 16 bytes at a time, or more."""
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of a variant."""
+
+    variant: Variant
+    registers: int
+    spills: int
+    shared_bytes: int
+    wide_loads: int
+    tensor_cores: str
+    """`wgmma`, `mma` or nothing."""
+
+    @property
+    def line(self) -> str:
+        """One line of text."""
+        memory = f"{self.shared_bytes / 1024:.0f} KiB shared, {self.wide_loads} wide loads"
+        cores = self.tensor_cores or "no tensor cores"
+        return f"{self.variant.name}: {self.registers} registers, {self.spills} spills, {memory}, {cores}"
+
+    def faults(self) -> Iterator[str]:
+        """What the gate refuses."""
+        name = self.variant.name
+        if self.spills:
+            yield f"{name}: {self.spills} bytes of registers are spilled"
+        if self.shared_bytes > SHARED_MEMORY:
+            yield f"{name}: {self.shared_bytes} bytes of shared memory, {SHARED_MEMORY} at most"
+        if self.registers > self.variant.most_registers:
+            yield f"{name}: {self.registers} registers, {self.variant.most_registers} at most"
+        if self.variant.wide_loads and not self.wide_loads:
+            yield f"{name}: no loads of 16 bytes"
+
+
+def compile_variant(variant: Variant) -> Compiled:
+    """In a second or two. Raises what the compiler does."""
+    kernel = variant.kernel
+    constants = {name: variant.constants.get(name) for name in kernel.arg_names if name not in variant.types}
+    signature = {name: variant.types.get(name, "constexpr") for name in kernel.arg_names}
+    aligned = [place for place, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
+    source = ASTSource(
+        kernel,
+        signature,
+        {(kernel.arg_names.index(name),): value for name, value in constants.items()},
+        {(place,): [["tt.divisibility", 16]] for place in aligned},
+    )
+    options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    built = triton.compile(source, target=TARGET, options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+        code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+    text = usage.stdout + usage.stderr
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    cores = "wgmma" if "HGMMA" in code else "mma" if "HMMA" in code else ""
+    wide = sum(code.count(instruction) for instruction in WIDE)
+    spills = code.count("STL") + found.get("LOCAL", 0)
+    return Compiled(variant, found["REG"], spills, built.metadata.shared, wide, cores)
+
+
+def compile_all(threads: int = 2) -> list[Compiled]:
+    """Every variant."""
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(compile_variant, variants()))
+
+
+def table(found: Sequence[Compiled]) -> str:
+    """As docs/gpu.md shows it."""
+    lines = [
+        "| kernel | registers | spills | shared memory, KiB | wide loads | tensor cores |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {each.variant.name} | {each.registers} | {each.spills} | {each.shared_bytes / 1024:.0f} | "
+        f"{each.wide_loads} | {each.tensor_cores} |"
+        for each in found
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""Kernels with the constants that large models give them: what the compile gate compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import triton.language as tl
+
+from kvarn.kernels.triton.attention import KEYS, ROWS
+from kvarn.kernels.triton.jit import attention, elementwise, linear, sampling
+from kvarn.kernels.triton.linear import APART_BELOW, TILES, Tile, splits_of, tiles_for
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel as it is compiled."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    """Triton's names of the arguments' types, such as `*bf16`; the others are constants."""
+    constants: dict[str, Any]
+    warps: int = 4
+    stages: int = 3
+    most_registers: int = 255
+    wide_loads: bool = False
+    """Whether it is bound by memory: 16 bytes must be loaded at a time."""
+
+
+LAYERS = {
+    "8B qkv": (4096, 6144, "", ("bf16", "fp8", "int4")),
+    "8B gate, up": (4096, 14336, "silu", ("bf16", "fp8", "int4")),
+    "0.6B down": (3072, 1024, "", ("bf16",)),
+}
+"""Inputs, outputs, activation and formats of some layers. int8 is read as fp8 is."""
+TYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "int4": "*u8"}
+HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
+
+
+def variants() -> Iterator[Variant]:
+    """All that are compiled."""
+    for layer, (inputs, outputs, activation, formats) in LAYERS.items():
+        for form in formats:
+            for tile in tiles_for(bool(activation), 128 if form == "int4" else 0):
+                yield _product(layer, form, tile, inputs, outputs, activation)
+    for model, heads in HEADS.items():
+        for apart in (True, False):
+            yield _attention(model, "bf16", *heads, apart=apart)
+        yield _join(model, *heads)
+        yield _prepare(model, *heads)
+    yield _attention("8B", "fp8e4nv", *HEADS["8B"], apart=True)
+    yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=False, window=1024, softcap=True)
+    yield from _small()
+
+
+def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activation: str) -> Variant:
+    length, splits = splits_of(outputs, inputs)
+    normed = tile.rows == TILES[0].rows
+    group = 128 if form == "int4" else 0
+    types = {"x": "*bf16", "weight": TYPES[form], "out": "*bf16", "partials": "*fp32", "arrivals": "*i32"}
+    types |= {"num_rows": "i32", "eps": "fp32"}
+    if form != "bf16":
+        types["scales"] = "*fp16" if group else "*fp32"
+    if group:
+        types["multipliers"] = "*i8"
+    if normed:
+        types["norm"] = "*fp32"
+    if not activation:
+        types["add_to"] = "*bf16"
+    constants = {
+        "X_STRIDE": inputs,
+        "OUT_STRIDE": outputs,
+        "INPUTS": inputs,
+        "WIDTH": inputs,
+        "OUTPUTS": outputs,
+        "SPLIT": length,
+        "SPLITS": splits,
+        "APART": splits > 1 and -(-outputs // tile.outs) < APART_BELOW,
+        "FORMAT": "plain" if form == "bf16" else "4 bits" if group else "8 bits",
+        "GROUP": group,
+        "HAS_ZEROS": False,
+        "HAS_MULTIPLIERS": bool(group),
+        "HAS_NORM": normed,
+        "HAS_BIAS": False,
+        "ADDS": not activation,
+        "ACTIVATION": activation,
+        "NUMBERS": tl.bfloat16,
+        "DOT": tl.bfloat16,
+        "ROWS": tile.rows,
+        "OUTS": tile.outs,
+        "STEP": group or tile.step,
+    }
+    name = f"product, {layer}, {form}, {tile.rows} rows"
+    return Variant(name, linear.multiply, types, constants, tile.warps, tile.stages, 255, tile.rows <= 16)
+
+
+def _attention(
+    model: str, cache: str, heads: int, kv: int, dim: int, *, apart: bool, window: int = 0, softcap: bool = False
+) -> Variant:
+    types = {"queries": "*bf16", "keys": f"*{cache}", "values": f"*{cache}", "tables": "*i32", "context_lens": "*i32"}
+    types |= {"query_starts": "*i32", "out": "*bf16", "parts": "*fp32", "part_stats": "*fp32", "scale": "fp32"}
+    types |= {"softcap": "fp32", "num_sequences": "i32", "table_stride": "i32", "max_segments": "i32"}
+    constants = {
+        "QUERY_HEADS": heads,
+        "KV_HEADS": kv,
+        "DIM": dim,
+        "WINDOW": window,
+        "HAS_SOFTCAP": softcap,
+        "HAS_SINKS": False,
+    }
+    constants |= {"APART": apart, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
+    name = f"attention, {model}, {cache} cache{', segments apart' if apart else ''}"
+    return Variant(name, attention.attend, types, constants, 4, 2, 255, True)
+
+
+def _join(model: str, heads: int, kv: int, dim: int) -> Variant:
+    types = {"parts": "*fp32", "part_stats": "*fp32", "positions": "*i64", "slots": "*i64", "out": "*bf16"}
+    constants = {"QUERY_HEADS": heads, "DIM": dim, "WINDOW": 0, "HAS_SINKS": False, "BLOCK": dim}
+    return Variant(f"join segments, {model}", attention.join, types | {"max_segments": "i32"}, constants, 1)
+
+
+def _prepare(model: str, heads: int, kv: int, dim: int) -> Variant:
+    types = {"qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "norm": "*fp32", "slots": "*i64", "queries": "*bf16"}
+    types |= {"keys": "*bf16", "values": "*bf16", "eps": "fp32"}
+    constants = {"QKV_STRIDE": (heads + 2 * kv) * dim, "QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim}
+    constants |= {"HALF": dim // 2, "HAS_NORM": True, "BLOCK": dim}
+    return Variant(f"norm, rotate, cache, {model}", attention.prepare, types, constants, 1)
+
+
+def _small() -> Iterator[Variant]:
+    size, vocab = 4096, 128256
+    types = {"x": "*bf16", "weight": "*fp32", "out": "*bf16", "eps": "fp32"}
+    constants: dict[str, Any] = {"X_STRIDE": size, "OUT_STRIDE": size, "SIZE": size, "ADDS": False}
+    yield Variant("norm", elementwise.norm_rows, types, constants)
+    constants = {"STRIDE": 2 * 14336, "OUT_STRIDE": 14336, "SIZE": 14336, "ACTIVATION": "silu", "ADDS": False}
+    types = {"sums": "*fp32", "out": "*bf16"}
+    yield Variant("activation, gate and up", elementwise.finish_rows, types, constants | {"BLOCK": 1024})
+    types = {"logits": "*fp32", "tokens": "*i64", "maxima": "*fp32"}
+    sizes = {"STRIDE": vocab, "VOCAB": vocab, "BLOCK": 4096}
+    yield Variant("most likely token", sampling.most_likely, types, sizes, 8)
+    types = {"logits": "*fp32", "rows": "*i64", "words": "*i32"}
+    yield Variant("masks", sampling.mask_rows, types, sizes | {"WORDS": vocab // 32})
+    types = {"logits": "*fp32", "rows": "*i64", "row_max": "*fp32", "temperatures": "*fp32", "top_ks": "*i64"}
+    types |= {"top_ps": "*fp64", "min_ps": "*fp32", "uniforms": "*fp64", "tokens": "*i64"}
+    yield Variant("draw", sampling.draw, types, sizes | {"UNIT": 2.0**35}, 8)

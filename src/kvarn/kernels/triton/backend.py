@@ -1,0 +1,80 @@
+"""The Triton kernels as a backend, for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
+from kvarn.kernels.batch import HeadShape, PagedBatch
+from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.triton.attention import TritonAttentionPlan, plan_attention
+from kvarn.kernels.triton.interpreter import is_interpreting
+from kvarn.kernels.triton.linear import TritonLinear, Workspace, norm_rows
+from kvarn.kernels.triton.sampling import draw_tokens, mask_logits, most_likely
+from kvarn.kernels.weights import Weight
+
+
+class TritonKernels(Kernels):
+    """See `kvarn.kernels.backend.Kernels` for what each operation means. What is not compiled is torch's.
+
+    Not thread-safe: products share scratch memory.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises UnsupportedByBackendError for main memory, but in Triton's interpreter."""
+        if device.type == "cpu" and not is_interpreting():
+            raise UnsupportedByBackendError(
+                "the 'triton' kernels compute on GPUs, in main memory only for tests (TRITON_INTERPRET=1): set "
+                "`kernels` to auto"
+            )
+        super().__init__(device)
+        self._workspace = Workspace(device)
+
+    def pack_linear(
+        self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
+    ) -> Linear:
+        """See `kvarn.kernels.triton.linear`. Quantized weights are multiplied with plain activations."""
+        own_bias = None if bias is None else bias.to(self.device)
+        return TritonLinear(weight.to(self.device), own_bias, activation, self._workspace)
+
+    def preferred_dtype(self) -> torch.dtype:
+        """bfloat16; float32 in the interpreter."""
+        return torch.float32 if self.device.type == "cpu" else torch.bfloat16
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        *,
+        mean_square: torch.Tensor | None = None,
+        add_to: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compiled, for rows [T, size]; torch's where `mean_square` is given."""
+        if mean_square is not None or x.ndim != 2:
+            return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
+        return norm_rows(x, norm, add_to)
+
+    def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TritonAttentionPlan:
+        """See `kvarn.kernels.triton.attention`."""
+        return plan_attention(batch, heads, window)
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compiled."""
+        return most_likely(logits)
+
+    def mask_logits(self, logits: torch.Tensor, masks: Mapping[int, bytes | memoryview]) -> None:
+        """Compiled. Raises KernelInputError where a mask does not fit."""
+        mask_logits(logits, masks)
+
+    def draw_tokens(
+        self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
+    ) -> torch.Tensor:
+        """Compiled; without sorting the vocabulary."""
+        return draw_tokens(logits, rows, row_max, params)

@@ -1,0 +1,275 @@
+"""Attention of the rows of a step over the paged cache: decode, verification and prompts in one kernel.
+
+Keys are read in segments of 256 positions counted from the start of a sequence (as by the kernels in csrc/). Each
+segment is one softmax; segments are joined in order, by the program that computed them, or, where each is computed by a
+program of its own, by `join`. Both do the same operations on a row's numbers, and a program always multiplies 64 rows:
+so a token's result has the same bits alone, in a batch, as a decode step and as part of a prompt, cut anywhere.
+
+The 64 rows of a program are the query heads of one key/value head, of neighbouring queries of one sequence.
+
+Sources: Flash-Attention 2 and Flash-Decoding (Dao 2023); finding a program's sequence in the prefix sums of queries as
+in vLLM's unified Triton kernel.
+"""
+
+import triton
+import triton.language as tl
+
+from kvarn.kernels.triton.jit.elementwise import row_scale, tanh
+
+BLOCK_SIZE = tl.constexpr(16)
+SEGMENT = tl.constexpr(256)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def prepare(
+    qkv,
+    cos,
+    sin,
+    norm,
+    slots,
+    queries,
+    keys,
+    values,
+    eps,
+    QKV_STRIDE: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One head of one token: normed, rotated, and written to `queries` or into the cache.
+
+    qkv [T, (H + 2 G) DIM]; cos, sin [T, HALF]; norm [H + G, DIM]; slots [T], negative: nothing is cached; queries
+    [T, H, DIM]; keys, values [blocks, G, BLOCK_SIZE, DIM].
+    """
+    token = tl.program_id(0)
+    head = tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    inside = d < DIM
+    at = qkv + token.to(tl.int64) * QKV_STRIDE + head * DIM
+    own = tl.load(at + d, mask=inside, other=0.0)
+    kind = own.dtype
+    slot = tl.load(slots + token)
+    cached = (slot // BLOCK_SIZE) * (KV_HEADS * BLOCK_SIZE * DIM) + slot % BLOCK_SIZE * DIM
+    if head >= QUERY_HEADS + KV_HEADS:
+        to = values + cached + (head - QUERY_HEADS - KV_HEADS) * (BLOCK_SIZE * DIM) + d
+        tl.store(to, own.to(values.dtype.element_ty), mask=inside & (slot >= 0))
+    else:
+        # The number that each turns with.
+        other = tl.where(d < HALF, d + HALF, d - HALF)
+        turned = d < 2 * HALF
+        partner = tl.load(at + other, mask=turned, other=0.0)
+        if HAS_NORM:
+            factor = row_scale(at, eps, DIM)
+            weight = norm + head * DIM
+            own = (own.to(tl.float32) * factor * tl.load(weight + d, mask=inside, other=0.0)).to(kind)
+            partner = (partner.to(tl.float32) * factor * tl.load(weight + other, mask=turned, other=0.0)).to(kind)
+        if HALF > 0:
+            angle = token.to(tl.int64) * HALF + tl.where(d < HALF, d, d - HALF)
+            c = tl.load(cos + angle, mask=turned, other=1.0)
+            s = tl.load(sin + angle, mask=turned, other=0.0)
+            turn = tl.where(d < HALF, -s, s)
+            own = (own.to(tl.float32) * c + partner.to(tl.float32) * turn).to(kind)
+        if head < QUERY_HEADS:
+            tl.store(queries + (token.to(tl.int64) * QUERY_HEADS + head) * DIM + d, own, mask=inside)
+        else:
+            to = keys + cached + (head - QUERY_HEADS) * (BLOCK_SIZE * DIM) + d
+            tl.store(to, own.to(keys.dtype.element_ty), mask=inside & (slot >= 0))
+
+
+@triton.jit
+def attend(
+    queries,
+    keys,
+    values,
+    tables,
+    context_lens,
+    query_starts,
+    sinks,
+    out,
+    parts,
+    part_stats,
+    scale,
+    softcap,
+    num_sequences,
+    table_stride,
+    max_segments,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    APART: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    DOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Attention of one program's rows, to `out` [T, H DIM].
+
+    Program (i, g, z): the queries of tile i (see `_sequence_of`), key/value head g. With APART the program takes every
+    so many'th segment, beginning with z, and leaves sums and statistics for `join`: parts [T, H, max_segments, DIM],
+    part_stats [T, H, max_segments, 2] float32. sinks [H]: see `AttentionPlan.run`. NUMBERS: the type that queries and
+    weights are rounded to; DOT: the type that is multiplied.
+    """
+    group: tl.constexpr = QUERY_HEADS // KV_HEADS
+    together: tl.constexpr = ROWS // group
+    kv_head = tl.program_id(1)
+    sequence, first_query, start, count = _sequence_of(tl.program_id(0), query_starts, num_sequences, together)
+    if first_query >= count:
+        return
+    context = tl.load(context_lens + sequence)
+    row = tl.arange(0, ROWS)
+    query = first_query + row // group
+    real = (row < together * group) & (query < count)
+    position = context - count + query
+    token = (start + query).to(tl.int64)
+    head = kv_head * group + row % group
+    d = tl.arange(0, BLOCK)
+    inside = d < DIM
+    place = (token * QUERY_HEADS + head) * DIM
+    q = tl.load(queries + place[:, None] + d[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+    q = q.to(NUMBERS).to(DOT)
+    last = context - count + tl.minimum(first_query + together, count)
+    first = tl.full([], 0, tl.int32)
+    if WINDOW > 0:
+        first = tl.maximum(context - count + first_query + 1 - WINDOW, 0)
+    stride = 1
+    segment = first // SEGMENT
+    if APART:
+        stride = tl.num_programs(2)
+        segment += tl.program_id(2)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, BLOCK], tl.float32)
+    table = tables + sequence.to(tl.int64) * table_stride
+    for number in range(segment, (last + SEGMENT - 1) // SEGMENT, stride):
+        own_top = tl.full([ROWS], float("-inf"), tl.float32)
+        own_total = tl.zeros([ROWS], tl.float32)
+        own_mixed = tl.zeros([ROWS, BLOCK], tl.float32)
+        begin = tl.maximum(number * SEGMENT, first // KEYS * KEYS)
+        for key in range(begin, tl.minimum(number * SEGMENT + SEGMENT, last), KEYS):
+            at = key + tl.arange(0, KEYS)
+            seen = (at >= first) & (at < last)
+            block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+            slot = (block * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM) + at % BLOCK_SIZE * DIM
+            there = seen[:, None] & inside[None, :]
+            k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            if HAS_SOFTCAP:
+                scores = softcap * tanh(scores / softcap)
+            visible = (at[None, :] <= position[:, None]) & seen[None, :]
+            if WINDOW > 0:
+                visible &= at[None, :] > position[:, None] - WINDOW
+            scores = tl.where(visible, scores * LOG2E, float("-inf"))
+            new_top = tl.maximum(own_top, tl.max(scores, 1))
+            level = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weights = tl.exp2(scores - level[:, None])
+            fade = tl.exp2(own_top - level)
+            own_total = own_total * fade + tl.sum(weights, 1)
+            own_top = new_top
+            v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
+            own_mixed = tl.dot(weights.to(NUMBERS).to(DOT), v, own_mixed * fade[:, None], input_precision="ieee")
+        if APART:
+            piece = (token * QUERY_HEADS + head) * max_segments + number
+            tl.store(parts + piece[:, None] * DIM + d[None, :], own_mixed, mask=real[:, None] & inside[None, :])
+            tl.store(part_stats + piece * 2, own_top, mask=real)
+            tl.store(part_stats + piece * 2 + 1, own_total, mask=real)
+        else:
+            new_top, kept, added = _shares(top, own_top)
+            total = tl.fma(total, kept, own_total * added)
+            mixed = tl.fma(mixed, _across(kept, mixed), own_mixed * added[:, None])
+            top = new_top
+    if not APART:
+        if HAS_SINKS:
+            top, kept, added = _shares(top, tl.load(sinks + head, mask=real, other=0.0) * LOG2E)
+            total = tl.fma(total, kept, added)
+            mixed *= kept[:, None]
+        result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            out + place[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :]
+        )
+
+
+@triton.jit
+def join(
+    parts,
+    part_stats,
+    positions,
+    slots,
+    sinks,
+    out,
+    max_segments,
+    QUERY_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The segments of one query head of one token, joined in order. Tokens without a slot give zeros."""
+    token = tl.program_id(0)
+    place = token.to(tl.int64) * QUERY_HEADS + tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    inside = d < DIM
+    position = tl.load(positions + token)
+    first = position * 0
+    if WINDOW > 0:
+        first = tl.maximum(position + 1 - WINDOW, 0)
+    end = tl.where(tl.load(slots + token) >= 0, position // SEGMENT + 1, 0)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    mixed = tl.zeros([BLOCK], tl.float32)
+    for number in range(first // SEGMENT, end):
+        piece = place * max_segments + number
+        own_top = tl.load(part_stats + piece * 2 + tl.arange(0, 1))
+        own_total = tl.load(part_stats + piece * 2 + 1 + tl.arange(0, 1))
+        own_mixed = tl.load(parts + piece * DIM + d, mask=inside, other=0.0)
+        new_top, kept, added = _shares(top, own_top)
+        total = tl.fma(total, kept, own_total * added)
+        mixed = tl.fma(mixed, tl.broadcast_to(kept, mixed.shape), own_mixed * added)
+        top = new_top
+    if HAS_SINKS:
+        top, kept, added = _shares(top, tl.load(sinks + tl.program_id(1) + tl.arange(0, 1)) * LOG2E)
+        total = tl.fma(total, kept, added)
+        mixed *= kept
+    result = mixed / tl.where(total > 0, total, 1.0)
+    tl.store(out + place * DIM + d, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _shares(top, own_top):
+    """The larger of two maxima, and what sums relative to each are multiplied by."""
+    new_top = tl.maximum(top, own_top)
+    level = tl.where(new_top == float("-inf"), 0.0, new_top)
+    return new_top, tl.exp2(top - level), tl.exp2(own_top - level)
+
+
+@triton.jit
+def _across(column, like):
+    return tl.broadcast_to(column[:, None], like.shape)
+
+
+@triton.jit
+def _sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
+    """Whose queries a tile computes: the sequence, the first query of the tile, and the sequence's first token and
+    number of queries.
+
+    Sequence s has the tiles from query_starts[s] // TOGETHER + s on: as many as it needs, or one more.
+    """
+    low = 0
+    high = num_sequences
+    while low < high:
+        middle = low + (high - low) // 2
+        if tl.load(query_starts + middle) // TOGETHER + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    sequence = low - 1
+    start = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - start
+    return sequence, (tile - start // TOGETHER - sequence) * TOGETHER, start, count
