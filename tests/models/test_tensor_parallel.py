@@ -49,13 +49,11 @@ class ThreadCollectives:
         return self.meeting.exchange(self.rank, tensor)
 
 
-def ranks(path: Path, world_size: int, *, expert_parallel: bool = False, **options: Any) -> list[Decoder]:
+def ranks(path: Path, world_size: int, *, place: dict[str, Any] | None = None, **options: Any) -> list[Decoder]:
     meeting = Meeting(world_size)
     models = []
     for rank in range(world_size):
-        parallel = Parallel(
-            rank, world_size, ThreadCollectives(meeting, rank), fixed_sums=True, expert_parallel=expert_parallel
-        )
+        parallel = Parallel(rank, world_size, ThreadCollectives(meeting, rank), fixed_sums=True, **place or {})
         model = load_model(path, parallel=parallel, **{"dtype": "float32", **options})
         assert isinstance(model, Decoder)
         models.append(model)
@@ -126,15 +124,26 @@ def test_bits_are_equal_at_degree_8_and_with_quantized_weights(
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("mixture", ["mixtral", "qwen2-moe", "qwen3-moe"])
+@pytest.mark.parametrize("mixture", ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"])
 def test_bits_are_the_same_whether_ranks_hold_whole_experts_or_parts(
     mixture: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any
 ) -> None:
     _, path = oracle_factory(mixture)
     want = bits_of(ranks(path, 1), run_paged)
     for degree in (2, 4):
-        whole_experts = ranks(path, degree, expert_parallel=True)
+        whole_experts = ranks(path, degree, place={"expert_parallel": True})
         assert same_bits(bits_of(whole_experts, run_paged), want), degree
+        visits = whole_experts[0].expert_layers
+        load = {layer: experts.tokens.tolist() for layer, experts in visits.items()}
+        for tokens in load.values():
+            tokens[1] += 10_000
+        place = {"expert_parallel": True, "expert_load": load, "redundant_experts": 3}
+        balanced = ranks(path, degree, place=place)
+        assert same_bits(bits_of(balanced, run_paged), want), degree
+        for layer, experts in balanced[0].expert_layers.items():
+            assert any(len(holders) > 1 for holders in experts.placement.ranks), "a hot expert is held twice"
+            before = max(visits[layer].placement.loads(load[layer], degree))
+            assert max(experts.placement.loads(load[layer], degree)) <= before
 
 
 def test_two_ranks_equal_one(family: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any) -> None:

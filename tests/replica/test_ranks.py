@@ -19,6 +19,7 @@ from kvarn.grammar.text import from_regex
 from kvarn.models.parallel import ParallelError
 from kvarn.models.pipeline import StageError
 from kvarn.replica.server.build import build_service
+from kvarn.replica.server.experts import ExpertLoadError
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Grammar, StepOutput, Submit
@@ -148,6 +149,29 @@ def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, setti
     service.shutdown()
 
 
+def test_hot_experts_are_held_by_several_after_the_next_start(experts: Path, tmp_path: Path) -> None:
+    messages = requests(range(3, 199), 40, with_grammars=False)
+    settings = {
+        "tensor_parallel_size": 2,
+        "expert_parallel": True,
+        "experts": {"load_file": str(tmp_path / "load" / "experts.json"), "num_redundant": 2},
+    }
+    answers, busiest = [], []
+    for _ in range(2):
+        service = build(experts, **settings)
+        answers.append(run(service, messages))
+        stats = service.stats()
+        assert set(stats.expert_tokens_total) == {"0", "1"}
+        assert stats.expert_imbalance > 1
+        busiest.append(max(stats.expert_tokens_total.values()))
+        service.shutdown()
+    assert answers[0] == answers[1]
+    assert busiest[1] < busiest[0]
+    (tmp_path / "load" / "experts.json").write_text("[]")
+    with pytest.raises(ExpertLoadError, match="Delete it"):
+        build(experts, **settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -164,9 +188,9 @@ def test_a_model_that_cannot_be_divided_so_is_refused(experts: Path, settings: d
 def test_what_ranks_cannot_do_is_refused() -> None:
     for settings, message in (
         ({"tensor_parallel_size": 3}, "must be 1, 2, 4 or 8"),
-        ({"tensor_parallel_size": 2, "kv_tiers": {}}, "has kv_tiers"),
-        ({"tensor_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "EAGLE-3"),
-        ({"pipeline_parallel_size": 2, "disaggregation": {}}, "has disaggregation"),
+        ({"tensor_parallel_size": 2, "kv_tiers": {}}, "several processes cannot have kv_tiers"),
+        ({"tensor_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "cannot have an EAGLE-3 head"),
+        ({"pipeline_parallel_size": 2, "disaggregation": {}}, "cannot have disaggregation"),
     ):
         with pytest.raises(ValueError, match=message):
             ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", **settings})

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
 from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.config.experts import ExpertsConfig
 from kvarn.config.external import BreakerConfig, ExternalConfig, TimeoutsConfig
 from kvarn.config.fleet import AutoscaleConfig, FleetConfig, HardwareConfig, UpdateConfig
 from kvarn.config.gateway import GatewayConfig
@@ -156,16 +157,16 @@ class ModelConfig(Section):
     KV cache: 1, 2, 4 or 8. See docs/parallel.md."""
 
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
-    """Stages into which the layers are divided (pipeline parallelism), each in processes of its own:
-    `tensor_parallel_size` times as many in all."""
+    """Stages of consecutive layers (pipeline parallelism), each in `tensor_parallel_size` processes of its own."""
 
     expert_parallel: bool = False
-    """Of a mixture of experts, each of the processes that share a layer holds whole experts in place of a part of
-    each."""
+    """Processes that share a layer hold whole experts of a mixture, in place of a part of each."""
+
+    experts: ExpertsConfig = ExpertsConfig()
+    """Which of them holds which experts."""
 
     tensor_parallel_invariant: bool = False
-    """Take the sums of one process in the order in which several take them: then its answers have the same bits as
-    those of any `tensor_parallel_size`. Where that is more than 1 it is always so."""
+    """Let one process take its sums in the order of several: bits are those of any `tensor_parallel_size` above 1."""
 
     hardware: HardwareConfig = HardwareConfig()
     """What one replica needs of a machine."""
@@ -261,15 +262,14 @@ class ModelConfig(Section):
             raise ValueError(f"tensor_parallel_size of {self.name!r} must be 1, 2, 4 or 8")
         if self.tensor_parallel_size * self.pipeline_parallel_size == 1:
             return self
-        without = "which a model in several ranks cannot have: leave it out, or tensor_parallel_size and "
-        for name, used in (
-            ("kv_tiers", self.kv_tiers is not None),
-            ("disaggregation", self.disaggregation is not None),
-            ("adapters", bool(self.adapters)),
-            ("speculation with EAGLE-3", self.speculation.chosen == "eagle3"),
-        ):
-            if used:
-                raise ValueError(f"{self.name!r} has {name}, {without}pipeline_parallel_size")
+        used = {
+            "kv_tiers": self.kv_tiers,
+            "disaggregation": self.disaggregation,
+            "adapters": self.adapters,
+            "an EAGLE-3 head": self.speculation.chosen == "eagle3",
+        }
+        if found := [name for name, value in used.items() if value]:
+            raise ValueError(f"{self.name!r} in several processes cannot have {found[0]}: leave it out, or these")
         return self
 
     @model_validator(mode="after")

@@ -27,6 +27,27 @@ KvDtype = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentDimensions:
+    """Of multi-head latent attention (DeepSeek-V2 2024): a token is cached as one row that all heads share."""
+
+    rank: int
+    """Numbers of the compressed key and value."""
+    rope_dim: int
+    """Numbers of the rotated key, and of a head's query that meet it."""
+    plain_dim: int
+    """Numbers of a head's query and key that are not rotated."""
+    value_dim: int
+    """Of one head."""
+    query_rank: int = 0
+    """Numbers of the compressed query; 0: it is not compressed."""
+
+    @property
+    def row_size(self) -> int:
+        """Numbers cached of a token."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderDimensions:
     """What the costs of a decoder follow from. Where it has mixtures of experts, all of them are of the same shape."""
 
@@ -38,6 +59,8 @@ class DecoderDimensions:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    latent: LatentDimensions | None = None
+    """None: keys and values are cached by heads."""
     num_moe_layers: int = 0
     """Layers with a mixture of experts in place of a dense MLP."""
     num_experts: int = 0
@@ -138,6 +161,8 @@ def loaded_costs(
 
 def kv_bytes_per_token(model: DecoderDimensions, dtype: KvDtype) -> int:
     """Bytes that one token's keys and values take in all layers together."""
+    if model.latent is not None:
+        return model.num_layers * model.latent.row_size * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
     return 2 * model.num_layers * model.num_kv_heads * kv_bytes_per_head(model.head_dim, dtype)
 
 
@@ -161,14 +186,29 @@ def _costs(model: DecoderDimensions, bits: float, head_bits: float, kv_bytes_per
         bits=bits,
         head_bits=head_bits,
         kv_bytes_per_token=kv_bytes_per_token,
-        operations_per_pair=4.0 * model.num_layers * model.num_heads * model.head_dim,
+        operations_per_pair=_operations_per_pair(model),
     )
+
+
+def _operations_per_pair(model: DecoderDimensions) -> float:
+    numbers = 2 * model.head_dim if model.latent is None else model.latent.row_size + model.latent.rank
+    return 2.0 * model.num_layers * model.num_heads * numbers
+
+
+def _attention_weights(model: DecoderDimensions) -> int:
+    """Of one layer."""
+    hidden, heads, latent = model.hidden_size, model.num_heads, model.latent
+    if latent is None:
+        return hidden * model.head_dim * (2 * heads + 2 * model.num_kv_heads)
+    query = (latent.query_rank or hidden) * (latent.plain_dim + latent.rope_dim) * heads
+    keys_and_values = latent.rank * (latent.plain_dim + latent.value_dim) * heads
+    return hidden * (latent.query_rank + latent.row_size + heads * latent.value_dim) + query + keys_and_values
 
 
 def _layer_weights(model: DecoderDimensions) -> tuple[float, float]:
     """Weights of all layers that every token is multiplied with, and those of one expert in each mixture."""
     hidden, mixtures = model.hidden_size, model.num_moe_layers
-    attention = hidden * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    attention = _attention_weights(model)
     dense_mlp = 3 * hidden * model.intermediate_size
     router_and_shared = hidden * (3 * model.shared_expert_size + model.num_experts)
     dense = model.num_layers * attention + (model.num_layers - mixtures) * dense_mlp + mixtures * router_and_shared

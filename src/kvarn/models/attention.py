@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import AttentionPlan, Kernels
+from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
@@ -22,7 +22,8 @@ from kvarn.models.weights import Interleaved, LinearSpec, WeightLoader
 class LayerStep:
     """What all layers of one kind share in one step."""
 
-    plan: AttentionPlan
+    plan: Any
+    """Made by `Attention.plan` of such a layer."""
     rotation: Rotation
     adapters: AdapterBatch | None
     """See `PagedBatch.adapters`."""
@@ -45,7 +46,7 @@ class Attention(Protocol):
         """An empty cache for so many layers like this one."""
         ...
 
-    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan:
+    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan | LatentPlan:
         """What one step does in layers like this one."""
         ...
 

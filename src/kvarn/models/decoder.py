@@ -15,10 +15,12 @@ from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear
 from kvarn.models.attention import GroupedAttention, LayerStep
+from kvarn.models.experts import Experts
 from kvarn.models.families import FAMILIES
 from kvarn.models.greedy import GreedyPasses
 from kvarn.models.layer import load_final_norm, load_layer
 from kvarn.models.layer_kinds import LayerKinds
+from kvarn.models.moe import MoeMlp
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
@@ -95,6 +97,13 @@ class Decoder:
     def input_products(self) -> list[Linear]:
         """The first product of each layer, which takes the hidden state: some to take the time of."""
         return [layer.attention.input_product for layer in self._layers]
+
+    @property
+    def expert_layers(self) -> dict[int, Experts]:
+        """The experts of this stage's mixtures, by the number of the layer."""
+        first = self._parallel.stage.layers(self.spec.num_layers).start
+        layers = enumerate(self._layers, start=first)
+        return {index: layer.mlp.experts for index, layer in layers if isinstance(layer.mlp, MoeMlp)}
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kvarn.models.errors import UnsupportedModelError, required
+from kvarn.costs.decoder import LatentDimensions
+from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.hf_config import DecoderConfig, RopeParameters
-from kvarn.models.rope import LONGROPE, rope_spec
+from kvarn.models.rope import LONGROPE, rope_spec, yarn_scale
 from kvarn.models.router import RouterSpec
 from kvarn.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
@@ -76,14 +77,15 @@ class Family:
     model_type: str
     """What config.json calls it."""
     names: LayerNames = LayerNames()
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: Literal["none", "head", "full", "optional"] = "none"
+    """See `DecoderSpec`; `optional`: of each head where config.json's `use_qk_norm` says so."""
     qkv_bias: bool = False
     """Queries, keys and values have a bias even though config.json does not say so."""
     output_bias: bool = True
     """Where config.json asks for an `attention_bias`, the attention's output projection has one too."""
     tied: bool = False
     """The embedding is the output head's weight, where config.json does not say."""
-    scales: Literal["none", "gemma", "granite", "cohere"] = "none"
+    scales: Literal["none", "gemma", "granite", "cohere", "latent"] = "none"
     """What is multiplied by factors, and where they come from: see `_scales`."""
     norm_offset: float = 0.0
     layer_norm: bool = False
@@ -102,7 +104,7 @@ class Family:
     """Where config.json has none."""
     local_rope_theta: float | None = None
     """The same, of layers that slide; None: as the others."""
-    moe: Literal["mixtral", "qwen", "gpt_oss"] | None = None
+    moe: Literal["mixtral", "qwen", "gpt_oss", "deepseek_v2", "deepseek_v3"] | None = None
     """How config.json describes the mixtures of experts; None: all MLPs are dense."""
     sinks: bool = False
     """See `DecoderSpec`."""
@@ -112,11 +114,16 @@ def _moe_layers(family: Family, config: DecoderConfig) -> list[int]:
     """Layers with a mixture of experts."""
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     layers = range(config.num_hidden_layers) if family.moe else ()
+    if family.moe in ("deepseek_v2", "deepseek_v3"):
+        first, every = config.first_k_dense_replace, config.moe_layer_freq
+        return [layer for layer in layers if layer >= first and layer % every == 0]
     return [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]
 
 
 def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
     """The fields of `DecoderSpec` that describe the mixtures."""
+    if family.moe in ("deepseek_v2", "deepseek_v3"):
+        return _deepseek_mixture(family, config)
     qwen = family.moe == "qwen"
     size = required(config.moe_intermediate_size, "moe_intermediate_size") if qwen else config.intermediate_size
     gpt_oss = family.moe == "gpt_oss"
@@ -129,6 +136,46 @@ def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
         "stacked_experts": gpt_oss,
         "swiglu": (config.swiglu_limit, config.swiglu_alpha) if gpt_oss else None,
     }
+
+
+def _deepseek_mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
+    size = required(config.moe_intermediate_size, "moe_intermediate_size")
+    num_experts = required(config.num_experts, "n_routed_experts")
+    limited = RouterSpec(
+        scale=config.routed_scaling_factor, groups=config.n_group, groups_per_token=config.topk_group, renormalize=False
+    )
+    if family.moe == "deepseek_v3":
+        if config.n_group > 1 and num_experts // config.n_group < 2:
+            raise CheckpointError(f"config.json: n_group {config.n_group} leaves groups of less than two experts")
+        renormalize = config.norm_topk_prob
+        router = replace(limited, scoring="sigmoid", choice_bias=True, group_score="best_two", renormalize=renormalize)
+    elif config.topk_method == "greedy":
+        router = replace(limited, groups=1, groups_per_token=1)
+    elif config.topk_method == "group_limited_greedy":
+        router = limited
+    else:
+        raise UnsupportedModelError(
+            f"config.json: topk_method {config.topk_method[:40]!r} is not supported; there are: greedy, "
+            "group_limited_greedy"
+        )
+    return {
+        "num_experts": num_experts,
+        "experts_per_token": required(config.num_experts_per_tok, "num_experts_per_tok"),
+        "expert_size": size,
+        "shared_expert_size": size * config.n_shared_experts,
+        "router": router,
+    }
+
+
+def _latent(config: DecoderConfig) -> LatentDimensions:
+    """Of DeepSeek's attention."""
+    return LatentDimensions(
+        rank=required(config.kv_lora_rank, "kv_lora_rank"),
+        rope_dim=required(config.qk_rope_head_dim, "qk_rope_head_dim"),
+        plain_dim=required(config.qk_nope_head_dim, "qk_nope_head_dim"),
+        value_dim=required(config.v_head_dim, "v_head_dim"),
+        query_rank=config.q_lora_rank or 0,
+    )
 
 
 def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
@@ -147,6 +194,13 @@ def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
             }
         case "cohere":
             return {"attention_scale": attention, "logits_scale": config.logit_scale}
+        case "latent":
+            latent, rope = _latent(config), config.rope_parameters
+            attention = (latent.plain_dim + latent.rope_dim) ** -0.5
+            stretched = rope.rope_type != "default" and rope.mscale_all_dim
+            if stretched:
+                attention *= yarn_scale(required(rope.factor, "rope_parameters.factor"), stretched) ** 2
+            return {"attention_scale": attention}
         case "none":
             return {"attention_scale": attention}
 
@@ -183,6 +237,14 @@ _COHERE = Family(
     scales="cohere",
     tied=True,
     rope_theta=500_000.0,
+)
+
+_DEEPSEEK = Family(
+    model_type="deepseek_v2",
+    names=LayerNames(shared_expert="mlp.shared_experts", shared_expert_gate=None),
+    interleaved_rope=True,
+    scales="latent",
+    moe="deepseek_v2",
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -247,6 +309,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             moe="gpt_oss",
             rope_theta=150_000.0,
         ),
+        "DeepseekV2ForCausalLM": _DEEPSEEK,
+        "DeepseekV3ForCausalLM": replace(_DEEPSEEK, model_type="deepseek_v3", moe="deepseek_v3"),
+        "Glm4MoeForCausalLM": Family(
+            model_type="glm4_moe",
+            names=_DEEPSEEK.names,
+            qk_norm="optional",
+            output_bias=False,
+            rotary_share=0.5,
+            moe="deepseek_v3",
+        ),
         "MixtralForCausalLM": Family(
             model_type="mixtral",
             names=LayerNames(
@@ -277,7 +349,8 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         trained = int(trained * (ropes["full_attention"].factor or 1.0))
     context = min(trained, max_context_length or trained)
     _note_longrope(ropes["full_attention"], context)
-    head_dim = config.resolved_head_dim
+    latent = _latent(config) if family.scales == "latent" else None
+    head_dim = latent.rope_dim if latent else config.resolved_head_dim
     specs = {kind: rope_spec(rope, head_dim, config.max_position_embeddings, context) for kind, rope in ropes.items()}
     tied = config.tie_word_embeddings
     attention_bias = config.attention_bias
@@ -296,6 +369,7 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=head_dim,
+        latent=latent,
         max_context_length=context,
         layers=layers,
         norm_eps=config.layer_norm_eps if family.layer_norm else config.rms_norm_eps,
@@ -304,12 +378,12 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         norm_offset=family.norm_offset,
         layer_norm=family.layer_norm,
         parallel_blocks=family.parallel_blocks,
-        interleaved_rope=family.interleaved_rope,
+        interleaved_rope=family.interleaved_rope and config.rope_interleave,
         sinks=family.sinks,
         qkv_bias=qkv_bias,
         output_bias=family.output_bias and bool(attention_bias),
         mlp_bias=config.mlp_bias,
-        qk_norm=family.qk_norm,
+        qk_norm=("head" if config.use_qk_norm else "none") if family.qk_norm == "optional" else family.qk_norm,
         attention_softcap=config.attn_logit_softcapping,
         logits_softcap=config.final_logit_softcapping,
     )

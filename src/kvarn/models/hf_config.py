@@ -82,6 +82,7 @@ class RopeParameters(CheckpointFile):
 GroupSize = Annotated[int, Field(ge=-1, le=2**20)]
 """Inputs that share a scale; -1: all of them."""
 Bits = Annotated[int, Field(ge=1, le=16)]
+BlockSide = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class QuantizedWeights(CheckpointFile):
@@ -116,6 +117,8 @@ class QuantizationConfig(CheckpointFile):
     bits: Bits | None = None
     w_bit: Bits | None = None
     group_size: GroupSize | None = None
+    weight_block_size: list[BlockSide] | None = Field(None, min_length=2, max_length=2)
+    """Of fp8: outputs and inputs that share a scale."""
     q_group_size: GroupSize | None = None
     sym: bool | None = None
     version: str | None = None
@@ -247,11 +250,28 @@ class DecoderConfig(HfConfig):
         RopeParameters(), validation_alias=AliasChoices("rope_parameters", "rope_scaling")
     )
 
-    num_experts: Experts | None = Field(None, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    kv_lora_rank: Width | None = None
+    q_lora_rank: Width | None = None
+    qk_nope_head_dim: HeadDim | None = None
+    qk_rope_head_dim: HeadDim | None = None
+    v_head_dim: HeadDim | None = None
+    rope_interleave: bool = True
+
+    num_experts: Experts | None = Field(
+        None, validation_alias=AliasChoices("num_experts", "num_local_experts", "n_routed_experts")
+    )
     num_experts_per_tok: Experts | None = None
     moe_intermediate_size: Width | None = None
     shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**20)] = 0
     norm_topk_prob: bool = False
+    n_shared_experts: Annotated[int, Field(ge=0, le=1024)] = 0
+    n_group: Experts = 1
+    topk_group: Experts = 1
+    topk_method: str = "greedy"
+    routed_scaling_factor: Positive = 1.0
+    first_k_dense_replace: Annotated[int, Field(ge=0, le=1024)] = 0
+    moe_layer_freq: Annotated[int, Field(ge=1, le=1024)] = 1
+    """DeepSeek's, from `n_shared_experts` on."""
     swiglu_limit: Positive = 7.0
     swiglu_alpha: Positive = 1.702
     """gpt-oss's."""
@@ -278,6 +298,9 @@ class DecoderConfig(HfConfig):
             raise PydanticCustomError("layers", "no_rope_layers must have an entry for each of num_hidden_layers")
         if (self.num_experts_per_tok or 0) > (self.num_experts or 4096):
             raise PydanticCustomError("experts", "num_experts_per_tok must not be more than num_experts")
+        _check_division(self.num_experts or self.n_group, "num_experts", self.n_group, "n_group")
+        if self.topk_group > self.n_group:
+            raise PydanticCustomError("groups", "topk_group must not be more than n_group")
         return self
 
     @property
@@ -297,7 +320,7 @@ class DecoderConfig(HfConfig):
             return [layer for layer in layers if not listed[layer]]
         return [layer for layer in layers if (layer + 1) % self.no_rope_layer_interval == 0]
 
-    def windows(self, rule: str, pattern: int) -> list[int | None]:
+    def windows(self, rule: str, pattern: int = 6) -> list[int | None]:
         """The sliding window of each layer, None where a layer sees everything.
 
         Without `layer_types`, `rule` says which layers slide: `all` of them; `qwen`: those from `max_window_layers`

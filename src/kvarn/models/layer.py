@@ -12,6 +12,7 @@ from kvarn.kernels.greedy import GreedyLayer
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.models.attention import Attention, GroupedAttention, LayerStep, load_attention
 from kvarn.models.families import LayerNames
+from kvarn.models.mla import load_latent_attention
 from kvarn.models.moe import DenseMlp, MoeMlp
 from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec
@@ -144,8 +145,10 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         attention_output_norm=norm(names.attention_output_norm),
         mlp_input_norm=input_norm(names.mlp_input_norm),
         mlp_output_norm=norm(names.mlp_output_norm),
-        attention=load_attention(prefix, spec, names, loader),
-        mlp=MoeMlp.load(prefix, spec, names, loader)
+        attention=load_latent_attention(prefix, spec, loader)
+        if spec.latent
+        else load_attention(prefix, spec, names, loader),
+        mlp=MoeMlp.load(index, prefix, spec, names, loader)
         if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )

@@ -110,6 +110,8 @@ def _load_decoder(
     plain = loader.dtype == torch.float32 and not loader.quantization
     chosen: KvDtype = "float32" if plain else "bfloat16"
     kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
+    if spec.latent is not None and kv_dtype == "int8":
+        raise UnsupportedModelError("latent rows are cached in bfloat16 or float32: set kv_cache_dtype to one, or auto")
     kv_bytes = spec.max_context_length * kv_bytes_per_token(spec, kv_dtype)
     check_memory(loader.kernels.memory_bytes(), loader.min_bytes, kv_bytes)
     return Decoder(spec, loader, kv_dtype)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.models.experts import Experts
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.router import route
@@ -76,6 +77,11 @@ class DenseMlp:
         inner = self._gated(x)
         return self.down.partial(inner) if isinstance(self.down, RowParallelLinear) else self.down(inner)
 
+    @property
+    def bias_of_sum(self) -> torch.Tensor | None:
+        """[hidden] float32, to be added to a sum over ranks; None where `partial` gives all there is."""
+        return self.down.bias if isinstance(self.down, RowParallelLinear) and self.down.is_divided else None
+
     def _gated(self, x: torch.Tensor, norm: Norm | None = None, adapters: AdapterBatch | None = None) -> torch.Tensor:
         inner = self.gate_up(x, norm=norm, adapters=adapters)
         return inner if self.gate is None else self.gate(inner)
@@ -87,12 +93,10 @@ class MoeMlp:
 
     spec: DecoderSpec
     kernels: Kernels
-    parallel: Parallel
     router: Linear
     choice_bias: torch.Tensor | None
     """[experts] float32: see `RouterSpec.choice_bias`."""
-    experts: tuple[DenseMlp, ...]
-    """Those of this rank: `Parallel.expert_share` of all, or its part of each."""
+    experts: Experts
     shared: DenseMlp | None
     shared_gate: Linear | None
     """Scales the shared expert's answer by a sigmoid of its own."""
@@ -100,12 +104,12 @@ class MoeMlp:
     @property
     def nbytes(self) -> int:
         """Bytes of all its products, every expert's included."""
-        shared = (self.shared, self.shared_gate)
-        return self.router.nbytes + sum(part.nbytes for part in (*self.experts, *shared) if part is not None)
+        parts = (self.router, self.experts, self.shared, self.shared_gate)
+        return sum(part.nbytes for part in parts if part is not None)
 
     @staticmethod
-    def load(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
-        """The mixture of the layer whose tensors' names begin with `prefix`."""
+    def load(index: int, prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
+        """The mixture of layer `index`, whose tensors' names begin with `prefix`."""
 
         def gate(name: str, outputs: int, bias: bool = False) -> Linear:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
@@ -116,20 +120,25 @@ class MoeMlp:
             return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, role)
 
         shared_size, parallel = spec.shared_expert_size, loader.parallel
-        held = parallel.expert_share(spec.num_experts)[parallel.rank]
+        placement = parallel.expert_placement(index, spec.num_experts)
+        held = tuple(
+            _load_stacked_expert(prefix + names.experts, expert, spec, loader)
+            if spec.stacked_experts
+            else mlp(f"{names.experts}.{expert}", spec.expert_size, "expert")
+            for expert in placement.held(parallel.rank)
+        )
         return MoeMlp(
             spec=spec,
             kernels=loader.kernels,
-            parallel=parallel,
             router=gate(names.router, spec.num_experts, spec.router.bias),
             choice_bias=loader.plain(prefix + names.choice_bias, (spec.num_experts,)).float().to(loader.kernels.device)
             if spec.router.choice_bias
             else None,
-            experts=tuple(
-                _load_stacked_expert(prefix + names.experts, e, spec, loader)
-                if spec.stacked_experts
-                else mlp(f"{names.experts}.{e}", spec.expert_size, "expert")
-                for e in held
+            experts=Experts(
+                parallel=parallel,
+                placement=placement,
+                held=held,
+                tokens=np.zeros(spec.num_experts, dtype=np.int64),
             ),
             shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
@@ -151,9 +160,9 @@ class MoeMlp:
         )
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self.spec.experts_per_token
-        counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts).tolist()
+        counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts)
         shares = shares.flatten()[order].unsqueeze(-1)
-        mixed = self._visit(x[tokens], counts).float().mul_(shares)
+        mixed = self.experts.visit(x[tokens], counts).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None:
             shared = self.shared.forward(x, adapters=adapters).float()
@@ -161,36 +170,6 @@ class MoeMlp:
                 shared *= self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
             out += shared
         return out.to(x.dtype) if add_to is None else add_to.add_(out)
-
-    def _visit(self, inputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """The experts' outputs [N, hidden] for N inputs, sorted by expert; the first expert has counts[0] of them.
-
-        Ranks that hold whole experts compute theirs, and each row goes to all. Of experts that are divided each rank
-        computes a part of every row. Either way a row's bits are the same.
-        """
-        if not self.parallel.expert_parallel:
-            total = self.parallel.all_reduce(self._visit_held(inputs, counts))
-            return self._add_biases(total, counts) if self.parallel.world_size > 1 else total
-        shares = self.parallel.expert_share(self.spec.num_experts)
-        rows = [sum(counts[held.start : held.stop]) for held in shares]
-        rank = self.parallel.rank
-        own = inputs[sum(rows[:rank]) : sum(rows[: rank + 1])]
-        held = shares[rank]
-        return self.parallel.gather_rows(self._visit_held(own, counts[held.start : held.stop]), rows)
-
-    def _visit_held(self, inputs: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        parts = torch.split(inputs, list(counts))
-        outputs = [expert.partial(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
-        return torch.cat(outputs) if outputs else inputs.new_zeros(0, self.spec.hidden_size, dtype=torch.float32)
-
-    def _add_biases(self, total: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """The biases of experts whose sums were taken over ranks, in place."""
-        parts = torch.split(total, counts)
-        for expert, part in zip(self.experts, parts, strict=True):
-            bias = expert.down.bias if isinstance(expert.down, RowParallelLinear) else None
-            if bias is not None:
-                part += bias
-        return total
 
 
 def _expert_features(size: int, parallel: Parallel) -> Shard:

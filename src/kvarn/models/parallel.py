@@ -6,13 +6,14 @@ number of ranks, a rank holds some that lie side by side, and parts are added in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
 import torch
 
+from kvarn.models.expert_placement import ExpertPlacement, balance_experts
 from kvarn.models.pipeline import ALL_LAYERS, Stage
 
 PARTITION = 8
@@ -93,6 +94,10 @@ class Parallel:
     """Take sums as several ranks do, also where there is one."""
     expert_parallel: bool = False
     """Ranks hold whole experts of a mixture, in place of a part of each."""
+    expert_load: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """By layer: how many tokens each expert was given, as measured. Whole experts are placed by it."""
+    redundant_experts: int = 0
+    """Places for experts in each layer, beyond one for each."""
     stage: Stage = ALL_LAYERS
     """The layers that the rank, and those that share them, hold."""
 
@@ -105,11 +110,11 @@ class Parallel:
             raise ParallelError("more than one rank needs collectives to join the parts")
 
     @property
-    def key(self) -> tuple[int, int, bool, bool, int, int]:
+    def key(self) -> tuple[object, ...]:
         """What the rank's weights depend on."""
-        return (
-            self.rank, self.world_size, self.divides, self.expert_parallel, self.stage.index, self.stage.count
-        )  # fmt: skip
+        placed = sorted(self.expert_load.items()), self.redundant_experts
+        of_experts = placed if self.expert_parallel else ()
+        return self.rank, self.world_size, self.divides, of_experts, self.stage.index, self.stage.count
 
     @property
     def divides(self) -> bool:
@@ -141,12 +146,14 @@ class Parallel:
         head = self.rank * num_kv_heads // self.world_size
         return Shard(num_kv_heads, range(head, head + 1))
 
-    def expert_share(self, num_experts: int) -> list[range]:
-        """The experts of each rank, side by side: all of them, of which each has a part, unless `expert_parallel`."""
+    def expert_placement(self, layer: int, num_experts: int) -> ExpertPlacement:
+        """Which ranks hold each expert of a layer: all of them a part of it, unless `expert_parallel`."""
         if not self.expert_parallel:
-            return [range(num_experts)] * self.world_size
-        bounds = [num_experts * rank // self.world_size for rank in range(self.world_size + 1)]
-        return [range(*bound) for bound in pairwise(bounds)]
+            return ExpertPlacement((tuple(range(self.world_size)),) * num_experts)
+        tokens = self.expert_load.get(layer, ())
+        if len(tokens) != num_experts:
+            return ExpertPlacement.even(num_experts, self.world_size)
+        return balance_experts(tokens, self.world_size, self.redundant_experts)
 
     def vocab_share(self, vocab_size: int) -> Shard:
         """This rank's token ids; the last rank has fewer where they do not divide evenly."""

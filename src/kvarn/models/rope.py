@@ -94,13 +94,17 @@ def _yarn(plain: list[float], base: float, parameters: RopeParameters) -> RopeSp
 
 
 def _yarn_attention_factor(factor: float, parameters: RopeParameters) -> float:
-    def scale(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if parameters.attention_factor is not None:
         return parameters.attention_factor
     mscale, mscale_all_dim = parameters.mscale, parameters.mscale_all_dim
-    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+    if mscale and mscale_all_dim:
+        return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, mscale: float) -> float:
+    """How much attention is sharpened for a context stretched by `factor`."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(

@@ -56,6 +56,11 @@ class RowParallelLinear:
         total = tree_sum([None if part is None else part(own, adapters=adapters).float() for part, own in pairs])
         return total if self.bias is None or self._parallel is not None else total + self.bias
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether other ranks hold parts of the sum."""
+        return self._parallel is not None
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Linear.rows`: of this rank's inputs."""
         return torch.cat([part.rows(ids) for part in self.parts if part is not None], dim=1)

@@ -223,6 +223,12 @@ class WeightLoader:
         plain = part.values if part.format == "float" else part.in_input_order()
         return plain.to(self.kernels.device, self.dtype)
 
+    def float_weight(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """A whole weight [out, in] as the numbers it stands for, in the type of plain weights."""
+        weight = self._format.read(name, shape)
+        plain = weight.values if weight.format == "float" else weight.in_input_order()
+        return plain.to(self.kernels.device, self.dtype)
+
     def finish(self) -> None:
         """All is loaded: keep what was packed for the next start, where that is configured."""
         if self._packed_cache is not None:

@@ -52,6 +52,10 @@ _GAUGES = {
     "kvarn_batch_tokens": ("batch_tokens", "Tokens computed in the latest step, prefill and decode."),
     "kvarn_step_seconds": ("step_s", "Duration of the latest step."),
     "kvarn_adapter_kv_blocks": ("adapter_blocks", "KV blocks that hold LoRA adapters, used or not."),
+    "kvarn_expert_imbalance_ratio": (
+        "expert_imbalance",
+        "Tokens given to the busiest expert of a layer since the start, over the mean of its experts.",
+    ),
     "kvarn_kv_waste_ratio": ("kv_waste_ratio", "Allocated KV slots that hold no token, over all allocated slots."),
 }
 
@@ -125,6 +129,8 @@ class EngineCollector(Collector):
         help_text = "Proposed tokens that were drawn, by their position in the row."
         name = "kvarn_spec_decode_num_accepted_tokens_per_pos_total"
         yield self._metric(counter, name, help_text, _accepted_by_position, "position")
+        help_text = "Tokens given to the experts of a rank, summed over layers."
+        yield self._metric(counter, "kvarn_expert_tokens_total", help_text, _reader("expert_tokens_total"), "rank")
         help_text = "Requests the engine refused, by reason."
         yield self._metric(counter, "kvarn_refused_total", help_text, _reader("refused_total"), "reason")
 

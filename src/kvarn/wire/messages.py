@@ -314,6 +314,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     external_hits_total: int = 0  # of those, tokens loaded from there
     fetches_given_up_total: int = 0  # fetches that took longer than computing the blocks
     prefills_apart_total: int = 0  # prompts that another engine was asked to compute
+    expert_tokens_total: dict[str, int] = {}  # tokens given to the experts of each rank, summed over layers
+    expert_imbalance: float = 0.0  # tokens of a layer's busiest expert over the mean of its experts; 0: none
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

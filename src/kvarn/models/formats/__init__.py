@@ -6,6 +6,7 @@ from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.awq import AwqFormat
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
+from kvarn.models.formats.fp8 import Fp8Format
 from kvarn.models.formats.gptq import GptqFormat
 from kvarn.models.formats.mxfp4 import Mxfp4Format
 from kvarn.models.hf_config import CheckpointKind
@@ -16,6 +17,7 @@ _FORMATS = {
     "gptq": GptqFormat,
     "awq": AwqFormat,
     "compressed-tensors": CompressedTensorsFormat,
+    "fp8": Fp8Format,
     "mxfp4": Mxfp4Format,
 }
 """By `quant_method`."""

@@ -29,6 +29,7 @@ from kvarn.replica.server.adapters import AdapterHost
 from kvarn.replica.server.cpu import usable_cores
 from kvarn.replica.server.draft import load_draft
 from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.experts import ExpertLoads, read_expert_load
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
@@ -80,10 +81,14 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     """
     config, layout = spec.model_config, layout_of(spec.model_config)
     phases = _Phases(report)
-    ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device) if layout.world_size > 1 else None
+    load_file = config.experts.load_file
+    expert_load = {} if load_file is None else read_expert_load(Path(load_file).expanduser())
+    ranks = None
+    if layout.world_size > 1:
+        ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device, expert_load)
     try:
         with phases("load weights"):
-            model = load_part(spec, 0, None if ranks is None else ranks.group, report)
+            model = load_part(spec, 0, None if ranks is None else ranks.group, expert_load, report)
         return _build(model, spec, config, phases, ranks)
     except BaseException:
         if ranks is not None:
@@ -201,6 +206,7 @@ def _build_decoder(
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
         ranks=ranks,
+        experts=ExpertLoads(model, config.experts.load_file),
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
         prefill_server=PrefillServer(*peer, spec.endpoint.directory)
         if peer is not None and spec.role == "prefill"

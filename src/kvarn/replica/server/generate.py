@@ -20,6 +20,7 @@ from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.replica.server.adapters import AdapterHost
+from kvarn.replica.server.experts import ExpertLoads
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import RankProcesses
@@ -65,6 +66,7 @@ class GenerateService:
         masks: GrammarMasks | None = None,
         micro_batches: int = 1,
         ranks: RankProcesses | None = None,
+        experts: ExpertLoads | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
@@ -74,14 +76,17 @@ class GenerateService:
         `adapters` are the executor's, `host` makes what loads them; None: there are none. Another process computes
         prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
         grammars. `micro_batches` as `EngineCore`; `ranks` are the processes that the executor runs plans in, beside
-        this one.
+        this one. `experts` counts how often each is visited.
         """
         self.card = msgspec.structs.replace(card, cache_namespace=namespace)
         self._costs = costs
         self._executor = executor
         self._connector = connector
         self._prefill_client = prefill_client
-        self._closing = [each for each in (prefill_client, prefill_server, connector, ranks) if each is not None]
+        self._experts = experts
+        self._closing = [
+            each for each in (prefill_client, prefill_server, connector, experts, ranks) if each is not None
+        ]
         self._masks = masks
         self._core = EngineCore(
             executor,
@@ -195,6 +200,8 @@ class GenerateService:
         if self._prefill_client is not None:
             tiers = stats.kv_tiers | {"prefill": self._prefill_client.stats()}
             stats = msgspec.structs.replace(stats, kv_tiers=tiers)
+        if self._experts is not None:
+            stats = self._experts.enter(stats)
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:

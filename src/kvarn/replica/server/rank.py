@@ -47,7 +47,7 @@ def main() -> int:
             layout_of(spec.replica.model_config), spec.rank, kernels_for(spec.replica.model_config.kernels).device
         )
         try:
-            model = load_part(spec.replica, spec.rank, group)
+            model = load_part(spec.replica, spec.rank, group, spec.expert_load)
         except Exception as error:
             own = type(error).__module__.startswith("kvarn.")
             problem = str(error) if own else f"{type(error).__name__}: {error}"

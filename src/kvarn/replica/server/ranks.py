@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -48,6 +49,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     store: str
     """The file over which ranks find each other."""
+    expert_load: dict[int, list[int]] = {}
+    """See `Parallel.expert_load`: the same for all ranks."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -72,7 +75,11 @@ def layout_of(config: ModelConfig) -> RankLayout:
 
 
 def load_part(
-    spec: ReplicaSpec, rank: int, group: RankGroup | None, progress: Progress | None = None
+    spec: ReplicaSpec,
+    rank: int,
+    group: RankGroup | None,
+    expert_load: Mapping[int, Sequence[int]],
+    progress: Progress | None = None,
 ) -> Decoder | Encoder | CausalEncoder:
     """A rank's part of the model, or all of it where `group` is None. Raises what `load_model` does, and
     `ParallelError`."""
@@ -85,6 +92,8 @@ def load_part(
         group,
         fixed_sums=config.tensor_parallel_invariant,
         expert_parallel=config.expert_parallel,
+        expert_load=expert_load,
+        redundant_experts=config.experts.num_redundant,
         stage=stage,
     )
     model = load_model(
@@ -120,7 +129,9 @@ class RankProcesses:
         OSError: No process can be started.
     """
 
-    def __init__(self, spec: ReplicaSpec, layout: RankLayout, device: torch.device) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, layout: RankLayout, device: torch.device, expert_load: Mapping[int, Sequence[int]]
+    ) -> None:
         self.group = RankGroup(layout, 0, device)
         """What this process's part of the model talks through, once it has begun."""
         self._closing = False
@@ -135,7 +146,8 @@ class RankProcesses:
             assert process.stdin is not None
             self._processes.append(process)
             self.pipes.append(process.stdin)
-            line = msgspec.json.encode(RankSpec(replica=spec, rank=rank, store=str(self._store)))
+            load = {layer: list(tokens) for layer, tokens in expert_load.items()}
+            line = msgspec.json.encode(RankSpec(replica=spec, rank=rank, store=str(self._store), expert_load=load))
             with contextlib.suppress(BrokenPipeError):  # that it is gone is noticed when it shall have loaded
                 process.stdin.write(line + b"\n")
                 process.stdin.flush()

@@ -1,0 +1,40 @@
+"""fp8 with a scale for each block of a weight, as DeepSeek-V3 stores it.
+
+For a layer [out, in] and blocks of `weight_block_size` [b, c]:
+
+    weight            [out, in]                    float8 (E4M3)
+    weight_scale_inv  [ceil(out / b), ceil(in / c)]  float32: what the numbers of a block are multiplied with
+
+Layers without scales are plain. No kernel here multiplies fp8: weights are widened when they are read, and held in the
+type of plain weights, or quantized to what the operator asks for.
+"""
+
+from __future__ import annotations
+
+from kvarn.kernels.weights import Weight
+from kvarn.models.checkpoint import Checkpoint
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.hf_config import QuantizationConfig
+
+
+class Fp8Format(WeightFormat):
+    """See `kvarn.models.formats.base.WeightFormat`."""
+
+    beside_weights = (".weight_scale_inv",)
+
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
+        super().__init__(checkpoint)
+        if config.weight_block_size is None:
+            raise UnsupportedQuantizationError("fp8 without weight_block_size")
+        self._rows, self._columns = config.weight_block_size
+        warn("the checkpoint's fp8 weights are widened: they take twice their memory in bfloat16 (or set quantization)")
+
+    def read(self, name: str, shape: tuple[int, int]) -> Weight:
+        """See `WeightFormat`."""
+        if f"{name}.weight_scale_inv" not in self.checkpoint:
+            return super().read(name, shape)
+        rows, columns = self._rows, self._columns
+        blocks = (-(-shape[0] // rows), -(-shape[1] // columns))
+        scales = self.checkpoint.tensor(f"{name}.weight_scale_inv", blocks).float()
+        scales = scales.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
+        return Weight(self.checkpoint.tensor(f"{name}.weight", shape).float().mul_(scales))

@@ -1,0 +1,85 @@
+"""How evenly the experts of a model are used: for metrics, and kept in a file by which the next start places them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvarn.models import Decoder
+from kvarn.wire.messages import EngineStats
+
+Tokens = Mapping[int, Sequence[int]]
+"""By layer: tokens that each expert was given."""
+
+log = logging.getLogger(__name__)
+
+
+class ExpertLoadError(Exception):
+    """The file of the experts' load cannot be used."""
+
+
+class _File(msgspec.Struct):
+    layers: dict[int, list[int]] = {}
+
+
+def read_expert_load(file: Path) -> Tokens:
+    """What an earlier engine has written; nothing where there is no file yet.
+
+    Raises:
+        ExpertLoadError: It is something else.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_File).layers
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ExpertLoadError(f"experts.load_file {file} cannot be read: {error}. Delete it to begin anew.") from error
+
+
+class ExpertLoads:
+    """The tokens that this rank's mixtures of experts were given since the start: of all experts, whoever holds them.
+
+    Args:
+        model: Of the layers it has; a stage has only some.
+        file: Where they are kept; None: nowhere.
+    """
+
+    def __init__(self, model: Decoder, file: str | None) -> None:
+        self._layers = model.expert_layers
+        self._file = None if file is None else Path(file).expanduser()
+
+    def enter(self, stats: EngineStats) -> EngineStats:
+        """The same with the experts' load."""
+        if not self._layers:
+            return stats
+        by_rank = [0.0] * next(iter(self._layers.values())).parallel.world_size
+        busiest = mean = 0.0
+        for experts in self._layers.values():
+            tokens = experts.tokens.tolist()
+            busiest += max(tokens)
+            mean += sum(tokens) / len(tokens)
+            loads = experts.placement.loads(tokens, len(by_rank))
+            by_rank = [total + own for total, own in zip(by_rank, loads, strict=True)]
+        return msgspec.structs.replace(
+            stats,
+            expert_tokens_total={str(rank): round(tokens) for rank, tokens in enumerate(by_rank)},
+            expert_imbalance=busiest / mean if mean else 0.0,
+        )
+
+    def close(self) -> None:
+        """Write the file, unless nothing was computed. Layers of other stages stay as they are in it."""
+        counted = {layer: each.tokens.tolist() for layer, each in self._layers.items() if each.tokens.any()}
+        if self._file is None or not counted:
+            return
+        try:
+            layers = {**read_expert_load(self._file), **counted}
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+            part.write_bytes(msgspec.json.encode(_File(dict(sorted(layers.items())))))
+            part.replace(self._file)
+        except (OSError, ExpertLoadError) as error:
+            log.warning("the experts' load is not kept", extra={"file": str(self._file), "reason": str(error)})
