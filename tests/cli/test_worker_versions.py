@@ -16,6 +16,7 @@ from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.channel import Channel
 from kvarn.fleet.shared_counts import main_scripts, script_handlers
 from kvarn.replica.endpoint import free_address
+from kvarn.serving.models import ServedModel
 from kvarn.text.checkpoint import resolve_checkpoint
 
 WAIT_S = 120.0
@@ -25,9 +26,8 @@ async def test_a_version_that_is_removed_while_it_is_loaded_is_listed_by_no_proc
     port = int(free_address("127.0.0.1").rpartition(":")[2])
     gateway = {"port": port, "api_server_count": 2}
     config = KvarnConfig.model_validate({"gateway": gateway, "data_dir": str(tmp_path)})
-    model = ModelConfig(name="m", path="kvarn-demo").model_dump_json()
-    directory = str(resolve_checkpoint("kvarn-demo"))
-    demo = Version(model=model, number=1, directory=directory, created=1, is_candidate=False)
+    model = ModelConfig(name="m", path="kvarn-demo")
+    demo = Version.of(ServedModel("m", model, [], resolve_checkpoint("kvarn-demo"), version=1))
     start = Start(number=1, config=config.model_dump_json(), versions=[], broken=[], replicas=[])
     own, other = socket.socketpair()
     command = [sys.executable, "-P", "-m", "kvarn.api_servers.worker", str(other.fileno())]

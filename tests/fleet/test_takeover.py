@@ -148,6 +148,8 @@ class Gateway:
         self.live.close()
         await self.controller.stop()
         await self.engines.stop()
+        for model in self.live.versions:
+            await model.close()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -180,6 +182,9 @@ async def make_gateway(tmp_path: Path) -> AsyncGenerator[Callable[..., Gateway],
     for gateway in gateways:
         await gateway.leave()
     machines.kill()
+    async with asyncio.timeout(WAIT_S):
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left)  # versions that were removed close what they had
 
 
 async def test_an_autoscaled_model_keeps_the_replicas_that_are_taken_over(make_gateway: Callable[..., Gateway]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from kvarn.config.gateway import GatewayConfig
@@ -33,3 +34,4 @@ async def test_a_version_that_is_removed_while_it_is_loaded_is_not_served(checkp
     for number in (1, 2):
         live.version_removed("m", number)
     assert live.by_name == {} and live.versions == []
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # their templates' processes are closed
