@@ -65,7 +65,6 @@ class FleetController:
         self._unclaimed: set[str] = set()
         """Replicas of an earlier controller whose version is still being prepared here."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._warm: set[str] = set()
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
@@ -130,7 +129,7 @@ class FleetController:
                 model=each.status.model,
                 version=each.status.version,
                 phase=self._phase(name, each),
-                warm=name in self._warm,
+                warm=each.spec.warm,
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -165,15 +164,16 @@ class FleetController:
             if desired.model.external is not None:
                 continue  # another server's
             version = self._versions.find(desired) or self._versions.serving(name)
-            update, candidate = desired.model.update, desired.candidate
+            update, rolled_out = desired.model.update, desired.candidate
+            candidate = None if rolled_out is None else self._candidate(desired, rolled_out)
             is_pair = desired.model.disaggregation is not None and not desired.version
             if version is not None and not is_pair and name not in unclaimed:
-                running = [each for each in self.observed if each.model == name and each.phase not in LEAVING]
-                count = self._counts.count(version.desired, len(running))
-                target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
-                if candidate is not None and self._candidate(desired, candidate) is not None:
-                    beside = replicas_of(candidate.share, count)
-                    target = replace(target, candidate=candidate.version, candidate_replicas=beside)
+                count = self._counts.count(version.desired, self._running(name))
+                warm = self._counts.warm(name)
+                target = Target(name, version.desired.version, count, warm, update.max_surge, update.max_unavailable)
+                if rolled_out is not None and candidate is not None:
+                    beside = replicas_of(rolled_out.share, count)
+                    target = replace(target, candidate=rolled_out.version, candidate_replicas=beside)
                 targets.append(target)
         # A pair of engines that share prompts is started with the server, and stays.
         pairs = {name for name, each in self.desired.items() if each.model.disaggregation is not None}
@@ -181,11 +181,11 @@ class FleetController:
         for action in plan(targets, observed):
             match action:
                 case Start():
-                    self._start(self._versions.known[action.model, action.version].desired)
+                    self._start(self._versions.known[action.model, action.version].desired, warm=action.warm)
                 case Drain() if not self._stays(action.name):
                     self._drain(action.name)
                 case Activate():
-                    raise AssertionError("there is no warm pool yet")
+                    self._activate(action.name)
         self._forget(targets)
 
     async def _take_over(self) -> bool:
@@ -242,7 +242,7 @@ class FleetController:
         )
         return self._versions.find(version, is_candidate=True)
 
-    def _start(self, desired: Desired, name: str = "") -> None:
+    def _start(self, desired: Desired, name: str = "", *, warm: bool = False) -> None:
         """Start a replica of a version; a later pass does where its files have to be found first."""
         supervisors = self._engines.supervisors
         numbers = (number for number in range(len(supervisors) + 1))
@@ -254,17 +254,27 @@ class FleetController:
         found = self._versions.files_of(desired, name)
         if found is not None:
             spec = self._engines.spec_of(desired.model, found, desired.version, desired.adapters)
-            self._add(msgspec.structs.replace(spec, replica=name))
+            self._add(msgspec.structs.replace(spec, replica=name, warm=warm))
 
     def _add(self, spec: ReplicaSpec) -> None:
         # Runs of an earlier controller have lower numbers.
         supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(time.time()))
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
+        if not spec.warm:  # nobody else hears of one that waits
+            self._tell_of(supervisor)
+        supervisor.start()
+        log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version, "warm": spec.warm})
+
+    def _activate(self, name: str) -> None:
+        supervisor = self._engines.supervisors[name]
+        log.info("a replica that waits is activated", extra={"replica": name})
+        supervisor.activate()
+        self._tell_of(supervisor)
+
+    def _tell_of(self, supervisor: EngineSupervisor) -> None:
         for listener in self._versions.listeners:
             listener.replica_added(supervisor)
-        supervisor.start()
-        log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version})
 
     def _drain(self, name: str) -> None:
         log.info("a replica is drained", extra={"replica": name})
@@ -287,6 +297,11 @@ class FleetController:
     def _forget(self, targets: list[Target]) -> None:
         there = {(each.model, each.version) for each in self.observed}
         self._versions.keep({(each.model, each.version) for each in targets} | there, self._pending())
+
+    def _running(self, model: str) -> int:
+        """Replicas of a model that take requests, or will."""
+        own = [each for each in self.observed if each.model == model]
+        return sum(not each.warm and each.phase not in LEAVING for each in own)
 
     def _pending(self) -> set[tuple[str, int]]:
         """Versions that are wanted."""

@@ -82,6 +82,10 @@ class ReplicaCounts(Protocol):
         """
         ...
 
+    def warm(self, model: str) -> int:
+        """Processes of a model that shall wait with its weights mapped."""
+        ...
+
     def forget(self) -> None:
         """Another process looks after the fleet; this one may again, later."""
         ...
@@ -93,6 +97,10 @@ class DesiredCounts:
     def count(self, desired: Desired, running: int) -> int:
         """As many as are wanted."""
         return desired.count
+
+    def warm(self, model: str) -> int:
+        """None."""
+        return 0
 
     def forget(self) -> None:
         """There is nothing to forget."""

@@ -12,6 +12,7 @@ from kvarn.admission.predictor import Predictor
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscaler import Autoscaler, Decision, Sample
 from kvarn.fleet.desired import Desired
+from kvarn.fleet.warm_pool import Popularity, most_popular
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.arrivals import HELD, OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS
 from kvarn.serving.models import ServedModel
@@ -54,6 +55,9 @@ class Autoscaling:
         """Of the models that it looks at: those for which the controller has asked."""
         self._seen: dict[str, tuple[float, float, float]] = {}
         """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
+        self._popularity = Popularity()
+        self._waiting: list[str] = []
+        """Models that have a process that waits, the most popular first."""
         self._work_s: dict[str, float] = {}
         """Of a request on average, by model."""
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
@@ -72,19 +76,26 @@ class Autoscaling:
         """See `ReplicaCounts`: no model is looked at before it is counted again."""
         for name in list(self._counts):
             self._forget(name)
+        self._waiting.clear()
 
     def _forget(self, name: str) -> None:
         self._counts.pop(name, None)
         self._scalers.pop(name, None)
+
+    def warm(self, model: str) -> int:
+        """See `ReplicaCounts`."""
+        return int(model in self._waiting)
 
     async def look(self) -> None:
         """Look once at each model."""
         if not self._counts:
             return
         registry = await self._metrics()
-        for model in self._models():
-            if model.config.autoscale is not None and model.name in self._counts:
-                self._look_at(model, registry)
+        scaled = [model for model in self._models() if model.config.autoscale is not None]
+        scaled = [model for model in scaled if model.name in self._counts]
+        for model in scaled:
+            self._look_at(model, registry)
+        self._share_pool(scaled)
 
     def _look_at(self, model: ServedModel, registry: CollectorRegistry) -> None:
         config, name, now = model.config.autoscale, model.name, self._clock()
@@ -98,6 +109,7 @@ class Autoscaling:
         before = self._seen.get(name, (requests, prompts, outputs))
         self._seen[name] = requests, prompts, outputs
         arrived = requests - before[0]
+        self._popularity.add(name, arrived, now)
         # A version that is rolled out runs beside the replicas that are needed.
         versions = [each for each in model.all_versions if not each.held_back] or model.all_versions
         replicas = [client for each in versions for client in each.replicas.values()]
@@ -123,6 +135,22 @@ class Autoscaling:
             _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
             self._counts[name] = decision.replicas
             self.on_changed()
+
+    def _share_pool(self, scaled: list[ServedModel]) -> None:
+        """Choose the models without replicas that have a process that waits."""
+        now, size = self._clock(), self._config.fleet.warm_pool
+        sleeping = [model.name for model in scaled if self._counts.get(model.name) == 0]
+        chosen = most_popular(self._popularity, sleeping, size, now)
+        if chosen == self._waiting:
+            return
+        for name in sleeping if size else ():
+            if (name in chosen) != (name in self._waiting):
+                waits = "waits with its weights mapped" if name in chosen else "waits no longer"
+                reason = f"a process {waits}: {self._popularity.of(name, now):.1f} requests lately, {size} may wait"
+                _log.info("warm pool", extra={"model": name, "reason": reason})
+                self.decisions.append((name, Decision(now, 0, reason)))
+        self._waiting = chosen
+        self.on_changed()
 
     def _is_news(self, name: str, decision: Decision) -> bool:
         latest = next((each for model, each in reversed(self.decisions) if model == name), None)
