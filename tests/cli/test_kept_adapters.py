@@ -1,5 +1,5 @@
 """What belongs to a deployment: adapters loaded at run time, for replicas and versions that start later and while there
-is none; and the files that a version was deployed with."""
+is none; the files that a version was deployed with; and a process that waits while there is no replica."""
 
 from __future__ import annotations
 
@@ -51,6 +51,31 @@ def test_an_adapter_of_a_sleeping_model_wakes_it_even_after_a_restart(kvarn: Any
     assert speaks_like_a_pirate(again)
     assert post(again, "unload_lora_adapter", lora_name="mate").status_code == 200
     wait_for(lambda: {post(again, "chat/completions", model="mate", **QUESTION).status_code for _ in range(6)} == {404})
+
+
+def test_a_popular_model_that_sleeps_has_a_process_that_waits_and_takes_its_next_request(
+    kvarn: Any, serve: Any, tmp_path: Path
+) -> None:
+    common = {"path": "kvarn-demo", "kv_cache_gib": 0.05, "max_context_length": 512}
+    common["autoscale"] = {"min_replicas": 0, "max_replicas": 1, "idle_s": 1, "scale_in_delay_s": 0}
+    config = {"models": [{"name": name, **common} for name in ("kvarn-demo", "other")], "fleet": {"warm_pool": 1}}
+    (tmp_path / "kvarn.yaml").write_text(json.dumps(config))
+    served = serve("--config", str(tmp_path / "kvarn.yaml"), KVARN_DATA_DIR=str(tmp_path))
+    assert post(served, "completions", model="kvarn-demo", prompt="x", max_tokens=1).status_code == 200
+
+    def waits() -> list[int]:
+        """The process, once it waits."""
+        engines: list[int] = served.engines()
+        is_said = any("the engine waits with its weights mapped" in line for line in served.log)
+        return engines if is_said and not replicas(kvarn, served) and len(engines) == 1 else []
+
+    wait_for(lambda: waits() != [])
+    (waiting,) = waits()
+    assert post(served, "completions", model="kvarn-demo", prompt="x", max_tokens=1).status_code == 200
+    wait_for(lambda: any("the engine is ready" in line and f"pid={waiting} " in line for line in served.log))
+    decisions = httpx.get(f"{served.url}/v1/organization/deployments/decisions").json()["data"]
+    reasons = [(each["model"], each["reason"]) for each in decisions if "a process waits" in each["reason"]]
+    assert reasons and {model for model, _ in reasons} == {"kvarn-demo"}
 
 
 def test_replicas_and_versions_that_come_later_have_it_and_files_that_change_are_not_served(

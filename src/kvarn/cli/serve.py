@@ -107,6 +107,7 @@ class _Gateway:
             None if self._launcher.on_this_machine else self._hold_fleet,
             self._autoscaling.count,
             self._bind_version,
+            self._autoscaling.warm,
         )
         self._autoscaling.on_changed = self._controller.wake
         for version in self._controller.versions:

@@ -73,6 +73,7 @@ class FleetController:
         read_desired: What is wanted now; None: nothing can change.
         lease: Whether this process looks after the fleet; None: it always does.
         count: Replicas that a model shall have now, of those that are wanted. An autoscaler says otherwise.
+        warm: Processes of a model that shall wait with its weights mapped, by its name.
         bind: Told of the files of a version that is found for the first time, by the model, its number and
             `fingerprints_of`.
     """
@@ -87,6 +88,7 @@ class FleetController:
         lease: Callable[[], Awaitable[bool]] | None = None,
         count: Callable[[Desired], int] = lambda desired: desired.count,
         bind: Callable[[str, int, dict[str, Any]], Awaitable[None]] | None = None,
+        warm: Callable[[str], int] = lambda model: 0,
     ) -> None:
         self.desired = desired
         self.problems: dict[str, str] = {}
@@ -100,10 +102,10 @@ class FleetController:
         """Of the fleet, since when what ran was taken over."""
         self._count = count
         self._bind = bind
+        self._warm_count = warm
         self._listeners: list[FleetListener] = []
         self._versions: dict[tuple[str, int], ServedVersion] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._warm: set[str] = set()
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
@@ -161,7 +163,7 @@ class FleetController:
                 model=each.status.model,
                 version=each.status.version,
                 phase=self._phase(name, each),
-                warm=name in self._warm,
+                warm=each.spec.warm,
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -195,7 +197,8 @@ class FleetController:
             update, candidate = desired.model.update, desired.candidate
             if version is not None and not (desired.model.disaggregation and not desired.version):
                 count = self._count(version.desired)
-                target = Target(name, version.desired.version, count, 0, update.max_surge, update.max_unavailable)
+                warm = self._warm_count(name)
+                target = Target(name, version.desired.version, count, warm, update.max_surge, update.max_unavailable)
                 if candidate is not None and await self._candidate(name, desired) is not None:
                     beside = replicas_of(candidate.share, count)
                     target = replace(target, candidate=candidate.version, candidate_replicas=beside)
@@ -206,11 +209,11 @@ class FleetController:
         for action in plan(targets, observed):
             match action:
                 case Start():
-                    await self._try_start(self._versions[action.model, action.version])
+                    await self._try_start(self._versions[action.model, action.version], warm=action.warm)
                 case Drain() if action.name not in self._engines.taken_out:
                     self._drain(action.name)
                 case Activate():
-                    raise AssertionError("there is no warm pool yet")
+                    self._activate(action.name)
         self._forget(targets)
 
     async def _take_over(self) -> bool:
@@ -314,17 +317,17 @@ class FleetController:
             log.error("version %d of %r cannot be started: %s", version, name, error)
         self.problems[key] = str(error)
 
-    async def _try_start(self, version: ServedVersion) -> None:
+    async def _try_start(self, version: ServedVersion, *, warm: bool) -> None:
         """Start a replica; what is in the way is a problem of its version, and other models go on."""
         model, number = version.desired.model.name, version.desired.version
         try:
-            await self._start(version)
+            await self._start(version, warm=warm)
         except Exception as error:
             self._note_problem(model, number, error)
         else:
             self.problems.pop(version_name(model, number), None)
 
-    async def _start(self, version: ServedVersion, name: str = "") -> None:
+    async def _start(self, version: ServedVersion, name: str = "", *, warm: bool = False) -> None:
         desired, supervisors = version.desired, self._engines.supervisors
         numbers = (number for number in range(len(supervisors) + 1))
         names = (
@@ -334,17 +337,27 @@ class FleetController:
         name = name or next(each for each in names if each not in supervisors)
         found = await self._bound(desired)
         spec = self._engines.spec_of(desired.model, found, desired.version, desired.adapters)
-        self._add(msgspec.structs.replace(spec, replica=name))
+        self._add(msgspec.structs.replace(spec, replica=name, warm=warm))
 
     def _add(self, spec: ReplicaSpec) -> None:
         # Runs of an earlier controller have lower numbers.
         supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(time.time()))
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
+        if not spec.warm:  # nobody else hears of one that waits
+            self._tell_of(supervisor)
+        supervisor.start()
+        log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version, "warm": spec.warm})
+
+    def _activate(self, name: str) -> None:
+        supervisor = self._engines.supervisors[name]
+        log.info("a replica that waits is activated", extra={"replica": name})
+        supervisor.activate()
+        self._tell_of(supervisor)
+
+    def _tell_of(self, supervisor: EngineSupervisor) -> None:
         for listener in self._listeners:
             listener.replica_added(supervisor)
-        supervisor.start()
-        log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version})
 
     def _drain(self, name: str) -> None:
         log.info("a replica is drained", extra={"replica": name})

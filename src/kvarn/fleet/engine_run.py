@@ -12,7 +12,7 @@ from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Progress, Ready, ToEngine
-from kvarn.wire.supervision import Failed, Heartbeat, Supervise
+from kvarn.wire.supervision import Activate, Failed, Heartbeat, Supervise, Warm
 
 _LAST_MESSAGES_S = 0.05
 """After the process has ended, its messages are read until none has come for so long."""
@@ -45,11 +45,12 @@ class EngineRun:
         self,
         engine: LaunchedEngine,
         config: ReplicaConfig,
-        on_message: Callable[[Progress | Ready], None],
+        on_message: Callable[[Progress | Ready | Warm], None],
         *,
         adopted: bool = False,
     ) -> None:
         self.was_ready = False
+        self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
         self.engine = engine
         self._config = config
         self._on_message = on_message
@@ -66,6 +67,11 @@ class EngineRun:
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine; never waits."""
         self._transport.send(message)
+
+    def activate(self) -> None:
+        """Have a process that waits load its model: its start begins."""
+        self._starts_by = asyncio.get_running_loop().time() + self._config.start_timeout_s
+        self.send(Activate())
 
     async def wait(self) -> RunEnd:
         """Wait until the process is over, or given up."""
@@ -99,7 +105,9 @@ class EngineRun:
         match message:
             case Heartbeat():
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
-            case Progress() | Ready():
+            case Progress() | Ready() | Warm():
+                if isinstance(message, Warm):
+                    self._starts_by = math.inf
                 self.was_ready = isinstance(message, Ready)
                 self._on_message(message)
             case Failed():
@@ -112,7 +120,6 @@ class EngineRun:
         slept), the messages that wait unread are read before the next turn.
         """
         config, loop = self._config, asyncio.get_running_loop()
-        start_deadline = loop.time() + config.start_timeout_s
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
         allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
         silent = deaf = 0
@@ -120,7 +127,7 @@ class EngineRun:
             if not self.engine.endpoint.directory:
                 self.send(Supervise(address=self._transport.address))
             await asyncio.sleep(tick_s)
-            if not self.was_ready and loop.time() > start_deadline:
+            if not self.was_ready and loop.time() > self._starts_by:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"

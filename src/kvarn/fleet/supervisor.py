@@ -24,7 +24,7 @@ from kvarn.fleet.replica_lifecycle import (
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
 from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
-from kvarn.wire.supervision import Drain
+from kvarn.wire.supervision import Drain, Warm
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class EngineSupervisor:
         self.status = ReplicaStatus(model=model, replica=name, version=spec.version)
         self.failure: str | None = None
         """Why the latest engine process ended; None while one serves."""
-        self.lifecycle = self._new_lifecycle(config, last_run)
         self.spec = spec
+        self.lifecycle = self._new_lifecycle(config, last_run)
         self._config = config
         self._launcher = launcher or LocalLauncher()
         self._launched: LaunchedEngine | None = None
@@ -106,6 +106,11 @@ class EngineSupervisor:
             await self._changed.wait()
         assert self.status.card is not None
         return self.status.card
+
+    def activate(self) -> None:
+        """Have a process that waits with its weights mapped load the model and take requests. Idempotent."""
+        self.spec = msgspec.structs.replace(self.spec, warm=False)  # of the next run too
+        self._do(self.lifecycle.activate(self._now()))
 
     async def stop(self) -> None:
         """End the engine now; requests in flight fail with `ReplicaLostError`. Idempotent."""
@@ -192,6 +197,8 @@ class EngineSupervisor:
             match command.kind:
                 case CommandKind.LAUNCH:
                     self._spawn(self._launch(command.run))
+                case CommandKind.ACTIVATE if run is not None:
+                    run.activate()
                 case CommandKind.DRAIN if run is not None:
                     run.send(Drain())
                     self._update(state=ReplicaState.DRAINING, stage="drain")
@@ -281,8 +288,13 @@ class EngineSupervisor:
         self.failure = failure
         self._update(state=ReplicaState.DOWN, stage=failure or "the engine was stopped", fraction=0.0)
 
-    def _on_message(self, run: int, message: Progress | Ready) -> None:
+    def _on_message(self, run: int, message: Progress | Ready | Warm) -> None:
         if run != self.lifecycle.run:
+            return
+        if isinstance(message, Warm):
+            self._do(self.lifecycle.warmed(run, self._now()))
+            log.info("the engine waits with its weights mapped", extra=self._names | {"pid": self.pid})
+            self._update(stage="wait to be activated")
             return
         if isinstance(message, Progress):
             self._update(stage=message.stage, fraction=message.fraction)
@@ -309,14 +321,14 @@ class EngineSupervisor:
         for listener in self._listeners:
             listener(self.status)
 
-    @staticmethod
-    def _new_lifecycle(config: ReplicaConfig, last_run: int) -> ReplicaLifecycle:
+    def _new_lifecycle(self, config: ReplicaConfig, last_run: int) -> ReplicaLifecycle:
         return ReplicaLifecycle(
             LifecycleTimeouts(
                 launch_s=config.start_timeout_s,
                 backoff_s=config.restart_backoff_s,
                 max_backoff_s=max(config.restart_backoff_s, config.max_restart_backoff_s),
             ),
+            warm=self.spec.warm,
             last_run=last_run,
         )
 

@@ -72,6 +72,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
     cpus: tuple[int, ...] = ()
     """Logical CPUs to run on; empty: those of the parent."""
+    warm: bool = False
+    """Wait for `Activate` before anything of the model is made."""
     factory: str = DEFAULT_FACTORY
     """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
     scripted one."""

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry
 
 from kvarn.admission.predictor import Predictor
+from kvarn.config.fleet import AutoscaleConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscaler import Autoscaler, Decision, Sample
 from kvarn.fleet.desired import Desired
+from kvarn.fleet.warm_pool import Popularity, most_popular
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.arrivals import HELD, OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS
 from kvarn.serving.models import ServedModel
@@ -49,10 +51,13 @@ class Autoscaling:
         self.on_changed: Callable[[], None] = lambda: None
         """Called where a model shall have another number of replicas."""
         self._clock = clock
-        self._scalers: dict[str, Autoscaler] = {}
+        self._scalers: dict[str, tuple[AutoscaleConfig, Autoscaler]] = {}
         self._counts: dict[str, int] = {}
         self._seen: dict[str, tuple[float, float, float]] = {}
         """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
+        self._popularity = Popularity()
+        self._waiting: list[str] = []
+        """Models that have a process that waits, the most popular first."""
         self._work_s: dict[str, float] = {}
         """Of a request on average, by model."""
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
@@ -63,6 +68,10 @@ class Autoscaling:
         follows = desired.model.autoscale is not None and desired.replicas is None
         return self._counts.get(desired.model.name, desired.count) if follows else desired.count
 
+    def warm(self, model: str) -> int:
+        """Processes of a model that shall wait with its weights mapped."""
+        return int(model in self._waiting)
+
     async def look(self) -> None:
         """Look once at each model."""
         scaled = [model for model in self._models() if model.config.autoscale is not None]
@@ -71,6 +80,7 @@ class Autoscaling:
         registry = await self._metrics()
         for model in scaled:
             self._look_at(model, registry)
+        self._share_pool(scaled)
 
     def _look_at(self, model: ServedModel, registry: CollectorRegistry) -> None:
         config, name, now = model.config.autoscale, model.name, self._clock()
@@ -84,6 +94,7 @@ class Autoscaling:
         before = self._seen.get(name, (requests, prompts, outputs))
         self._seen[name] = requests, prompts, outputs
         arrived = requests - before[0]
+        self._popularity.add(name, arrived, now)
         # A version that is rolled out runs beside the replicas that are needed.
         versions = [each for each in model.all_versions if not each.held_back] or model.all_versions
         replicas = [client for each in versions for client in each.replicas.values()]
@@ -100,7 +111,10 @@ class Autoscaling:
             min((client.stats.waiting * work_s for client in replicas), default=None),
             slo.ttft_target_s,
         )
-        scaler = self._scalers.setdefault(name, Autoscaler(config, len(replicas)))
+        known, scaler = self._scalers.get(name, (None, None))
+        if scaler is None or known != config:  # a new version may have other bounds
+            scaler = Autoscaler(config, len(replicas))
+            self._scalers[name] = config, scaler
         decision = scaler.decide(sample)
         if decision.replicas != self._counts.get(name, len(replicas)):
             _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
@@ -109,6 +123,22 @@ class Autoscaling:
         if self._counts.get(name) != decision.replicas:
             self._counts[name] = decision.replicas
             self.on_changed()
+
+    def _share_pool(self, scaled: list[ServedModel]) -> None:
+        """Choose the models without replicas that have a process that waits."""
+        now, size = self._clock(), self._config.fleet.warm_pool
+        sleeping = [model.name for model in scaled if self._counts.get(model.name) == 0]
+        chosen = most_popular(self._popularity, sleeping, size, now)
+        if chosen == self._waiting:
+            return
+        for name in sleeping if size else ():
+            if (name in chosen) != (name in self._waiting):
+                waits = "waits with its weights mapped" if name in chosen else "waits no longer"
+                reason = f"a process {waits}: {self._popularity.of(name, now):.1f} requests lately, {size} may wait"
+                _log.info("warm pool", extra={"model": name, "reason": reason})
+                self.decisions.append((name, Decision(now, 0, reason)))
+        self._waiting = chosen
+        self.on_changed()
 
     def _is_news(self, name: str, decision: Decision) -> bool:
         latest = next((each for model, each in reversed(self.decisions) if model == name), None)

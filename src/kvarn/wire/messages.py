@@ -14,7 +14,7 @@ import msgspec
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
-from kvarn.wire.supervision import Drain, Failed, Heartbeat, Supervise
+from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
 
 class FinishReason(StrEnum):
@@ -164,8 +164,7 @@ ToEngine = (
     | WatchBlocks
     | Leave
     | ForgetTenant
-    | Supervise
-    | Drain
+    | FromSupervisor
     | Stop
 )
 
@@ -395,6 +394,4 @@ class Adapters(Message, frozen=True, kw_only=True):
     adapters: list[AdapterInfo]
 
 
-FromEngine = (
-    Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | Heartbeat | Failed
-)
+FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | ToSupervisor

@@ -15,6 +15,14 @@ class Drain(Message, frozen=True, kw_only=True):
     """Refuse new requests, end those that run, then exit."""
 
 
+class Warm(Message, frozen=True, kw_only=True):
+    """The process has imported its libraries and mapped the weights, and waits for `Activate`."""
+
+
+class Activate(Message, frozen=True, kw_only=True):
+    """Load the model, make the KV cache and take requests."""
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """The process lives; `step` shows whether its loop moves."""
 
@@ -27,3 +35,9 @@ class Failed(Message, frozen=True, kw_only=True):
     """The engine cannot go on; the process exits after this."""
 
     message: str
+
+
+FromSupervisor = Supervise | Activate | Drain
+"""To an engine."""
+ToSupervisor = Heartbeat | Warm | Failed
+"""From an engine."""

@@ -8,6 +8,8 @@ import logging
 import signal
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -19,6 +21,7 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
+from kvarn.replica.server.warm import mapped, wait_until_activated
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.replica.transport import Inbox, Outbox
 from kvarn.wire.messages import Progress, Ready
@@ -87,9 +90,17 @@ def _serve(
 ) -> None:
     module, _, function = spec.factory.partition(":")
     build = getattr(importlib.import_module(module), function)
-    service: GenerateService | EmbedService = build(
-        spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
-    )
+    with mapped(Path(spec.directory)) if spec.warm else nullcontext():
+        if spec.warm:
+            began = time.monotonic()
+            if not wait_until_activated(inbox, router, heartbeat):
+                return
+            phases = phases | {"wait to be activated": time.monotonic() - began}
+            assert router.supervisor is not None, "it has activated this process"
+            supervisor = router.supervisor
+        service: GenerateService | EmbedService = build(
+            spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
+        )
     try:
         phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
         start_s = {name: round(seconds, 4) for name, seconds in phases.items()}

@@ -1,0 +1,50 @@
+"""An engine process that waits: its libraries are imported, the weights are mapped, and nothing of a model is made."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvarn.replica.server.heartbeat import HeartbeatThread
+from kvarn.replica.server.loop import ResponseRouter
+from kvarn.replica.transport import Inbox
+from kvarn.wire.messages import Stop
+from kvarn.wire.supervision import Activate, Drain, Supervise, Warm
+
+_WAIT_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def mapped(directory: Path) -> Iterator[int]:
+    """Have the system read a checkpoint's weights ahead, and keep them mapped meanwhile; gives their bytes."""
+    maps = []
+    try:
+        for path in sorted(directory.glob("*.safetensors")):
+            with path.open("rb") as file:
+                found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            found.madvise(mmap.MADV_WILLNEED)
+            maps.append(found)
+        yield sum(len(each) for each in maps)
+    finally:
+        for each in maps:
+            each.close()
+
+
+def wait_until_activated(inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread) -> bool:
+    """Tell the supervisor that this process waits, and wait for its word; False: it shall end."""
+    assert router.supervisor is not None, "somebody has started it"
+    router.supervisor.send(Warm())
+    while True:
+        for message in inbox.receive(_WAIT_S):
+            match message:
+                case Activate():
+                    return True
+                case Stop() | Drain():
+                    return False
+                case Supervise() if heartbeat.heard(message.address):
+                    router.supervised_by(message.address).send(Warm())

@@ -1,0 +1,93 @@
+"""Which models have a process that waits, and that process in a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import ModelConfig
+from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.warm_pool import HALF_LIFE_S, LEAST, Popularity, most_popular
+from kvarn.replica.client.protocol import ReplicaState
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.text.checkpoint import resolve_checkpoint
+
+requests = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.floats(0, 20_000)), max_size=30)
+
+
+@given(requests, st.sets(st.sampled_from("abcd")), st.integers(0, 5))
+def test_the_pool_is_of_the_sleeping_models_that_were_asked_for_most_and_latest(
+    asked: list[tuple[str, int, float]], sleeping: set[str], size: int
+) -> None:
+    popularity, now = Popularity(), 20_000.0
+    for model, count, at in sorted(asked, key=lambda each: each[2]):
+        popularity.add(model, count, at)
+    expected = {
+        model: sum(count * 2 ** ((at - now) / HALF_LIFE_S) for asked_for, count, at in asked if asked_for == model)
+        for model in "abcd"
+    }
+    chosen = most_popular(popularity, sleeping, size, now)
+    assert len(chosen) <= size and set(chosen) <= sleeping
+    for model in sleeping:
+        assert abs(popularity.of(model, now) - expected[model]) < 1e-6 * (1 + expected[model])
+        if model not in chosen and expected[model] > LEAST + 1e-6:
+            assert len(chosen) == size
+            assert all(expected[other] >= expected[model] - 1e-6 for other in chosen)
+
+
+def test_a_single_request_counts_for_an_hour() -> None:
+    popularity = Popularity()
+    popularity.add("m", 1, 0.0)
+    assert most_popular(popularity, ["m", "never"], 2, HALF_LIFE_S - 1) == ["m"]
+    assert most_popular(popularity, ["m", "never"], 2, HALF_LIFE_S + 1) == []
+
+
+def demo_spec() -> ReplicaSpec:
+    config = ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", "threads": 1, "kv_cache_gib": 0.05})
+    directory = str(resolve_checkpoint("kvarn-demo"))
+    return ReplicaSpec(model=config.model_dump_json(), directory=directory, warm=True, log_level="warning")
+
+
+async def until_warm(supervisor: EngineSupervisor) -> None:
+    async with asyncio.timeout(120):
+        while supervisor.lifecycle.phase is not ReplicaPhase.WARM:  # noqa: ASYNC110  another process
+            await asyncio.sleep(0.02)
+
+
+async def test_a_process_waits_until_it_is_activated_and_then_loads_the_model_once() -> None:
+    supervisor = EngineSupervisor(demo_spec(), ReplicaConfig(heartbeat_timeout_s=60, start_timeout_s=120))
+    supervisor.start()
+    try:
+        await until_warm(supervisor)
+        pid = supervisor.pid
+        assert supervisor.status.state is ReplicaState.STARTING and supervisor.status.card is None
+        supervisor.activate()
+        async with asyncio.timeout(120):
+            card = await supervisor.wait_until_ready()
+        assert supervisor.pid == pid
+        phases = list(card.start_s)
+        assert phases.index("import") < phases.index("wait to be activated") < phases.index("load weights")
+        assert phases.count("allocate the KV cache") == 1
+    finally:
+        await supervisor.stop()
+
+
+async def test_one_that_waits_is_stopped_and_one_that_is_killed_waits_again() -> None:
+    supervisor = EngineSupervisor(demo_spec(), ReplicaConfig(restart_backoff_s=0.05, heartbeat_timeout_s=60))
+    supervisor.start()
+    try:
+        await until_warm(supervisor)
+        run = supervisor.lifecycle.run
+        supervisor.kill()
+        async with asyncio.timeout(120):
+            while supervisor.lifecycle.run == run:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.02)
+        await until_warm(supervisor)
+        await supervisor.drain(60)
+        assert supervisor.lifecycle.phase is ReplicaPhase.GONE
+    finally:
+        await supervisor.stop()
