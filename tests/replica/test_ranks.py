@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -28,6 +29,7 @@ from profiles import effort
 from tiny_checkpoints import make_decoder
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
+ADAPTERS = DEMO.parent / "adapters"
 NUM_PROMPTS = 200
 CROWDED = {"kv_cache_gib": 0.0006, "engine": {"token_budget": 48, "max_num_seqs": 12}}
 """Prompts are cut into chunks, and sequences lose their blocks to each other."""
@@ -129,6 +131,29 @@ def test_the_sums_of_several_processes_are_others_than_those_of_one_product() ->
     assert demo_alone(invariant=True) != demo_alone(invariant=False)
 
 
+def test_adapters_are_divided_among_ranks() -> None:
+    """Little memory: they lose their blocks to sequences and to each other."""
+    adapters = [{"name": name, "path": str(ADAPTERS / name)} for name in ("pirate", "json")]
+    messages = [
+        msgspec.structs.replace(message, adapter=("", "pirate", "json")[index // 3 % 3])
+        for index, message in enumerate(requests(range(200, 4000), 60, with_grammars=True))
+    ]
+    alone = build(DEMO, tensor_parallel_invariant=True, adapters=adapters)
+    expected = run(alone, messages)
+    plain = run(alone, [msgspec.structs.replace(message, adapter="") for message in messages])
+    assert sum(plain[key] != expected[key] for key in expected) > len(expected) / 3
+    alone.shutdown()
+    for degree in (2, 4):
+        crowded = {"kv_cache_gib": 0.0008 + 0.00015 * degree, "engine": CROWDED["engine"]}
+        service = build(DEMO, tensor_parallel_size=degree, adapters=adapters, **crowded)
+        answers = run(service, messages)
+        assert answers.keys() == expected.keys()
+        for key, answer in answers.items():
+            assert answer == expected[key], (degree, key)
+        assert service.stats().adapter_evictions_total > 0
+        service.shutdown()
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -145,6 +170,17 @@ def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, setti
     expected = run(alone, messages)
     alone.shutdown()
     service = build(experts, **settings)
+    assert run(service, messages) == expected
+    service.shutdown()
+
+
+def test_latent_attention_is_divided_among_ranks(tmp_path: Path) -> None:
+    make_decoder("deepseek-v3", tmp_path)
+    messages = requests(range(3, 199), 30, with_grammars=False)
+    alone = build(tmp_path, tensor_parallel_invariant=True)
+    expected = run(alone, messages)
+    alone.shutdown()
+    service = build(tmp_path, tensor_parallel_size=2, expert_parallel=True, pipeline_parallel_size=2)
     assert run(service, messages) == expected
     service.shutdown()
 
@@ -191,6 +227,7 @@ def test_what_ranks_cannot_do_is_refused() -> None:
         ({"tensor_parallel_size": 2, "kv_tiers": {}}, "several processes cannot have kv_tiers"),
         ({"tensor_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "cannot have an EAGLE-3 head"),
         ({"pipeline_parallel_size": 2, "disaggregation": {}}, "cannot have disaggregation"),
+        ({"pipeline_parallel_size": 2, "adapters": [{"name": "a", "path": "b"}]}, "several stages"),
     ):
         with pytest.raises(ValueError, match=message):
             ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", **settings})

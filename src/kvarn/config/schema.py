@@ -265,7 +265,7 @@ class ModelConfig(Section):
         used = {
             "kv_tiers": self.kv_tiers,
             "disaggregation": self.disaggregation,
-            "adapters": self.adapters,
+            "adapters (with several stages)": self.adapters and self.pipeline_parallel_size > 1,
             "an EAGLE-3 head": self.speculation.chosen == "eagle3",
         }
         if found := [name for name, value in used.items() if value]:

@@ -21,6 +21,8 @@ class AdapterPool:
 
     def __init__(self, make_memory: Callable[[], AdapterMemory]) -> None:
         self._make_memory = make_memory
+        self.on_change: Callable[[str, bool], None] = lambda adapter, held: None
+        """Called with each adapter that is held from now on, or no more."""
         self._held: dict[str, PackedAdapter] = {}
         self._indices: dict[str, int] = {}
         self._loads: list[tuple[AdapterLoad, Future[None]]] = []
@@ -44,6 +46,7 @@ class AdapterPool:
     def add(self, adapter: str, packed: PackedAdapter) -> None:
         """Hold an adapter: plans may load it from now on."""
         self._held[adapter] = packed
+        self.on_change(adapter, True)
 
     def has(self, adapter: str) -> bool:
         """Whether it is held."""
@@ -80,6 +83,12 @@ class AdapterPool:
         self._loads = running
         return loaded
 
+    def finish_loads(self) -> None:
+        """Wait until all that have begun are copied: they can be computed with."""
+        for _, future in self._loads:
+            future.result()
+        self.drain_loaded()
+
     def drop(self, adapter: str) -> None:
         """Its blocks are others' now."""
         self._indices.pop(adapter, None)
@@ -87,6 +96,7 @@ class AdapterPool:
     def forget(self, adapter: str) -> None:
         """Let go of the host's copy."""
         del self._held[adapter]
+        self.on_change(adapter, False)
 
     def close(self) -> None:
         """End the thread. Idempotent."""

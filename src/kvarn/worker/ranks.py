@@ -9,18 +9,43 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from kvarn.engine.plan import StepPlan, StepResult
+from kvarn.engine.plan import AdapterLoad, StepPlan, StepResult
+from kvarn.models.adapters import LoadedAdapter
 from kvarn.worker.collectives import RankLostError
+from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
-_plans = msgspec.msgpack.Decoder(StepPlan)
+
+
+class AddAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Plans may load an adapter from now on: read it from this directory."""
+
+    adapter: str
+    path: str
+
+
+class ForgetAdapter(msgspec.Struct, frozen=True, tag=True):
+    """No plan will load it any more."""
+
+    adapter: str
+
+
+class RunPlan(msgspec.Struct, frozen=True, tag=True):
+    """Run a step."""
+
+    plan: StepPlan
+
+
+_messages = msgspec.msgpack.Decoder(AddAdapter | ForgetAdapter | RunPlan)
 
 
 class RanksExecutor:
@@ -33,39 +58,102 @@ class RanksExecutor:
         own: Rank 0's part of the model, with its KV cache.
         others: Pipes to the other ranks.
         stages: Into which the layers are divided.
+        load: Reads rank 0's part of an adapter.
     """
 
-    def __init__(self, own: InProcessExecutor, others: Sequence[IO[bytes]], stages: int) -> None:
+    def __init__(
+        self,
+        own: InProcessExecutor,
+        others: Sequence[IO[bytes]],
+        stages: int,
+        load: Callable[[Path], LoadedAdapter],
+    ) -> None:
         self.num_blocks = own.num_blocks
         self.max_context_length = own.max_context_length
         self.max_in_flight = stages
         self._own = own
         self._others = others
         self._plans: deque[StepPlan] = deque()
+        self._load = load
+        self._paths: dict[str, Path] = {}
+        own.adapters.on_change = self._tell_of_adapter
 
     def submit(self, plan: StepPlan) -> None:
         """Send the plan to the other ranks. Their masks are not needed there: only this rank draws.
 
         Raises RankLostError where one is gone.
         """
-        message = _encoder.encode(msgspec.structs.replace(plan, masks={}))
-        for other in self._others:
-            send_frame(other, message)
+        self._tell(RunPlan(msgspec.structs.replace(plan, masks={})))
         self._plans.append(plan)
 
     def collect(self) -> StepResult:
         """Run this rank's part of the oldest plan. Raises as `InProcessExecutor.execute`, and RankLostError."""
         return self._own.execute(self._plans.popleft())
 
+    def load_adapter(self, path: Path) -> LoadedAdapter:
+        """Read an adapter; the other ranks read theirs from the same place when it is held. Raises as `load`."""
+        loaded = self._load(path)
+        self._paths[loaded.digest] = path
+        return loaded
+
     def shutdown(self) -> None:
         """Free what this rank holds. The others end when their pipes are closed."""
         self._own.shutdown()
 
+    def _tell_of_adapter(self, adapter: str, held: bool) -> None:
+        self._tell(AddAdapter(adapter, str(self._paths[adapter])) if held else ForgetAdapter(adapter))
 
-def follow(own: InProcessExecutor, messages: Iterator[bytes]) -> None:
-    """Run the plans that rank 0 sends, to the last."""
-    for message in messages:
-        own.follow(_plans.decode(message))
+    def _tell(self, message: AddAdapter | ForgetAdapter | RunPlan) -> None:
+        frame = _encoder.encode(message)
+        for other in self._others:
+            send_frame(other, frame)
+
+
+class Follower:
+    """What a rank does that draws no tokens.
+
+    Args:
+        own: Its part of the model, with its KV cache.
+        load: Reads an adapter for it; called in a thread.
+    """
+
+    def __init__(self, own: InProcessExecutor, load: Callable[[Path], LoadedAdapter]) -> None:
+        self._own = own
+        self._load = load
+        self._loads: dict[str, Future[LoadedAdapter]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-adapters")
+
+    def follow(self, frames: Iterator[bytes]) -> None:
+        """Do what rank 0 says, to its last word.
+
+        Raises:
+            PlanError: A plan contradicts the state of this rank.
+            Exception: What computing a step, or reading an adapter, raises.
+        """
+        for frame in frames:
+            match _messages.decode(frame):
+                case AddAdapter(adapter, path):
+                    self._loads[adapter] = self._thread.submit(self._load, Path(path))
+                case ForgetAdapter(adapter):
+                    self._loads.pop(adapter, None)
+                    if self._own.adapters.has(adapter):
+                        self._own.adapters.forget(adapter)
+                case RunPlan(plan):
+                    for load in plan.adapter_loads:
+                        self._hold(load)
+                    self._own.follow(plan)
+                    if plan.adapter_loads:  # sequences that use them come in later plans
+                        self._own.adapters.finish_loads()
+
+    def _hold(self, load: AdapterLoad) -> None:
+        adapters = self._own.adapters
+        if load.adapter in self._loads:
+            found = self._loads.pop(load.adapter).result()
+            if found.digest != load.adapter:
+                raise PlanError(f"adapter {load.adapter} has changed on disk while it was loaded")
+            adapters.add(load.adapter, found.packed)
+        if adapters.num_blocks(load.adapter) != len(load.blocks):
+            raise PlanError(f"adapter {load.adapter} takes another number of blocks here: lower tensor_parallel_size")
 
 
 def send_frame(pipe: IO[bytes], message: bytes) -> None:

@@ -25,7 +25,7 @@ from kvarn.kernels.memory import GIB
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.adapters import load_adapter
 from kvarn.models.eagle import load_eagle_head
-from kvarn.replica.server.adapters import AdapterHost
+from kvarn.replica.server.adapters import AdapterHost, LoadFunction
 from kvarn.replica.server.cpu import usable_cores
 from kvarn.replica.server.draft import load_draft
 from kvarn.replica.server.embed import EmbedService
@@ -142,7 +142,7 @@ def _build_decoder(
     masks: GrammarMasks,
     ranks: RankProcesses | None,
 ) -> GenerateService:
-    max_context_length = config.max_context_length or model.spec.max_context_length
+    max_context_length, layout = config.max_context_length or model.spec.max_context_length, layout_of(config)
     tiers = None
     if config.kv_tiers is not None or spec.role != "both":
         with phases("open the KV tiers"):
@@ -160,7 +160,7 @@ def _build_decoder(
             max_context_length=max_context_length,
             weight_bytes=model.layer_bytes + model.head_bytes,
             memory_bytes=model.kernels.memory_bytes(),
-            copies=max(1, config.tensor_parallel_size // model.spec.num_kv_heads),
+            copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
         )
     if ranks is not None:
         with phases("join the ranks"):
@@ -174,7 +174,11 @@ def _build_decoder(
         connector=connector,
         eagle=proposer if isinstance(proposer, EagleProposer) else None,
     )
-    executor = own if ranks is None else RanksExecutor(own, ranks.pipes, config.pipeline_parallel_size)
+    load: LoadFunction = partial(load_adapter, model=model, max_rank=config.lora.max_rank)
+    executor: Executor = own
+    if ranks is not None:
+        executor = RanksExecutor(own, ranks.pipes, config.pipeline_parallel_size, load)
+        load = executor.load_adapter
     with phases("warm up"):
         warm_up(executor)
         if isinstance(proposer, DraftProposer | EagleProposer):
@@ -201,8 +205,8 @@ def _build_decoder(
         step_time=step_time,
         proposer=proposer,
         speculation=config.speculation,
-        adapters=own.adapters if ranks is None else None,
-        host=partial(_host_adapters, model, own, spec, config, phases) if ranks is None else None,
+        adapters=own.adapters if layout.pipeline_parallel_size == 1 else None,
+        host=partial(_host_adapters, model, own, spec, load, phases) if layout.pipeline_parallel_size == 1 else None,
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
         ranks=ranks,
@@ -230,13 +234,14 @@ def _host_adapters(
     model: Decoder,
     executor: InProcessExecutor,
     spec: ReplicaSpec,
-    config: ModelConfig,
+    load: LoadFunction,
     phases: _Phases,
     engine: EngineCore,
 ) -> AdapterHost:
+    config = spec.model_config
     limit = config.lora.host_memory_gib
     host = AdapterHost(
-        partial(load_adapter, model=model, max_rank=config.lora.max_rank),
+        load,
         executor.adapters,
         engine,
         num_blocks=executor.num_blocks,

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -20,12 +21,13 @@ import msgspec
 
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
+from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
 from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, layout_of, load_part
 from kvarn.worker import InProcessExecutor
 from kvarn.worker.collectives import RankGroup
-from kvarn.worker.ranks import follow, read_frame, send_frame
+from kvarn.worker.ranks import Follower, read_frame, send_frame
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
         )
         group.join(Path(spec.store))
         gc.freeze()
-        follow(executor, frames)
+        Follower(executor, partial(load_adapter, model=model)).follow(frames)
     except Exception:
         log.exception("the rank cannot go on", extra={"rank": spec.rank})
         return 1
