@@ -137,7 +137,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
     decoders = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
     encoders = ", ".join(name.removesuffix("Model") for name in ENCODERS if name.endswith("Model"))
     raise UnsupportedModelError(
-        f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {decoders} (each with ForCausalLM), "
+        f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {decoders} (with ForCausalLM), "
         f"{encoders} (with Model, ForMaskedLM or ForSequenceClassification)"
     )
 
