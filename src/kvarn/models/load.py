@@ -59,7 +59,8 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
-        device: As torch names it; default: this machine's processors. Weights and KV cache are made there.
+        device: As torch names it, or `auto` (see `kernels_for`); default: this machine's processors. Weights and KV
+            cache are made there.
         dtype: Of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for what the
             kernels are fastest with.
         progress: Called with (stage, fraction).

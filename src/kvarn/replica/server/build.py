@@ -47,6 +47,7 @@ from kvarn.worker import (
     EncoderRunner,
     InProcessExecutor,
     NgramProposer,
+    PipelinedExecutor,
     plan_kv_blocks,
 )
 from kvarn.worker.ranks import RanksExecutor
@@ -85,7 +86,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     expert_load = {} if load_file is None else read_expert_load(Path(load_file).expanduser())
     ranks = None
     if layout.world_size > 1:
-        ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device, expert_load)
+        ranks = RankProcesses(spec, layout, kernels_for(config.kernels, config.device).device, expert_load)
     try:
         with phases("load weights"):
             model = load_part(spec, 0, None if ranks is None else ranks.group, expert_load, report)
@@ -160,13 +161,15 @@ def _build_decoder(
             max_context_length=max_context_length,
             weight_bytes=model.layer_bytes + model.head_bytes,
             memory_bytes=model.kernels.memory_bytes(),
+            free_bytes=model.kernels.free_memory_bytes(),
             copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
         )
     if ranks is not None:
         with phases("join the ranks"):
             ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs))
     proposer = build_proposer(spec, config, model, num_blocks, phases)
-    own = InProcessExecutor(
+    beside = ranks is None and model.kernels.computes_beside_host
+    own = (PipelinedExecutor if beside else InProcessExecutor)(
         model,
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
