@@ -98,6 +98,7 @@ def load_part(
     )
     model = load_model(
         Path(spec.directory),
+        device=config.device,
         dtype=config.dtype,
         progress=progress,
         max_context_length=config.max_context_length,
