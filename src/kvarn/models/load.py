@@ -135,8 +135,12 @@ def _architecture(checkpoint: Checkpoint) -> str:
             return with_head
     named = config.architectures
     what = f"architecture {named[0][:80]!r}" if named else f"model_type {config.model_type[:80]!r}"
-    known = ", ".join([*FAMILIES, *ENCODERS])
-    raise UnsupportedModelError(f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {known}")
+    decoders = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
+    encoders = ", ".join(name.removesuffix("Model") for name in ENCODERS if name.endswith("Model"))
+    raise UnsupportedModelError(
+        f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {decoders} (with ForCausalLM), "
+        f"{encoders} (with Model, ForMaskedLM or ForSequenceClassification)"
+    )
 
 
 def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) -> None:

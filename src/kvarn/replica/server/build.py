@@ -104,15 +104,15 @@ def _build(
     phases: _Phases,
     ranks: RankProcesses | None,
 ) -> GenerateService | EmbedService:
-    kind = "generate" if isinstance(model, Decoder) else "embed"
+    kind = "generate" if isinstance(model, Decoder) else _kind_of_encoder(model)
     if config.kind not in ("auto", kind):
         raise KindMismatchError(
             f"{config.name} is configured with kind {config.kind!r}, but its checkpoint is of kind {kind!r}: "
             "set `kind` to auto, or `path` to another checkpoint"
         )
-    if kind == "embed" and (config.kv_tiers or config.disaggregation):
+    if kind != "generate" and (config.kv_tiers or config.disaggregation):
         raise KindMismatchError(
-            f"{config.name} embeds texts and has no KV cache: leave out its `kv_tiers` and `disaggregation`"
+            f"{config.name} generates no text and has no KV cache: leave out its `kv_tiers` and `disaggregation`"
         )
     if isinstance(model, Decoder):
         with phases("read the vocabulary"):
@@ -290,12 +290,17 @@ def warm_up(executor: Executor) -> None:
         executor.collect()
 
 
+def _kind_of_encoder(model: Encoder | CausalEncoder) -> str:
+    return "score" if isinstance(model, Encoder) and model.spec.classifier is not None else "embed"
+
+
 def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
-    length, size = model.spec.max_context_length, model.spec.hidden_size
-    card = _card(model, phases, kind="embed", max_context_length=length, embedding_size=size)
+    length, kind = model.spec.max_context_length, _kind_of_encoder(model)
+    size = model.spec.hidden_size if kind == "embed" else 0
+    card = _card(model, phases, kind=kind, max_context_length=length, embedding_size=size)
     return EmbedService(runner, config.engine, card)
 
 
