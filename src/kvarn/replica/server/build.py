@@ -161,7 +161,9 @@ def _build_decoder(
             kv_cache_gib=config.kv_cache_gib,
             max_num_seqs=config.engine.max_num_seqs,
             max_context_length=max_context_length,
-            weight_bytes=sum(each.layer_bytes + each.head_bytes for each in (model, *others)),
+            weight_bytes=model.layer_bytes
+            + model.head_bytes
+            + sum(each.layer_bytes + each.head_bytes for each in others),
             memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
             free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
             copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
