@@ -12,7 +12,7 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.families import LayerNames
+from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import Interleaved, LinearSpec, WeightLoader
@@ -132,6 +132,9 @@ class GroupedAttention:
         ):
             part = qkv[:, start : start + own * dim]
             start += own * dim
+            if own == total:
+                part.copy_(self.kernels.rms_norm(part, Norm(weight, norm.eps)))
+                continue
             gathered = self.parallel.all_gather(part.contiguous())
             # Heads that several ranks hold come once for each of them.
             heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]

@@ -55,8 +55,10 @@ class Experts:
         """
         visited = counts.numpy(force=True)
         self.tokens[:] += visited
-        if not self.parallel.expert_parallel or self.parallel.world_size == 1:
-            return self._whole_sum(inputs, counts.tolist())
+        if self.parallel.world_size == 1:
+            return self._compute(inputs, visited.tolist())
+        if not self.parallel.expert_parallel:
+            return self._whole_sum(inputs, visited.tolist())
         here = torch.from_numpy(visited)
         owners = self.placement.owners(here)
         order = owners.argsort(stable=True)

@@ -20,7 +20,6 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
-from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.adapters import load_adapter
@@ -86,7 +85,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     expert_load = {} if load_file is None else read_expert_load(Path(load_file).expanduser())
     ranks = None
     if layout.world_size > 1:
-        ranks = RankProcesses(spec, layout, kernels_for(config.kernels, config.device).device, expert_load)
+        ranks = RankProcesses(spec, expert_load)
     try:
         with phases("load weights"):
             model = load_part(spec, 0, None if ranks is None else ranks.group, expert_load, report)
