@@ -158,8 +158,9 @@ class RankProcesses:
         self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
         """What this process's part of the model talks through, once it has begun."""
         self._closing = False
-        self._directory = tempfile.mkdtemp(prefix="kvarn-ranks-")
-        self._store = Path(self._directory) / "store"
+        # The directory of the engine's sockets is removed however the engine ends.
+        self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")
+        self._store = Path(self._own_directory or spec.endpoint.directory) / "ranks"
         self.pipes: list[IO[bytes]] = []
         """To each, in their order."""
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -218,7 +219,9 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._store.unlink(missing_ok=True)
+        if self._own_directory is not None:
+            shutil.rmtree(self._own_directory, ignore_errors=True)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
