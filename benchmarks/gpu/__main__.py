@@ -1,19 +1,41 @@
-"""`python -m benchmarks.gpu compile`: what the compiler makes of each kernel; needs no GPU."""
+"""What the kernels and the engine do on a GPU: one command, one file of results. See docs/gpu.md.
+
+python -m benchmarks.gpu prepare        where there is a network: wheels of what the GPU's machine lacks
+python -m benchmarks.gpu                there: a whole run of 28 minutes
+python -m benchmarks.gpu --dry-run      anywhere: every stage in Triton's interpreter, on tiny shapes
+python -m benchmarks.gpu compile        anywhere: what the compiler makes of each kernel for sm_90
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from pathlib import Path
+
+from benchmarks.gpu.prepare import prepare, use_prepared
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    compiling = commands.add_parser("compile", help="compile every kernel for sm_90 and check its budgets")
-    compiling.add_argument("--markdown", action="store_true", help="the table of docs/gpu.md")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("command", nargs="?", default="run", choices=("run", "prepare", "compile", "one"))
+    parser.add_argument("--minutes", type=float, default=28)
+    parser.add_argument("--quick", action="store_true", help="the engine and the kernels' times first, no peer")
+    parser.add_argument("--dry-run", action="store_true", help="in the interpreter, on tiny shapes")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="file of results")
+    parser.add_argument("--stages", nargs="*", help="only these")
+    parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/gpu.md")
+    parser.add_argument("--python", default="3.12", help="prepare: the GPU machine's version")
+    parser.add_argument("--case", default="", help="one: the timed kernel to run three times, for a profiler")
     options = parser.parse_args()
-    return _compile(options.markdown)
+    if options.command == "prepare":
+        prepare(options.python)
+        return 0
+    use_prepared()
+    if options.command == "compile":
+        return _compile(options.markdown)
+    return _run(options)
 
 
 def _compile(markdown: bool) -> int:
@@ -25,6 +47,36 @@ def _compile(markdown: bool) -> int:
     faults = [fault for each in found for fault in each.faults()]
     print("\n".join(faults), file=sys.stderr)
     return 1 if faults else 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"
+    from benchmarks.gpu import engine_stages, kernel_stages, profile
+    from benchmarks.gpu.run import Session, Stage, run
+
+    session = Session(options.dry_run, options.out)
+    if options.command == "one":
+        profile.run_case(session, options.case)
+        return 0
+    stages: list[Stage] = [
+        ("probe", 1, kernel_stages.probe),
+        ("correctness", 5, kernel_stages.correctness),
+        ("kernel_times", 5, kernel_stages.kernel_times),
+        ("engine", 9, engine_stages.engine_speed),
+        ("peer", 4, engine_stages.peer),
+        ("load", 3, engine_stages.load),
+        ("profile", 2, profile.profile),
+    ]
+    if options.quick:
+        order = ("probe", "engine", "kernel_times", "correctness", "load")
+        stages = sorted((stage for stage in stages if stage[0] in order), key=lambda stage: order.index(stage[0]))
+    if options.stages:
+        stages = [stage for stage in stages if stage[0] in options.stages]
+    run(session, stages, options.minutes)
+    failed = [name for name in session.results if name.endswith(" failed")]
+    print(f"{options.out}: {options.out.stat().st_size / 1e3:.0f} kB; {', '.join(failed) or 'every stage ended well'}")
+    return 1 if failed and options.dry_run else 0
 
 
 sys.exit(main())

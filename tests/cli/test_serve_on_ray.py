@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from kvarn.replica.endpoint import free_address
 from ray_cluster import RayCluster
 
+WAIT_S = 120.0
 CONFIG = """\
 models:
   - name: small
@@ -24,7 +28,7 @@ models:
 fleet:
   launcher: ray
   lease_s: 2
-  ray: {{address: "{address}", namespace: test, orphan_timeout_s: 60}}
+  ray: {{address: "{address}", namespace: {namespace}, orphan_timeout_s: 60}}
 """
 BODY = {
     "model": "small",
@@ -54,6 +58,46 @@ def status(kvarn, served) -> dict:
     return json.loads(finished.stdout)
 
 
+def test_the_second_of_two_gateways_takes_the_engines_over_when_the_first_is_killed(
+    kvarn, serve, cluster, tmp_path: Path
+):
+    machines, _ = cluster
+    machines.add_node(cpus=2)
+    config = tmp_path / "kvarn.yaml"
+    config.write_text(CONFIG.format(address=machines.address, namespace="gateways"), encoding="utf-8")
+    first = serve("--config", str(config), KVARN_DATA_DIR=str(tmp_path))
+    assert kvarn("scale", "small", "2", "--wait", "120", "--url", first.url).returncode == 0
+    text = ask(first)
+
+    address = free_address("127.0.0.1")
+    with ThreadPoolExecutor() as pool:
+        # It says that it is ready when it has engines: not before it takes them over.
+        arguments = ("--config", str(config), "--port", address.rpartition(":")[2])
+        starting = pool.submit(serve, *arguments, KVARN_DATA_DIR=str(tmp_path))
+        wait_until_up(address.replace("tcp", "http"))
+        assert not starting.done()
+        assert ask(first) == text
+        first.process.kill()
+        second = starting.result(WAIT_S)
+    for _ in range(20):
+        assert ask(second) == text
+    assert kvarn("scale", "small", "2", "--wait", "120", "--url", second.url).returncode == 0
+    assert (placed(first), placed(second)) == (2, 0), "the engines are the same"
+    assert kvarn("scale", "small", "0", "--wait", "60", "--url", second.url).returncode == 0
+
+
+def wait_until_up(url: str) -> None:
+    """Until the server answers at all."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            httpx.get(f"{url}/health", timeout=WAIT_S)
+            return
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline, f"{url} does not answer"
+            time.sleep(0.1)
+
+
 def placed(served) -> int:
     return sum("Ray has placed an engine" in line for line in served.log)
 
@@ -61,7 +105,7 @@ def placed(served) -> int:
 def test_engines_on_a_cluster_outlive_their_gateway_and_their_node(kvarn, serve, cluster, tmp_path: Path):
     machines, nodes = cluster
     config = tmp_path / "kvarn.yaml"
-    config.write_text(CONFIG.format(address=machines.address), encoding="utf-8")
+    config.write_text(CONFIG.format(address=machines.address, namespace="nodes"), encoding="utf-8")
     first = serve("--config", str(config), KVARN_DATA_DIR=str(tmp_path))
     text = ask(first)
     assert kvarn("scale", "small", "2", "--wait", "120", "--url", first.url).returncode == 0

@@ -67,6 +67,8 @@ class LifeOfAReplica(RuleBasedStateMachine):
                 self.send(life.warmed(run, self.now))
             case "ready":
                 self.send(life.became_ready(run, self.now))
+            case "draining":
+                self.send(life.found_draining(run))
             case "lost":
                 self.send(life.lost(run, "silent", self.now))
             case "ended":
@@ -124,10 +126,11 @@ class LifeOfAReplica(RuleBasedStateMachine):
     def it_shall_stop(self) -> None:
         self.send(self.life.stop(self.now))
 
-    @precondition(lambda self: self.life.phase not in LEAVING)
-    @rule()
-    def the_controller_restarts(self) -> None:
-        """It finds the processes; launches that were under way came to their end, one way or the other."""
+    @precondition(lambda self: self.life.phase not in (ReplicaPhase.STOPPING, ReplicaPhase.GONE))
+    @rule(told_to_end=strategies.booleans())
+    def the_controller_restarts(self, told_to_end: bool) -> None:
+        """It finds the processes, before or after the replica is told to end; launches that were under way came to
+        their end, one way or the other."""
         self.machines.reports.clear()
         for command in self.machines.under_way:
             if command.kind in (CommandKind.LAUNCH, CommandKind.KILL):
@@ -136,6 +139,8 @@ class LifeOfAReplica(RuleBasedStateMachine):
         self.machines.reports.clear()
         last_run = max(self.machines.killed | set(self.machines.processes) | {self.life.run})
         self.life = ReplicaLifecycle(TIMES, warm=self.warm, last_run=last_run)
+        if told_to_end:
+            self.send(self.life.drain(self.now, 5))
         for run in self.machines.processes:
             self.send(self.life.adopt(run, self.now))
         for run, state in self.machines.processes.items():  # an engine tells a new supervisor how far it is
@@ -165,7 +170,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
                 self.machines.deliver(self.machines.under_way.pop(0))
             while self.machines.reports:
                 self.report(*self.machines.reports.pop(0))
-        if leaving:
+        if leaving or self.life.was_found_draining:
             assert self.life.phase is ReplicaPhase.GONE
             assert self.machines.processes == {}
         else:

@@ -14,7 +14,7 @@ import kvarn
 from kvarn.kernels import dispatch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import BACKENDS, Backend, kernels_for
-from kvarn.kernels.errors import MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
+from kvarn.kernels.errors import MissingDeviceError, MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
 
 DEVICE_NAMES = {"cpu", "cuda", "mps", "xpu", "hpu", "meta"}
 
@@ -50,6 +50,13 @@ def test_a_backend_that_is_not_installed_is_replaced_with_a_warning_unless_it_is
     assert caplog.text.count("serving with the torch kernels, which are slower") == 1
     with pytest.raises(MissingKernelsError):
         kernels_for("absent", "meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_auto_takes_the_processors_and_a_gpu_is_refused_in_one_line() -> None:
+    assert kernels_for(device="auto").device == torch.device("cpu")
+    with pytest.raises(MissingDeviceError, match=r"^no GPU that torch \S+ can use: .*Set `device` to auto or cpu.*$"):
+        kernels_for(device="cuda")
 
 
 def test_an_unknown_backend_is_refused_with_the_names_there_are() -> None:

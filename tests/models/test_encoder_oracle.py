@@ -137,3 +137,30 @@ def test_such_a_decoder_generates_where_that_is_asked_for(tmp_path: Path) -> Non
     make_decoder("qwen3", tmp_path)
     write_modules(tmp_path, "pooling_mode_lasttoken")
     assert isinstance(load_model(tmp_path, dtype="float32", kind="generate"), Decoder)
+
+
+def pairs(count: int, vocab: int, separators: list[int]) -> list[list[int]]:
+    """Pairs of texts with the token 2 at their ends, and these between them."""
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(1, 30, (count, 2), generator=generator).tolist()
+    texts = [[torch.randint(5, vocab, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
+    return [[0, *query, *separators, *document, 2] for query, document in texts]
+
+
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_cross_encoders_give_the_oracles_logits(name: str, tmp_path: Path) -> None:
+    oracle = make_encoder(name, tmp_path, head="ForSequenceClassification", num_labels=1)
+    model = load(tmp_path)
+    inputs = pairs(25, 101, [2, 2] if "Roberta" in name else [2])
+    types = [[int(i > ids.index(2)) for i in range(len(ids))] for ids in inputs]
+    extra = [{"token_type_ids": torch.tensor([each])} if name == "Bert" else {} for each in types]
+    with torch.no_grad():
+        want = [oracle(torch.tensor([ids]), **more).logits[0] for ids, more in zip(inputs, extra, strict=True)]
+    torch.testing.assert_close(model.encode(*flat(inputs)), torch.stack(want), atol=1e-5, rtol=1e-4)
+    assert float(torch.stack(want).std()) > 0.001
+
+
+def test_a_classifier_of_several_labels_is_refused(tmp_path: Path) -> None:
+    make_encoder("Bert", tmp_path, head="ForSequenceClassification", num_labels=3)
+    with pytest.raises(UnsupportedModelError, match="3 labels"):
+        load(tmp_path)

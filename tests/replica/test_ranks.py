@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Grammar, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.collectives import RankLostError
 from profiles import effort
 from tiny_checkpoints import make_decoder
 
@@ -219,6 +222,14 @@ def test_hot_experts_are_held_by_several_after_the_next_start(experts: Path, tmp
 def test_a_model_that_cannot_be_divided_so_is_refused(experts: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ParallelError, StageError), match=message):
         build(experts, **settings)
+
+
+def test_a_rank_that_ends_while_it_loads_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    false = shutil.which("false")
+    assert false is not None
+    monkeypatch.setattr(sys, "executable", false)
+    with pytest.raises(RankLostError, match="rank 1 of the model ended while it loaded"):
+        build(DEMO, tensor_parallel_size=2)
 
 
 def test_what_ranks_cannot_do_is_refused() -> None:

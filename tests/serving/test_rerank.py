@@ -7,9 +7,10 @@ import struct
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from kvarn.serving.embeddings import cosine
+from kvarn.serving.relevance import cosine
 
 ANGLES = {"east": 0.0, "almost east": 0.1, "north east": math.pi / 4, "north": math.pi / 2, "west": math.pi}
 
@@ -116,3 +117,43 @@ def test_texts_that_do_not_pair_are_refused(client: httpx.Client, left: Any, rig
 def test_the_cosine_of_nothing_is_zero() -> None:
     assert cosine((0.0, 0.0), (1.0, 0.0)) == 0.0
     assert cosine((1e-30, 0.0), (1e30, 0.0)) == 1.0
+
+
+@pytest.fixture
+def cross_encoder(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same model as one that reads pairs: its logit is how many letters of the two texts are the same."""
+
+    async def embed(request_id: str, inputs: list[list[int]]) -> list[bytes]:
+        server.embed.embedded.append(inputs)
+        return [struct.pack("<f", len(ids) - 2 * len(set(ids))) for ids in inputs]
+
+    monkeypatch.setattr(server.embed, "embed", embed)
+    monkeypatch.setattr(server.embed, "card", msgspec.structs.replace(server.embed.card, kind="score"))
+    return server
+
+
+def test_a_cross_encoder_reads_each_document_with_the_query(cross_encoder: Any, client: httpx.Client) -> None:
+    answer = rank(client, query="aa", documents=["bc", "aa", "ab"])
+    assert cross_encoder.embed.embedded == [[list(b"aabc"), list(b"aaaa"), list(b"aaab")]]
+    assert [result["index"] for result in answer["results"]] == [1, 2, 0]
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == pytest.approx([1 / (1 + math.exp(-logit)) for logit in (2, 0, -2)])
+    assert answer["usage"]["prompt_tokens"] == 12
+
+
+def test_a_cross_encoder_scores_pairs(cross_encoder: Any, client: httpx.Client) -> None:
+    answer = client.post("/v1/score", json={"model": "vec", "text_1": ["aa", "ab"], "text_2": ["aa", "cd"]}).json()
+    assert cross_encoder.embed.embedded == [[list(b"aaaa"), list(b"abcd")]]
+    assert [each["score"] for each in answer["data"]] == pytest.approx([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(4))])
+
+
+def test_a_cross_encoder_cuts_documents_and_refuses_long_pairs(cross_encoder: Any, client: httpx.Client) -> None:
+    rank(client, query="ab", documents=["cdef"], max_tokens_per_doc=1)
+    assert cross_encoder.embed.embedded == [[list(b"abc")]]
+    answer = client.post("/v1/rerank", json={"model": "vec", "query": "x" * 30, "documents": ["y", "z" * 35]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "documents[1]")
+
+
+def test_a_cross_encoder_makes_no_embeddings(cross_encoder: Any, client: httpx.Client) -> None:
+    answer = client.post("/v1/embeddings", json={"model": "vec", "input": "x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_supported")

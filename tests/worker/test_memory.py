@@ -51,6 +51,13 @@ def test_the_default_grows_to_one_full_context_but_not_past_a_third_of_the_memor
         plan_kv_blocks(spec, "bfloat16", memory_bytes=2 * needed, **size)
 
 
+def test_on_a_device_with_memory_of_its_own_it_takes_nine_tenths_of_what_is_free(spec: DecoderSpec) -> None:
+    sizes = {"kv_cache_gib": None, "max_num_seqs": 1000, "max_context_length": 16}
+    block = plan_kv_blocks(spec, "bfloat16", free_bytes=10 * 2**30, **sizes)
+    assert block == min(9 * 2**30 // (kv_bytes_per_token(spec, "bfloat16") * BLOCK_SIZE), 1000)
+    assert plan_kv_blocks(spec, "bfloat16", free_bytes=2**20, **sizes) < block
+
+
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:
     size = {"max_num_seqs": 8, "memory_bytes": 50_000_000}
     with pytest.raises(CacheTooSmallError) as caught:

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.desired import Desired
+from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import AdapterInfo

@@ -29,11 +29,11 @@ from kvarn.api_servers import (
 )
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
-from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.restart import keep_running
 from kvarn.fleet.shared_counts import SharedState, main_scripts, script_handlers
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.versions import ServedVersion
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable
 
 import msgspec
 import uvicorn
@@ -124,10 +125,15 @@ class Worker:
         assert self._models is not None, "`Start` is the first message"
         self._models.update(msgspec.msgpack.decode(body, type=ReplicaStatus))
 
-    async def _version_added(self, body: bytes) -> bytes:
+    def _version_added(self, body: bytes) -> Awaitable[bytes]:
         assert self._models is not None, "`Start` is the first message"
-        await self._models.version_added(msgspec.msgpack.decode(body, type=Version).found())
-        return b""
+        loading = self._models.version_added(msgspec.msgpack.decode(body, type=Version).found())
+
+        async def load() -> bytes:
+            await loading
+            return b""
+
+        return load()
 
     def _version_removed(self, body: bytes) -> None:
         assert self._models is not None, "`Start` is the first message"

@@ -28,6 +28,9 @@ _EXAMPLES = {
     "embed": """\
   curl {url}/v1/embeddings{key} -H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "input": "What is Kvarn?"}}'""",
+    "score": """\
+  curl {url}/v1/rerank{key} -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "query": "What is Kvarn?", "documents": ["A mill.", "A server."]}}'""",
 }
 
 Show = Callable[[str, str, float], None]

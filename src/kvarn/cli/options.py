@@ -128,6 +128,7 @@ FLAGS = {
     "--kv-offloading-size": Flag("models.kv_tiers.host_gib", metavar="GIB"),
     "--kv-disk-size": Flag("models.kv_tiers.disk_gib", metavar="GIB"),
     "--kv-disk-directory": Flag("models.kv_tiers.directory", parser=absolute_path, metavar="PATH"),
+    "--device": Flag("models.device"),
     "--kernels": Flag("models.kernels"),
     "--enable-lora": Flag("models.lora.enabled"),
     "--lora-modules": Flag(

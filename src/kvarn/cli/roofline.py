@@ -44,7 +44,7 @@ def roofline(
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"], Option(help="Type of cached keys and values.")
     ] = "auto",
-    kernels: Annotated[Literal["auto", "cpu", "torch"], Option(help="Backend.")] = "auto",
+    kernels: Annotated[Literal["auto", "cpu", "triton", "torch"], Option(help="Backend.")] = "auto",
     threads: Annotated[int | None, Option(min=1, help="Kernel threads.", show_default="as `kvarn serve`")] = None,
     json_path: Annotated[Path | None, Option("--json", help="Write ceilings and points.")] = None,
 ) -> None:

@@ -105,9 +105,8 @@ class _Gateway:
             desired.models,
             self._read_desired,
             None if self._launcher.on_this_machine else self._hold_fleet,
-            self._autoscaling.count,
+            self._autoscaling,
             self._bind_version,
-            self._autoscaling.warm,
         )
         self._autoscaling.on_changed = self._controller.wake
         for version in self._controller.versions:

@@ -125,28 +125,28 @@ class ModelConfig(Section):
     float32; `auto` rounds them to bfloat16, with a warning."""
 
     quantization: Literal["int8", "int4"] | None = None
-    """Quantise plain weights when the model is loaded: int8 with a scale for each output, or int4 with a scale for each
-    128 inputs and a multiplier for each 32. Weights that the checkpoint holds quantised (GPTQ, AWQ,
-    compressed-tensors) stay as they are. See
-    docs/quantization.md."""
+    """Quantise plain weights when the model is loaded: int8 with a scale an output, or int4 with a scale for 128 inputs
+    and a multiplier for 32. Weights that the checkpoint holds quantised stay as they are (docs/quantization.md)."""
 
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
-    """Type of cached keys and values. `auto`: the type of the weights, bfloat16 where they are quantised. int8 holds
-    about twice as many tokens as bfloat16 and needs the compiled kernels."""
+    """Type of cached keys and values. `auto`: the weights' type, bfloat16 where they are quantised. int8 holds twice as
+    many tokens as bfloat16 and needs the compiled kernels."""
 
-    kernels: Literal["auto", "cpu", "torch"] = "auto"
-    """The compiled `cpu` kernels or the `torch` ones. `auto`: the compiled ones where they were installed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """A GPU (`cuda`) or this machine's processors. `auto`: a GPU where torch can use one. See docs/gpu.md."""
+
+    kernels: Literal["auto", "cpu", "triton", "torch"] = "auto"
+    """The compiled `cpu` kernels, those of GPUs (`triton`), or `torch`'s. `auto`: what the device has, if installed."""
 
     packed_cache: str | None = Field(None, min_length=1)
-    """Directory for weights in the form the compiled kernels multiply. The first start writes it, later ones map it
-    into memory and neither quantise nor pack. Default: none is kept."""
+    """Directory for weights as the compiled kernels multiply them: later starts map it and pack nothing."""
 
     max_context_length: int | None = Field(None, ge=16)
     """Prompt and answer together, in tokens. Default: what the checkpoint was trained for."""
 
     kv_cache_gib: float | None = Field(None, gt=0)
     """Memory of the KV cache in GiB. Default: a tenth of the machine's memory (a third where one full context needs
-    it), at most what `max_num_seqs` full contexts need."""
+    it), on a GPU nine tenths of what the weights leave; at most what `max_num_seqs` full contexts need."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container

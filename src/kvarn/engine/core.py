@@ -39,8 +39,6 @@ class EngineOutput:
 class EngineCore:
     """The scheduling loop of one replica. Not thread-safe: one loop owns it.
 
-    Planning ahead of the executor is a seam: tests use it, `replica/server` gives no such executor yet.
-
     Args:
         executor: Runs the plans.
         config: How to schedule.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from pydantic import ValidationError
@@ -68,6 +68,42 @@ def replicas_of(share: float, serving: int) -> int:
 
 DesiredModels = dict[str, Desired]
 """By the model's name."""
+
+
+class ReplicaCounts(Protocol):
+    """Says how many replicas models shall have."""
+
+    def count(self, desired: Desired, running: int) -> int:
+        """Replicas that a model shall have now.
+
+        Args:
+            desired: What is wanted of it.
+            running: Replicas that it has, and that do not leave.
+        """
+        ...
+
+    def warm(self, model: str) -> int:
+        """Processes of a model that shall wait with its weights mapped."""
+        ...
+
+    def forget(self) -> None:
+        """Another process looks after the fleet; this one may again, later."""
+        ...
+
+
+class DesiredCounts:
+    """`ReplicaCounts` that follow nothing."""
+
+    def count(self, desired: Desired, running: int) -> int:
+        """As many as are wanted."""
+        return desired.count
+
+    def warm(self, model: str) -> int:
+        """None."""
+        return 0
+
+    def forget(self) -> None:
+        """There is nothing to forget."""
 
 
 class DesiredState:

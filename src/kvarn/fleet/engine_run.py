@@ -37,7 +37,7 @@ class EngineRun:
     Args:
         engine: The process.
         config: Its time limits.
-        on_message: Given each report of its start.
+        on_message: Given each report of its start, and a heartbeat of one that was adopted and drains.
         adopted: It was started by an earlier controller, and should be ready.
     """
 
@@ -45,7 +45,7 @@ class EngineRun:
         self,
         engine: LaunchedEngine,
         config: ReplicaConfig,
-        on_message: Callable[[Progress | Ready | Warm], None],
+        on_message: Callable[[Progress | Ready | Warm | Heartbeat], None],
         *,
         adopted: bool = False,
     ) -> None:
@@ -105,6 +105,8 @@ class EngineRun:
         match message:
             case Heartbeat():
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
+                if message.draining and self._adopted:
+                    self._on_message(message)
             case Progress() | Ready() | Warm():
                 if isinstance(message, Warm):
                     self._starts_by = math.inf

@@ -93,6 +93,8 @@ class ReplicaLifecycle:
         """Why the latest run ended, until one is ready."""
         self.wake_at: float | None = None
         """When `tick` is due; None: when something else happens."""
+        self.was_found_draining = False
+        """It was adopted from a controller that had told it to end; none of its processes follows."""
         self._times = times
         self._warm = warm
         self._begun = False
@@ -120,7 +122,10 @@ class ReplicaLifecycle:
 
     def adopt(self, run: int, now: float) -> list[Command]:
         """Take over a run that was launched before this supervisor began; of several the one with the highest number
-        stays. Only before `start`, which it stands for."""
+        stays. Only before `start`, which it stands for. A replica that has been told to end meanwhile ends it."""
+        if self.phase in LEAVING:
+            self.phase = ReplicaPhase.STOPPING
+            return self._done(self._give_up(run, now))
         commands = []
         if self._begun:
             older, run = sorted((self.run, run))
@@ -136,8 +141,11 @@ class ReplicaLifecycle:
     def drain(self, now: float, drain_s: float) -> list[Command]:
         """End when what runs has ended, after `drain_s` seconds at the latest; what takes no requests is stopped at
         once. Idempotent."""
+        if self.phase is ReplicaPhase.DRAINING:
+            self._deadline = now + drain_s if self._deadline is None else self._deadline
+            return self._done([])
         if self.phase is not ReplicaPhase.READY:
-            return self.stop(now) if self.phase is not ReplicaPhase.DRAINING else []
+            return self.stop(now)
         self.phase, self._deadline = ReplicaPhase.DRAINING, now + drain_s
         return self._done([Command(CommandKind.DRAIN, self.run)])
 
@@ -176,6 +184,13 @@ class ReplicaLifecycle:
             return []
         self.phase, self.reason, self._deadline = ReplicaPhase.READY, "", None
         self._ready_since = now
+        return self._done([])
+
+    def found_draining(self, run: int) -> list[Command]:
+        """A run that was adopted drains already: it is left to end, and no other follows."""
+        if run != self.run or self.phase is not ReplicaPhase.STARTING:
+            return []
+        self.phase, self.was_found_draining = ReplicaPhase.DRAINING, True
         return self._done([])
 
     def lost(self, run: int, reason: str, now: float) -> list[Command]:

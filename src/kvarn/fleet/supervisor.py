@@ -24,7 +24,7 @@ from kvarn.fleet.replica_lifecycle import (
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
 from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
-from kvarn.wire.supervision import Drain, Warm
+from kvarn.wire.supervision import Drain, Heartbeat, Warm
 
 log = logging.getLogger(__name__)
 
@@ -288,8 +288,13 @@ class EngineSupervisor:
         self.failure = failure
         self._update(state=ReplicaState.DOWN, stage=failure or "the engine was stopped", fraction=0.0)
 
-    def _on_message(self, run: int, message: Progress | Ready | Warm) -> None:
+    def _on_message(self, run: int, message: Progress | Ready | Warm | Heartbeat) -> None:
         if run != self.lifecycle.run:
+            return
+        if isinstance(message, Heartbeat):
+            if not self.lifecycle.was_found_draining:
+                self._do(self.lifecycle.found_draining(run))
+                self._down("an earlier controller had told the engine to end")
             return
         if isinstance(message, Warm):
             self._do(self.lifecycle.warmed(run, self._now()))

@@ -110,6 +110,17 @@ class Kernels:
             return usable_memory()
         return int(torch.accelerator.get_memory_info(self.device)[1])
 
+    def free_memory_bytes(self) -> int | None:
+        """Memory of a device of its own that nobody uses now; None where the device's memory is the machine's."""
+        if self.device.type == "cpu" or torch.accelerator.current_accelerator() is None:
+            return None
+        return int(torch.accelerator.get_memory_info(self.device)[0])
+
+    @property
+    def computes_beside_host(self) -> bool:
+        """Whether operations return before they are computed, so that the host can prepare the next ones."""
+        return self.device.type != "cpu"
+
     def preferred_dtype(self) -> torch.dtype:
         """Type of plain weights that this backend is fastest with on this device.
 

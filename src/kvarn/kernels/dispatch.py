@@ -16,6 +16,7 @@ import torch
 
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import (
+    MissingDeviceError,
     MissingKernelsError,
     MissingTritonError,
     UnknownBackendError,
@@ -63,17 +64,19 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
 
 
 def kernels_for(backend: str = "auto", device: torch.device | str | None = None) -> Kernels:
-    """The kernels of a device (default: this machine's processors).
+    """The kernels of a device: as torch names it, or `auto` for a GPU where there is one. Default: this machine's
+    processors.
 
     `auto` takes the first backend that computes there. Where that is not installed, the next one is taken, with a
     warning.
 
     Raises:
+        MissingDeviceError: A GPU is asked for, and there is none.
         UnknownBackendError: No such backend; the message lists the names there are.
         UnsupportedByBackendError: The named backend does not compute on that device.
         MissingKernelsError: The named backend is not installed.
     """
-    place = torch.device("cpu") if device is None else torch.device(device)
+    place = _place(backend, device)
     usable = [name for name, each in BACKENDS.items() if each.device_types is None or place.type in each.device_types]
     if backend == "auto":
         return _first_installed(usable, place)
@@ -84,6 +87,18 @@ def kernels_for(backend: str = "auto", device: torch.device | str | None = None)
             f"the {backend!r} kernels do not compute on {place}: set `kernels` to auto or to one of {', '.join(usable)}"
         )
     return BACKENDS[backend].make(place)
+
+
+def _place(backend: str, device: torch.device | str | None) -> torch.device:
+    if device == "auto":
+        on_gpu = torch.cuda.is_available() and "cuda" in (
+            BACKENDS.get(backend, Backend(Kernels)).device_types or ("cuda",)
+        )
+        return torch.device("cuda" if on_gpu else "cpu")
+    place = torch.device("cpu") if device is None else torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise MissingDeviceError
+    return place
 
 
 def _first_installed(usable: list[str], place: torch.device) -> Kernels:

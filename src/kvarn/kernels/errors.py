@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 
+import torch
+
 _COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -22,6 +24,17 @@ class UnknownBackendError(KernelError):
 
 class UnsupportedByBackendError(KernelError):
     """The chosen backend cannot do what the configuration asks for; the message says which can."""
+
+
+class MissingDeviceError(KernelError):
+    """A GPU was asked for, and torch can use none."""
+
+    def __init__(self) -> None:
+        why = "there is none, or its driver is missing" if torch.version.cuda else "it is a build for processors"
+        super().__init__(
+            f"no GPU that torch {torch.__version__} can use: {why}. Set `device` to auto or cpu, or install torch's "
+            "CUDA build and the driver"
+        )
 
 
 class MissingKernelsError(KernelError):

@@ -45,6 +45,11 @@ def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     return zeros_on_demand(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
+def is_host(device: torch.device) -> bool:
+    """Whether a device is this machine's processors."""
+    return device.type == "cpu"
+
+
 def is_host_memory(tensor: torch.Tensor) -> bool:
     """Whether numpy can share the tensor's memory."""
     return tensor.device.type == "cpu"

@@ -132,6 +132,9 @@ class GroupedAttention:
         ):
             part = qkv[:, start : start + own * dim]
             start += own * dim
+            if own == total:
+                part.copy_(self.kernels.rms_norm(part, Norm(weight, norm.eps)))
+                continue
             gathered = self.parallel.all_gather(part.contiguous())
             # Heads that several ranks hold come once for each of them.
             heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]

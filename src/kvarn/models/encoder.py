@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.linear import LayerNorm
+from kvarn.models.classifier import load_classifier
 from kvarn.models.encoder_config import ENCODERS
 from kvarn.models.encoder_layer import EncoderStep, load_encoder_layer
 from kvarn.models.errors import MissingWeightError
@@ -35,9 +36,8 @@ class Encoder:
         self._positions = (
             loader.embedding(f"{embeddings}position_embeddings", Shard.whole(positions), hidden) if positions else None
         )
-        # Every text here is a first segment.
-        self._type = (
-            loader.embedding(f"{embeddings}token_type_embeddings", Shard.whole(types), hidden)[0] if types else None
+        self._types = (
+            loader.embedding(f"{embeddings}token_type_embeddings", Shard.whole(types), hidden) if types else None
         )
 
         def norm(name: str) -> LayerNorm:
@@ -46,7 +46,18 @@ class Encoder:
         self._norm = norm(names.norm)
         self._layers = [load_encoder_layer(prefix, index, spec, names, loader) for index in range(spec.num_layers)]
         self._final_norm = None if names.final_norm is None else norm(names.final_norm)
+        head = spec.classifier
+        self._classifier = (
+            None
+            if head is None
+            else load_classifier(prefix, ENCODERS[spec.architecture].classifier, spec, head, loader)
+        )
         self._kinds = LayerKinds(spec.layers, self.kernels.device)
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers that come of a text."""
+        return 1 if self.spec.classifier else self.spec.hidden_size
 
     @torch.inference_mode()
     def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -54,11 +65,12 @@ class Encoder:
 
         token_ids: [T] int64, the texts one after the other, with their special tokens. starts: [S + 1], text s being
         token_ids[starts[s]:starts[s + 1]]; no text is empty or longer than `spec.max_context_length`. Returns
-        [S, hidden_size] float32. A text's vector does not depend on the texts beside it.
+        [S, vector_size] float32: vectors, or the logit of a classifier's label. A text's does not depend on the
+        texts beside it.
         """
         lengths = (starts[1:] - starts[:-1]).to(torch.int64)
         check_lengths(lengths, self.spec.max_context_length)
-        out = torch.empty((len(lengths), self.spec.hidden_size), dtype=torch.float32, device=token_ids.device)
+        out = torch.empty((len(lengths), self.vector_size), dtype=torch.float32, device=token_ids.device)
         for texts in grouped(lengths):
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
             out[texts] = self._encode_sorted(torch.cat(spans), lengths[texts])
@@ -72,8 +84,8 @@ class Encoder:
         hidden = F.embedding(token_ids, self._words)
         if self._positions is not None:
             hidden = hidden + F.embedding(positions + self.spec.position_offset, self._positions)
-        if self._type is not None:
-            hidden = hidden + self._type
+        if self._types is not None:
+            hidden = hidden + self._token_types(token_ids, text, ends, lengths, self._types)
         hidden = kernels.layer_norm(hidden.to(kernels.activation_dtype(self.dtype)), self._norm)
         steps = [
             EncoderStep(kernels.plan_bidirectional(lengths, self._heads, window), self._kinds.rotation(kind, positions))
@@ -94,7 +106,26 @@ class Encoder:
             pooled = hidden[ends - 1]
         else:
             pooled = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, text, hidden) / lengths[:, None]
+        if self._classifier is not None:
+            return self._classifier(pooled.to(self.kernels.activation_dtype(self.dtype))).float()
         return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
+
+    def _token_types(
+        self,
+        token_ids: torch.Tensor,
+        text: torch.Tensor,
+        ends: torch.Tensor,
+        lengths: torch.Tensor,
+        types: torch.Tensor,
+    ) -> torch.Tensor:
+        """A text is a first segment. In a pair, which a cross-encoder reads, the second one begins after the separator,
+        the token that ends the pair too."""
+        classifier = self.spec.classifier
+        if classifier is None or not classifier.pair_types:
+            return types[0]
+        separates = (token_ids == token_ids[ends - 1][text]).long()
+        before = separates.cumsum(0) - separates
+        return F.embedding((before > before[ends - lengths][text]).long(), types)
 
 
 def _prefix(prefixes: tuple[str, ...], words: str, loader: WeightLoader) -> str:

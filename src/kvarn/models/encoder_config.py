@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
-from kvarn.models.hf_config import EncoderConfig, Length
+from kvarn.models.hf_config import EncoderConfig, Length, activation_named
 from kvarn.models.rope import rope_spec
-from kvarn.models.spec import EncoderSpec, LayerSpec, Pooling, RopeSpec
+from kvarn.models.spec import ClassifierSpec, EncoderSpec, LayerSpec, Pooling, RopeSpec
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate
 
@@ -37,21 +37,43 @@ class EncoderNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierNames:
+    """Names of a classifier's tensors, without `.weight`."""
+
+    dense: str
+    output: str
+    norm: str | None = None
+    below_encoder: bool = False
+    """The encoder's prefix stands before `dense`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily:
     """What sets a family of encoders apart."""
 
     model_type: str
     """What config.json calls it."""
     names: EncoderNames
+    classifier: ClassifierNames
+    pair_types: bool = False
+    """See `ClassifierSpec`."""
     positions_after_padding: bool = False
     """Positions begin after the padding token's id (RoBERTa)."""
     modern: bool = False
     """ModernBERT: rotary embeddings, windows, gated MLPs, norms before each half."""
 
 
-_BERT = EncoderFamily(model_type="bert", names=EncoderNames(prefixes=("", "bert.")))
+_BERT = EncoderFamily(
+    model_type="bert",
+    names=EncoderNames(prefixes=("", "bert.")),
+    classifier=ClassifierNames(dense="pooler.dense", output="classifier", below_encoder=True),
+    pair_types=True,
+)
 _ROBERTA = EncoderFamily(
-    model_type="roberta", names=EncoderNames(prefixes=("", "roberta.")), positions_after_padding=True
+    model_type="roberta",
+    names=EncoderNames(prefixes=("", "roberta.")),
+    classifier=ClassifierNames(dense="classifier.dense", output="classifier.out_proj"),
+    positions_after_padding=True,
 )
 _XLM_ROBERTA = replace(_ROBERTA, model_type="xlm-roberta")
 _MODERNBERT = EncoderFamily(
@@ -69,8 +91,10 @@ _MODERNBERT = EncoderFamily(
         down="mlp.Wo",
         mlp_norm="mlp_norm",
     ),
+    classifier=ClassifierNames(dense="head.dense", output="classifier", norm="head.norm"),
     modern=True,
 )
+_CLASSIFIER = "ForSequenceClassification"
 
 ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
     {
@@ -81,7 +105,7 @@ ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
             "XLMRoberta": _XLM_ROBERTA,
             "ModernBert": _MODERNBERT,
         }.items()
-        for head in ("Model", "ForMaskedLM")
+        for head in ("Model", "ForMaskedLM", _CLASSIFIER)
     }
 )
 """Encoders by the name in config.json's `architectures`."""
@@ -110,7 +134,11 @@ def encoder_spec(
     parts = _modern(config) if family.modern else _plain(family, config)
     trained = config.max_position_embeddings - parts.get("position_offset", 0)
     limits = [trained, _sentence_length(path), max_context_length]
-    sentence = sentence_modules(path)
+    if architecture.endswith(_CLASSIFIER):
+        parts |= _classifier(family, config)
+    else:
+        sentence = sentence_modules(path)
+        parts |= {"pooling": sentence.pooling, "normalize": sentence.normalize}
     return EncoderSpec(
         architecture=architecture,
         vocab_size=config.vocab_size,
@@ -120,10 +148,21 @@ def encoder_spec(
         num_heads=config.num_attention_heads,
         max_context_length=min(limit for limit in limits if limit is not None),
         activation=config.activation(),
-        pooling=sentence.pooling,
-        normalize=sentence.normalize,
         **parts,
     )
+
+
+def _classifier(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
+    """The fields of `EncoderSpec` of a cross-encoder."""
+    labels = 2 if config.id2label is None else len(config.id2label)
+    if labels != 1:
+        raise UnsupportedModelError(
+            f"the classifier has {labels} labels: a cross-encoder, the only kind that is supported, has one"
+        )
+    if not family.modern:
+        return {"pooling": "cls", "normalize": False, "classifier": ClassifierSpec(pair_types=family.pair_types)}
+    head = ClassifierSpec(activation=activation_named(config.classifier_activation), bias=config.classifier_bias)
+    return {"pooling": config.classifier_pooling, "normalize": False, "classifier": head}
 
 
 def _plain(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:

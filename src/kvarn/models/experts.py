@@ -53,14 +53,18 @@ class Experts:
         Ranks that hold whole experts compute the rows of theirs, and each row goes to all. Of experts that are divided
         each rank computes a part of every row. Either way a row's bits are the same.
         """
-        self.tokens[:] += counts.numpy(force=True)
-        if not self.parallel.expert_parallel or self.parallel.world_size == 1:
-            return self._whole_sum(inputs, counts.tolist())
-        owners = self.placement.owners(counts.cpu())
+        visited = counts.numpy(force=True)
+        self.tokens[:] += visited
+        if self.parallel.world_size == 1:
+            return self._compute(inputs, visited.tolist())
+        if not self.parallel.expert_parallel:
+            return self._whole_sum(inputs, visited.tolist())
+        here = torch.from_numpy(visited)
+        owners = self.placement.owners(here)
         order = owners.argsort(stable=True)
         rows = torch.bincount(owners, minlength=self.parallel.world_size)
         own = torch.split(order, rows.tolist())[self.parallel.rank]
-        experts = torch.repeat_interleave(counts.cpu())[own]
+        experts = torch.repeat_interleave(here)[own]
         own_counts = torch.bincount(experts, minlength=len(counts))[self.placement.held(self.parallel.rank)]
         gathered = self.parallel.gather_rows(
             self._compute(inputs[own.to(inputs.device)], own_counts.tolist()), rows.tolist()

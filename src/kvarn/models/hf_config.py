@@ -161,12 +161,16 @@ class HfConfig(CheckpointKind):
 
     def activation(self) -> Activation:
         """The MLP's activation."""
-        name = self.hidden_activation or self.hidden_act or "silu"
-        if name not in _ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"activation {name!r} is not supported; there are: {', '.join(sorted(_ACTIVATIONS))}"
-            )
-        return _ACTIVATIONS[name]
+        return activation_named(self.hidden_activation or self.hidden_act or "silu")
+
+
+def activation_named(name: str) -> Activation:
+    """The activation that config.json calls so. Raises UnsupportedModelError."""
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"activation {name!r} is not supported; there are: {', '.join(sorted(_ACTIVATIONS))}"
+        )
+    return _ACTIVATIONS[name]
 
 
 class EncoderConfig(HfConfig):
@@ -177,6 +181,12 @@ class EncoderConfig(HfConfig):
     pad_token_id: Annotated[int, Field(ge=0, le=2**24)] = 1
     position_embedding_type: str = "absolute"
 
+    id2label: Annotated[dict[str, str], Field(max_length=2**20)] | None = None
+    """Of a classifier; absent, it has two labels."""
+
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
     norm_eps: Epsilon = 1e-5
     norm_bias: bool = False
     attention_bias: bool = False
@@ -188,7 +198,7 @@ class EncoderConfig(HfConfig):
     rope_parameters: RopeParameters = RopeParameters()
     global_rope_theta: float = Field(160_000.0, gt=1, le=1e15)
     local_rope_theta: float = Field(10_000.0, gt=1, le=1e15)
-    """ModernBERT's, from `norm_eps` on."""
+    """ModernBERT's, from `classifier_pooling` on."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> EncoderConfig:

@@ -59,7 +59,8 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
-        device: As torch names it; default: this machine's processors. Weights and KV cache are made there.
+        device: As torch names it, or `auto` (see `kernels_for`); default: this machine's processors. Weights and KV
+            cache are made there.
         dtype: Of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for what the
             kernels are fastest with.
         progress: Called with (stage, fraction).
@@ -134,8 +135,12 @@ def _architecture(checkpoint: Checkpoint) -> str:
             return with_head
     named = config.architectures
     what = f"architecture {named[0][:80]!r}" if named else f"model_type {config.model_type[:80]!r}"
-    known = ", ".join([*FAMILIES, *ENCODERS])
-    raise UnsupportedModelError(f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {known}")
+    decoders = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
+    encoders = ", ".join(name.removesuffix("Model") for name in ENCODERS if name.endswith("Model"))
+    raise UnsupportedModelError(
+        f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {decoders} (with ForCausalLM), "
+        f"{encoders} (with Model, ForMaskedLM or ForSequenceClassification)"
+    )
 
 
 def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) -> None:

@@ -80,6 +80,17 @@ Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierSpec:
+    """A head with one hidden layer and one label."""
+
+    activation: Activation = "tanh"
+    bias: bool = True
+    """Of the hidden layer."""
+    pair_types: bool = False
+    """Tokens of a pair's second text have type 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """A bidirectional transformer that turns a text into one vector."""
 
@@ -110,4 +121,6 @@ class EncoderSpec:
     pooling: Pooling = "mean"
     normalize: bool = True
     """Scale each vector to length one."""
+    classifier: ClassifierSpec | None = None
+    """What is made of a text's vector; None: it is the answer."""
     num_parameters: int = 0

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry
 
 from kvarn.admission.predictor import Predictor
-from kvarn.config.fleet import AutoscaleConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscaler import Autoscaler, Decision, Sample
 from kvarn.fleet.desired import Desired
@@ -51,8 +50,9 @@ class Autoscaling:
         self.on_changed: Callable[[], None] = lambda: None
         """Called where a model shall have another number of replicas."""
         self._clock = clock
-        self._scalers: dict[str, tuple[AutoscaleConfig, Autoscaler]] = {}
+        self._scalers: dict[str, Autoscaler] = {}
         self._counts: dict[str, int] = {}
+        """Of the models that it looks at: those for which the controller has asked."""
         self._seen: dict[str, tuple[float, float, float]] = {}
         """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
         self._popularity = Popularity()
@@ -63,21 +63,36 @@ class Autoscaling:
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 
-    def count(self, desired: Desired) -> int:
-        """Replicas that a model shall have now. A number that was set by hand goes before."""
-        follows = desired.model.autoscale is not None and desired.replicas is None
-        return self._counts.get(desired.model.name, desired.count) if follows else desired.count
+    def count(self, desired: Desired, running: int) -> int:
+        """See `ReplicaCounts`. A number that was set by hand goes before; what runs at first stays until its work is
+        known."""
+        scale, name = desired.model.autoscale, desired.model.name
+        if scale is None or desired.replicas is not None:
+            self._forget(name)
+            return desired.count
+        return self._counts.setdefault(name, min(max(desired.count, running), scale.max_replicas))
+
+    def forget(self) -> None:
+        """See `ReplicaCounts`: no model is looked at before it is counted again."""
+        for name in list(self._counts):
+            self._forget(name)
+        self._waiting.clear()
+
+    def _forget(self, name: str) -> None:
+        self._counts.pop(name, None)
+        self._scalers.pop(name, None)
 
     def warm(self, model: str) -> int:
-        """Processes of a model that shall wait with its weights mapped."""
+        """See `ReplicaCounts`."""
         return int(model in self._waiting)
 
     async def look(self) -> None:
         """Look once at each model."""
-        scaled = [model for model in self._models() if model.config.autoscale is not None]
-        if not scaled:
+        if not self._counts:
             return
         registry = await self._metrics()
+        scaled = [model for model in self._models() if model.config.autoscale is not None]
+        scaled = [model for model in scaled if model.name in self._counts]
         for model in scaled:
             self._look_at(model, registry)
         self._share_pool(scaled)
@@ -111,16 +126,13 @@ class Autoscaling:
             min((client.stats.waiting * work_s for client in replicas), default=None),
             slo.ttft_target_s,
         )
-        known, scaler = self._scalers.get(name, (None, None))
-        if scaler is None or known != config:  # a new version may have other bounds
-            scaler = Autoscaler(config, len(replicas))
-            self._scalers[name] = config, scaler
+        scaler = self._scalers.setdefault(name, Autoscaler(config, self._counts[name]))
+        scaler.config = config
         decision = scaler.decide(sample)
-        if decision.replicas != self._counts.get(name, len(replicas)):
-            _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
         if self._is_news(name, decision):
             self.decisions.append((name, decision))
-        if self._counts.get(name) != decision.replicas:
+        if self._counts[name] != decision.replicas:
+            _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
             self._counts[name] = decision.replicas
             self.on_changed()
 

@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 RunT = TypeVar("RunT", bound="ChatRun | CompletionRun")
 
-_OPERATIONS = {"generate": "chat and text completions", "embed": "embeddings"}
+_OPERATIONS = {
+    "generate": "chat and text completions",
+    "embed": "embeddings, reranking and scoring",
+    "score": "reranking and scoring",
+}
+_ABLE = {"generate": ("generate",), "embed": ("embed",), "score": ("score", "embed")}
+"""Kinds of models by what they must be able to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ class ServingContext:
         work.go_to(choice)
 
     def ready_model(
-        self, record: RequestRecord, name: str, kind: Literal["generate", "embed"] | None = None
+        self, record: RequestRecord, name: str, kind: Literal["generate", "embed", "score"] | None = None
     ) -> ReadyModel:
         """The model a request names, ready to work; `kind` is what it must be able to do.
 
@@ -161,7 +167,7 @@ class ServingContext:
         """
         model, adapter = self._find(record, self.routes.choose(record, name))
         ready = model.when_ready(adapter)
-        if kind is not None and ready.card.kind != kind:
+        if kind is not None and ready.card.kind not in _ABLE[kind]:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
         return ready

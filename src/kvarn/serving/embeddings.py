@@ -1,14 +1,11 @@
-"""Embedding texts, and ranking and scoring them by the cosine similarity of their embeddings (a bi-encoder)."""
+"""Embedding texts, and ranking and scoring them."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import math
-import struct
 import time
 from collections.abc import Coroutine
-from operator import mul
 
 from msgspec import UNSET
 
@@ -19,6 +16,7 @@ from kvarn.serving.failover import embed_anywhere
 from kvarn.serving.generation import check_token_ids
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
+from kvarn.serving.relevance import NamedText, is_cross_encoder, numbers, pair_scores, tokenize_pairs, vector_scores
 from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.openai.common import as_list
 from kvarn.wire.openai.encoders import (
@@ -42,7 +40,6 @@ _SIZE_UNKNOWN = 4096
 _BYTES_IN_BASE64 = 16
 """The same where vectors are sent in base64."""
 
-Vector = tuple[float, ...]
 Named = list[tuple[str, str | list[int]]]
 """Inputs, text or token ids, each with the name of its field."""
 Inputs = list[list[int]] | list[str | list[int]]
@@ -88,17 +85,17 @@ async def start_rerank(
 ) -> Coroutine[None, None, RerankAnswer]:
     """As `start_embedding`, for a query and documents. `show_documents`: texts are sent back where the request does not
     say. Raises as it does."""
-    model = serving.ready_model(record, request.model, "embed")
-    texts = request.texts
+    model = serving.ready_model(record, request.model, "score")
+    texts, max_tokens = request.texts, request.max_tokens_per_doc
     _check_count(serving, len(texts), "documents")
-    named: Named = [("query", request.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
-    batch, tokens = await serving.run(record, lambda: _tokenize(model, named, request.max_tokens_per_doc))
+    queries, documents = [("query", request.query)], [(f"documents[{i}]", text) for i, text in enumerate(texts)]
+    batch, tokens = await serving.run(record, lambda: _tokenize_sides(model, queries, documents, max_tokens))
     work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
     show = show_documents if request.return_documents is None else request.return_documents
 
     async def run() -> RerankAnswer:
-        query, *documents = map(_numbers, await _embed(record.id, batch, model, work))
-        scores = await serving.run(record, lambda: [cosine(query, each) for each in documents])
+        answers = await _embed(record.id, batch, model, work)
+        scores = await serving.run(record, lambda: _scores(model, answers, 1))
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: request.top_n]
         return RerankAnswer(
             id=f"rerank-{record.id}",
@@ -118,21 +115,18 @@ async def start_score(
     serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
     """As `start_embedding`, for pairs of texts. Raises as it does."""
-    model = serving.ready_model(record, request.model, "embed")
+    model = serving.ready_model(record, request.model, "score")
     left, right = request.text_1, request.text_2
     _check_count(serving, len(left), "text_1")
     _check_count(serving, len(right), "text_2")
-    named: Named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
-    named += [(f"text_2[{i}]", text) for i, text in enumerate(right)]
-    batch, tokens = await serving.run(record, lambda: _tokenize(model, named))
+    firsts = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
+    seconds = [(f"text_2[{i}]", text) for i, text in enumerate(right)]
+    batch, tokens = await serving.run(record, lambda: _tokenize_sides(model, firsts, seconds))
     work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
 
     async def run() -> ScoreAnswer:
-        vectors = [_numbers(vector) for vector in await _embed(record.id, batch, model, work)]
-        firsts, seconds = vectors[: len(left)], vectors[len(left) :]
-        if len(firsts) == 1:
-            firsts = firsts * len(seconds)
-        scores = await serving.run(record, lambda: [cosine(*pair) for pair in zip(firsts, seconds, strict=True)])
+        answers = await _embed(record.id, batch, model, work)
+        scores = await serving.run(record, lambda: _scores(model, answers, len(left)))
         return ScoreAnswer(
             id=f"score-{record.id}",
             created=int(time.time()),
@@ -142,12 +136,6 @@ async def start_score(
         )
 
     return run()
-
-
-def cosine(left: Vector, right: Vector) -> float:
-    """Cosine of the angle between two vectors, from -1 to 1; 0 where one of them is all zeros."""
-    size = math.hypot(*left) * math.hypot(*right)
-    return max(-1.0, min(1.0, sum(map(mul, left, right)) / size)) if size else 0.0
 
 
 async def _embed(
@@ -181,6 +169,21 @@ def _check_count(serving: ServingContext, count: int, param: str) -> None:
         raise invalid_request(f"{param!r} has {count} texts; this server takes at most {limit}.", param)
 
 
+def _tokenize_sides(
+    model: ReadyModel, left: list[NamedText], right: list[NamedText], max_tokens: int | None = None
+) -> tuple[Inputs, int]:
+    """What the model reads to compare texts, and how many tokens that is: pairs, or each text by itself."""
+    if is_cross_encoder(model):
+        return tokenize_pairs(model, left, right, max_tokens)
+    return _tokenize(model, [*left, *right], max_tokens)
+
+
+def _scores(model: ReadyModel, answers: list[bytes], left: int) -> list[float]:
+    """Of what the model made of that; the first `left` vectors are those of the left texts."""
+    found = [numbers(answer) for answer in answers]
+    return pair_scores(found) if is_cross_encoder(model) else vector_scores(found[:left], found[left:])
+
+
 def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) -> tuple[Inputs, int]:
     """Token ids of inputs, and how many there are; those after the first are cut to `max_tokens`."""
     empty = next((where for where, given in named if not given), None)
@@ -202,12 +205,8 @@ def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) ->
     return batch, sum(map(len, batch))
 
 
-def _numbers(vector: bytes) -> Vector:
-    return struct.unpack(f"<{len(vector) // 4}f", vector)
-
-
 def _encode(vector: bytes, as_base64: bool) -> list[float] | str:
-    return base64.b64encode(vector).decode("ascii") if as_base64 else list(_numbers(vector))
+    return base64.b64encode(vector).decode("ascii") if as_base64 else list(numbers(vector))
 
 
 def _usage(work: Work) -> EmbeddingUsage:

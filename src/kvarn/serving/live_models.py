@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from kvarn.config.gateway import GatewayConfig
-from kvarn.fleet.controller import ServedVersion
 from kvarn.fleet.supervisor import EngineSupervisor
-from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.fleet.versions import ServedVersion
+from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 from kvarn.serving.models import ServedModel
 from kvarn.text.template_process import TemplateLimits
 
@@ -33,6 +34,7 @@ class LiveModels:
         self._limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
         self._process = process
         self._versions: dict[tuple[str, int], ServedModel] = {}
+        self._loading: dict[tuple[str, int], ServedModel] = {}
         self._early: dict[str, ReplicaStatus] = {}
         """Of replicas whose version is still being loaded here, the latest each."""
         self._closing: set[asyncio.Future[None]] = set()
@@ -46,12 +48,25 @@ class LiveModels:
         """Serve a version from the start; the application loads its text."""
         self._serve(self._made(version))
 
-    async def version_added(self, version: ServedVersion) -> None:
-        """See `FleetListener`. One whose text cannot be read is not served."""
+    def version_added(self, version: ServedVersion) -> Coroutine[Any, Any, None]:
+        """See `FleetListener`. One whose text cannot be read is not served. It is known when this returns: it may be
+        removed while it is loaded."""
         served = self._made(version)
-        await served.load_text(None, self._limits)
-        self._serve(served)
-        _log.info("a version is served", extra={"model": served.name, "version": served.version})
+        self._loading[served.name, served.version] = served
+        return self._load(served)
+
+    async def _load(self, served: ServedModel) -> None:
+        key = served.name, served.version
+        try:
+            await served.load_text(None, self._limits)
+            if self._loading.get(key) is served:
+                self._serve(served)
+                _log.info("a version is served", extra={"model": served.name, "version": served.version})
+        finally:
+            if self._loading.get(key) is served:
+                del self._loading[key]
+            else:
+                await served.close()
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
         """See `FleetListener`."""
@@ -59,6 +74,10 @@ class LiveModels:
 
     def version_removed(self, model: str, version: int) -> None:
         """See `FleetListener`. Requests that it still answers go on."""
+        self._loading.pop((model, version), None)
+        self._early = {
+            name: each for name, each in self._early.items() if (each.model, each.version) != (model, version)
+        }
         served = self._versions.pop((model, version), None)
         self._relate(model)
         if served is not None:
@@ -69,8 +88,10 @@ class LiveModels:
     def update(self, status: ReplicaStatus) -> None:
         """Take over what a supervisor says of its replica."""
         served = self._versions.get((status.model, status.version))
-        if served is None:
+        if served is None and status.state is not ReplicaState.GONE:
             self._early[status.replica] = status
+        elif served is None:
+            self._early.pop(status.replica, None)
         else:
             served.replicas.update(status)
             self._relate(status.model)

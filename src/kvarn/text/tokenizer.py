@@ -100,6 +100,18 @@ class Tokenizer:
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_pair(self, first: str, second: str, max_second: int | None = None) -> list[int]:
+        """Token ids of two texts with the special tokens that the tokenizer puts around and between them, as a
+        cross-encoder reads them. Special tokens that a text spells out are words. The second text is cut to
+        `max_second` tokens. Raises as `encode` does."""
+        for text in (first, second):
+            _check_text(text)
+        left, right = (self._word_library.encode(text, add_special_tokens=False) for text in (first, second))
+        if max_second is not None:
+            right.truncate(max_second)
+        ids: list[int] = self._library.post_process(left, right, True).ids
+        return ids
+
     def encode_words(self, text: str) -> list[int]:
         """Token ids of a text in which special tokens are words like any other. Raises as `encode` does."""
         _check_text(text)

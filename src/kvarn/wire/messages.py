@@ -320,7 +320,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine serves; sent once when it is ready."""
 
-    kind: str  # `generate` or `embed`
+    kind: str  # `generate`, `embed`, or `score`: a cross-encoder
     architecture: str
     dtype: str
     vocab_size: int

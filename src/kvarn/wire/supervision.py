@@ -29,6 +29,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     step: int
     busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
     unheard_s: float = 0.0  # seconds since its supervisor was heard; 0 on the supervisor's own machine
+    draining: bool = False  # it was told to take no new requests, and ends
 
 
 class Failed(Message, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from kvarn.worker.errors import (
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.memory import plan_kv_blocks
 from kvarn.worker.ngram import NgramProposer
+from kvarn.worker.pipelined import PipelinedExecutor
 
 __all__ = [
     "CacheTooLargeError",
@@ -25,6 +26,7 @@ __all__ = [
     "InvalidLogitsError",
     "InvalidSamplingError",
     "NgramProposer",
+    "PipelinedExecutor",
     "PlanError",
     "WorkerError",
     "plan_kv_blocks",

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from kvarn.kernels.memory import is_host
 from kvarn.worker.errors import WorkerError
 
 TIMEOUT = timedelta(hours=1)
@@ -71,7 +72,7 @@ class RankGroup:
         """
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         world = self._layout.world_size
-        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        backend = "gloo" if is_host(self._device) else "nccl"
         with _lost():
             dist.init_process_group(
                 backend, store=FileStore(str(store), world), rank=self._rank, world_size=world, timeout=TIMEOUT

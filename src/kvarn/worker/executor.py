@@ -103,6 +103,18 @@ class InProcessExecutor(SynchronousExecutor):
 
     def _compute(self, plan: StepPlan) -> tuple[StepInputs, torch.Tensor, HiddenStates | None] | None:
         """Everything up to the logits; None for a plan without rows."""
+        self._apply(plan)
+        if not plan.rows:
+            return None
+        self._slots.update_blocks(plan.rows)
+        adapters = self.adapters.memory if self.adapters.indices else None
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters)
+        states = None if self._eagle is None else self._eagle.states()
+        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
+        return inputs, logits, states
+
+    def _apply(self, plan: StepPlan) -> None:
+        """What a plan changes before its rows are computed; blocks were stored and loaded already."""
         for slot in plan.releases:
             self._slots.release(slot)
         for adapter in plan.adapter_drops:
@@ -117,14 +129,6 @@ class InProcessExecutor(SynchronousExecutor):
             self._eagle.copy_blocks(plan.copies)
         for load in plan.adapter_loads:
             self.adapters.begin(load)
-        if not plan.rows:
-            return None
-        self._slots.update_blocks(plan.rows)
-        adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters)
-        states = None if self._eagle is None else self._eagle.states()
-        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
-        return inputs, logits, states
 
     @torch.inference_mode()
     def _transfer_blocks(self, plan: StepPlan) -> float:

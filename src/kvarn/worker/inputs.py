@@ -66,10 +66,30 @@ class StepInputs:
     constrained proposal spans), the place among the sampled rows and the number of proposals before it."""
 
 
-def build_inputs(
-    rows: Sequence[Row], slots: SlotTable, device: torch.device, adapters: AdapterMemory | None = None
-) -> StepInputs:
-    """Flatten the rows of a plan, whose blocks are already entered in the slot table. `adapters`: where theirs are.
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """Rows of a plan, one after the other: S rows with T tokens."""
+
+    token_ids: Ints
+    """[T]; `LAST_SAMPLED` stands as it is."""
+    row_of_token: Ints
+    """[T]"""
+    positions: Ints
+    """[T]"""
+    slot_mapping: Ints
+    """[T]"""
+    row_slots: Ints
+    """[S]"""
+    query_starts: Ints
+    """[S + 1]"""
+    context_lens: Ints
+    """[S]"""
+    block_tables: npt.NDArray[np.int32]
+    """[S, blocks of the longest one]"""
+
+
+def flatten_rows(rows: Sequence[Row], slots: SlotTable) -> FlatRows:
+    """Flatten the rows of a plan, whose blocks are already entered in the slot table.
 
     Raises:
         PlanError: A row is of an unknown slot or runs past the longest context.
@@ -90,20 +110,29 @@ def build_inputs(
     else:
         row_of_token = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(num_tokens) + (row_starts - query_starts[:-1])[row_of_token]
-    unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
-    if len(unknown):
-        token_ids[unknown] = slots.last_token[row_slots[row_of_token[unknown]]]
-
     width = -(-int(context_lens.max()) // BLOCK_SIZE)
     block_tables = slots.block_tables[row_slots, :width]
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+    return FlatRows(
+        token_ids, row_of_token, positions, slot_mapping, row_slots, query_starts, context_lens, block_tables
+    )
 
+
+def build_inputs(
+    rows: Sequence[Row], slots: SlotTable, device: torch.device, adapters: AdapterMemory | None = None
+) -> StepInputs:
+    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`: where theirs are."""
+    flat = flatten_rows(rows, slots)
+    token_ids, row_slots, query_starts = flat.token_ids, flat.row_slots, flat.query_starts
+    unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
+    if len(unknown):
+        token_ids[unknown] = slots.last_token[row_slots[flat.row_of_token[unknown]]]
     batch_adapters = None
     if adapters is not None:
         of_rows = slots.adapter[row_slots]
         if of_rows.max() != BASE_MODEL:
-            batch_adapters = adapters.batch(torch.from_numpy(of_rows[row_of_token]))
+            batch_adapters = adapters.batch(torch.from_numpy(of_rows[flat.row_of_token]))
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = query_starts[1:][sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
@@ -111,7 +140,7 @@ def build_inputs(
     drawn_tokens: list[Ints] = [first_drawn]
     drawn_ahead: tuple[Ints, Ints] | None = None
     prompt_tokens: list[Ints] = []
-    if num_tokens > len(rows):
+    if len(token_ids) > len(rows):
         proposal_spans, proposal_tokens, drawn_ahead = _proposal_spans(rows, sampled_rows, first_drawn, slots)
         drawn_tokens += proposal_tokens
     if slots.prompts:
@@ -119,11 +148,11 @@ def build_inputs(
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
-            positions=torch.from_numpy(positions).to(device),
+            positions=torch.from_numpy(flat.positions).to(device),
             query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
-            context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
-            block_tables=torch.from_numpy(block_tables).to(device),
-            slot_mapping=torch.from_numpy(slot_mapping).to(device),
+            context_lens=torch.from_numpy(flat.context_lens.astype(np.int32)).to(device),
+            block_tables=torch.from_numpy(flat.block_tables).to(device),
+            slot_mapping=torch.from_numpy(flat.slot_mapping).to(device),
             adapters=batch_adapters,
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),

@@ -23,6 +23,7 @@ def plan_kv_blocks(
     max_context_length: int,
     weight_bytes: int = 0,
     memory_bytes: int | None = None,
+    free_bytes: int | None = None,
     copies: int = 1,
 ) -> int:
     """Blocks of the KV cache.
@@ -31,11 +32,13 @@ def plan_kv_blocks(
         spec: Of the decoder.
         dtype: Of keys and values.
         kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
-            needs, up to a third of the machine's; but no more than `max_num_seqs` full contexts need.
+            needs, up to a third of the machine's; on a device with memory of its own nine tenths of `free_bytes`; but
+            no more than `max_num_seqs` full contexts need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
         weight_bytes: What the loaded weights take.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
+        free_bytes: What is free on a device with memory of its own, the weights loaded; None: it is the machine's.
         copies: Ranks that hold the same key/value head, all in this memory.
 
     Raises:
@@ -48,6 +51,8 @@ def plan_kv_blocks(
     if kv_cache_gib is None:
         one_context = min(blocks_of_context * block_bytes, memory // _LARGEST_DEFAULT_SHARE)
         budget = max(memory // _DEFAULT_SHARE, one_context)
+        if free_bytes is not None:
+            budget = free_bytes * 9 // 10  # the rest is for activations and captured steps
         num_blocks = min(budget // block_bytes, max_num_seqs * blocks_of_context)
     else:
         budget = int(kv_cache_gib * GIB)

@@ -20,7 +20,6 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
-from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.adapters import load_adapter
@@ -47,6 +46,7 @@ from kvarn.worker import (
     EncoderRunner,
     InProcessExecutor,
     NgramProposer,
+    PipelinedExecutor,
     plan_kv_blocks,
 )
 from kvarn.worker.ranks import RanksExecutor
@@ -85,7 +85,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
     expert_load = {} if load_file is None else read_expert_load(Path(load_file).expanduser())
     ranks = None
     if layout.world_size > 1:
-        ranks = RankProcesses(spec, layout, kernels_for(config.kernels).device, expert_load)
+        ranks = RankProcesses(spec, expert_load)
     try:
         with phases("load weights"):
             model = load_part(spec, 0, None if ranks is None else ranks.group, expert_load, report)
@@ -103,15 +103,15 @@ def _build(
     phases: _Phases,
     ranks: RankProcesses | None,
 ) -> GenerateService | EmbedService:
-    kind = "generate" if isinstance(model, Decoder) else "embed"
+    kind = "generate" if isinstance(model, Decoder) else _kind_of_encoder(model)
     if config.kind not in ("auto", kind):
         raise KindMismatchError(
             f"{config.name} is configured with kind {config.kind!r}, but its checkpoint is of kind {kind!r}: "
             "set `kind` to auto, or `path` to another checkpoint"
         )
-    if kind == "embed" and (config.kv_tiers or config.disaggregation):
+    if kind != "generate" and (config.kv_tiers or config.disaggregation):
         raise KindMismatchError(
-            f"{config.name} embeds texts and has no KV cache: leave out its `kv_tiers` and `disaggregation`"
+            f"{config.name} generates no text and has no KV cache: leave out its `kv_tiers` and `disaggregation`"
         )
     if isinstance(model, Decoder):
         with phases("read the vocabulary"):
@@ -160,13 +160,15 @@ def _build_decoder(
             max_context_length=max_context_length,
             weight_bytes=model.layer_bytes + model.head_bytes,
             memory_bytes=model.kernels.memory_bytes(),
+            free_bytes=model.kernels.free_memory_bytes(),
             copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
         )
     if ranks is not None:
         with phases("join the ranks"):
             ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs))
     proposer = build_proposer(spec, config, model, num_blocks, phases)
-    own = InProcessExecutor(
+    beside = ranks is None and model.kernels.computes_beside_host
+    own = (PipelinedExecutor if beside else InProcessExecutor)(
         model,
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
@@ -287,12 +289,17 @@ def warm_up(executor: Executor) -> None:
         executor.collect()
 
 
+def _kind_of_encoder(model: Encoder | CausalEncoder) -> str:
+    return "score" if isinstance(model, Encoder) and model.spec.classifier is not None else "embed"
+
+
 def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
-    length, size = model.spec.max_context_length, model.spec.hidden_size
-    card = _card(model, phases, kind="embed", max_context_length=length, embedding_size=size)
+    length, kind = model.spec.max_context_length, _kind_of_encoder(model)
+    size = model.spec.hidden_size if kind == "embed" else 0
+    card = _card(model, phases, kind=kind, max_context_length=length, embedding_size=size)
     return EmbedService(runner, config.engine, card)
 
 

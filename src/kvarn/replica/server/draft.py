@@ -36,6 +36,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
     check_vocabulary(directory, target)
     draft = load_model(
         directory,
+        device=config.device,
         dtype=config.dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,

@@ -41,6 +41,8 @@ class HeartbeatThread(threading.Thread):
         self._interval_s = interval_s
         self._keys = keys
         self._orphan_timeout_s = orphan_timeout_s
+        self.draining = False
+        """What it says of the engine."""
         self._stopped = threading.Event()
         self._heard_at = time.monotonic()
         self._step = 0
@@ -79,7 +81,7 @@ class HeartbeatThread(threading.Thread):
             began, now = self._step_began, time.monotonic()
             busy_s = 0.0 if began is None else now - began
             unheard_s = max(0.0, now - busy_s - self._heard_at) if self._orphan_timeout_s else 0.0
-            outbox.send(Heartbeat(step=self._step, busy_s=busy_s, unheard_s=unheard_s))
+            outbox.send(Heartbeat(step=self._step, busy_s=busy_s, unheard_s=unheard_s, draining=self.draining))
             if self._orphan_timeout_s and unheard_s > self._orphan_timeout_s:
                 log.error("the engine ends: its supervisor has been silent for %.0f s", unheard_s)
                 os.kill(os.getpid(), signal.SIGTERM)

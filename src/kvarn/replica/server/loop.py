@@ -208,7 +208,7 @@ class EngineLoop:
 
     def request_drain(self) -> None:
         """Drain at the next turn of the loop. May be called from a signal handler."""
-        self._drain_requested = True
+        self._drain_requested = self._heartbeat.draining = True
 
     def run(self) -> None:
         """Turn until told to stop, or until drained. What the service raises passes through."""
@@ -264,6 +264,7 @@ class EngineLoop:
                 if self._heartbeat.heard(message.address) and self._ready is not None:
                     self._change_supervisor(message.address, self._ready)
             case Drain():
+                self._heartbeat.draining = True
                 self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
             case Stop():
                 self._stopped = True
@@ -285,12 +286,15 @@ class EngineLoop:
             self._router.refuse(refused, request.gateway)
 
     def _change_supervisor(self, address: str, ready: Ready) -> None:
-        """Another main gateway process watches from now on; those of the earlier one are gone."""
+        """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
+        heard from its heartbeats."""
         for gateway in self._router.joined:
             self._blocks.subscribe(gateway, wanted=False)
             for request_id in self._router.leave(gateway):
                 self._service.abort(request_id)
-        self._router.supervised_by(address).send(ready)
+        supervisor = self._router.supervised_by(address)
+        if not self._heartbeat.draining:
+            supervisor.send(ready)
 
     def _step(self) -> None:
         with self._heartbeat.in_step():

@@ -19,12 +19,11 @@ from typing import IO
 
 import msgspec
 
-from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, layout_of, load_part
+from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, device_of, layout_of, load_part
 from kvarn.worker import InProcessExecutor
 from kvarn.worker.collectives import RankGroup
 from kvarn.worker.ranks import Follower, read_frame, send_frame
@@ -45,10 +44,9 @@ def main() -> int:
         spec = msgspec.json.decode(line, type=RankSpec)
         configure_logging(spec.replica.log_level, form=spec.replica.log_format)
         frames = _frames(sys.stdin.buffer)
-        group = RankGroup(
-            layout_of(spec.replica.model_config), spec.rank, kernels_for(spec.replica.model_config.kernels).device
-        )
+        config = spec.replica.model_config
         try:
+            group = RankGroup(layout_of(config), spec.rank, device_of(config, spec.rank))
             model = load_part(spec.replica, spec.rank, group, spec.expert_load)
         except Exception as error:
             own = type(error).__module__.startswith("kvarn.")

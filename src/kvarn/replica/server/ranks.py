@@ -24,6 +24,7 @@ import msgspec
 import torch
 
 from kvarn.config.schema import ModelConfig
+from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.checkpoint import Progress
 from kvarn.models.parallel import Parallel, ParallelError
@@ -74,6 +75,26 @@ def layout_of(config: ModelConfig) -> RankLayout:
     return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
+def device_of(config: ModelConfig, rank: int) -> torch.device:
+    """Where a rank computes: on an accelerator of its own, where it computes on one.
+
+    Raises:
+        ParallelError: There are fewer of them than ranks.
+    """
+    place, ranks = kernels_for(config.kernels, config.device).device, layout_of(config).world_size
+    accelerator = torch.accelerator.current_accelerator()
+    if ranks == 1 or accelerator is None or place.type != accelerator.type:
+        return place
+    count = torch.accelerator.device_count()
+    if count < ranks:
+        raise ParallelError(
+            f"{config.name} is divided among {ranks} processes, but there are {count} {place.type} devices: lower "
+            "tensor_parallel_size or pipeline_parallel_size, or set `device`"
+        )
+    torch.accelerator.set_device_index(rank)
+    return torch.device(place.type, rank)
+
+
 def load_part(
     spec: ReplicaSpec,
     rank: int,
@@ -98,6 +119,7 @@ def load_part(
     )
     model = load_model(
         Path(spec.directory),
+        device=str(device_of(config, rank)),
         dtype=config.dtype,
         progress=progress,
         max_context_length=config.max_context_length,
@@ -129,10 +151,9 @@ class RankProcesses:
         OSError: No process can be started.
     """
 
-    def __init__(
-        self, spec: ReplicaSpec, layout: RankLayout, device: torch.device, expert_load: Mapping[int, Sequence[int]]
-    ) -> None:
-        self.group = RankGroup(layout, 0, device)
+    def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
+        layout = layout_of(spec.model_config)
+        self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
         """What this process's part of the model talks through, once it has begun."""
         self._closing = False
         self._directory = tempfile.mkdtemp(prefix="kvarn-ranks-")

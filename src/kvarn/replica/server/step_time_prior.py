@@ -16,6 +16,7 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine.step_time import ExpectedStep, StepShape
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.memory import is_host_memory
 
 EFFICIENCY = 0.8
 """Part of the speed of its products that a step is expected to reach: attention, norms, sampling and Python take time
@@ -92,12 +93,20 @@ def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
     return floor_s(work, speeds)
 
 
+def _finish(result: torch.Tensor) -> None:
+    """Wait until it is computed."""
+    if not is_host_memory(result):
+        torch.accelerator.synchronize(result.device)
+
+
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:
     """The highest amount of work a second among products of x, until the time is spent."""
+    if not is_host_memory(x):
+        _finish(products[0][0](x))  # kernels are compiled when they are first called
     best, ends = 0.0, time.perf_counter() + _BUDGET_S
     for product, amount in products:
         began = time.perf_counter()
-        product(x)
+        _finish(product(x))
         now = time.perf_counter()
         best = max(best, amount / (now - began))
         if now > ends:

@@ -80,7 +80,7 @@ def prepare(
             tl.store(to, own.to(keys.dtype.element_ty), mask=inside & (slot >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "table_stride", "max_segments"])
 def attend(
     queries,
     keys,
@@ -196,7 +196,7 @@ def attend(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_segments"])
 def join(
     parts,
     part_stats,

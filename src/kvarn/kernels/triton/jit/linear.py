@@ -18,7 +18,7 @@ BLOCKS_TOGETHER = tl.constexpr(8)
 """Tiles of so many blocks of rows are neighbours, so that they find a weight in the second cache."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def multiply(
     x,
     weight,

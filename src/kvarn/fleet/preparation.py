@@ -1,0 +1,85 @@
+"""Work that the controller's passes do not wait for: a checkpoint may have to be found on the hub and downloaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+
+ResultT = TypeVar("ResultT")
+
+
+class PreparingError(Exception):
+    """The work is under way, and has not failed yet."""
+
+
+@dataclass
+class _Work(Generic[ResultT]):
+    task: asyncio.Task[ResultT]
+    pause_s: float = _FIRST_PAUSE_S
+    """After its next failure."""
+    failed: Exception | None = None
+    retry_at: float = 0.0
+
+
+class Preparations(Generic[ResultT]):
+    """Pieces of work by key, each in a task of its own. One that fails is done again after a pause that doubles.
+
+    Args:
+        on_ended: Called when one has ended, well or not.
+    """
+
+    def __init__(self, on_ended: Callable[[], None]) -> None:
+        self._on_ended = on_ended
+        self._works: dict[Hashable, _Work[ResultT]] = {}
+
+    def result(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        """What the work gave, once; where it has not begun, it begins.
+
+        Raises:
+            PreparingError: It is under way.
+            Exception: It has failed with this, and is done again.
+        """
+        found = self._works.get(key)
+        if found is None:
+            self._works[key] = _Work(self._begin(work))
+            raise PreparingError
+        if found.task.done():
+            error = found.task.exception()
+            if error is None:
+                del self._works[key]
+                return found.task.result()
+            self._retry(found, error, work)
+        if found.failed is None:
+            raise PreparingError
+        raise found.failed
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Give up all other work."""
+        for key in [*self._works.keys() - set(keys)]:
+            self._works.pop(key).task.cancel()
+
+    async def stop(self) -> None:
+        """Give up all work."""
+        tasks = [each.task for each in self._works.values()]
+        self.keep(())
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> asyncio.Task[ResultT]:
+        task = asyncio.create_task(work())
+        task.add_done_callback(lambda done: None if done.cancelled() else self._on_ended())
+        return task
+
+    def _retry(self, found: _Work[ResultT], error: BaseException, work: Callable[[], Any]) -> None:
+        """Note a failure; do the work again once its pause is over."""
+        if not isinstance(error, Exception):
+            raise error
+        now = asyncio.get_running_loop().time()
+        if found.failed is not error:
+            found.failed, found.retry_at = error, now + found.pause_s
+            found.pause_s = min(2 * found.pause_s, _MAX_PAUSE_S)
+        elif now >= found.retry_at:
+            found.task = self._begin(work)

@@ -1,0 +1,164 @@
+"""The versions of models that can have replicas: their files have been found, and whoever serves them knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
+from kvarn.fleet.desired import Desired
+from kvarn.fleet.preparation import Preparations, PreparingError
+from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.routing.model_choice import split_version, version_name
+from kvarn.store.errors import StoreAwayError
+
+log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+BindVersion = Callable[[str, int, dict[str, Any]], Awaitable[None]]
+"""Told of the files of a version that is found for the first time: the model, its number and `fingerprints_of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """A version of a model whose checkpoint has been found."""
+
+    desired: Desired
+    directory: Path
+    created: int
+    """Seconds since 1970."""
+    is_candidate: bool = False
+    """It is rolled out: it answers the requests that its rollout gives it, and no others."""
+
+
+class FleetListener(Protocol):
+    """Hears what is served. Every version is told before its first replica."""
+
+    async def version_added(self, version: ServedVersion) -> None:
+        """A version of a model will have replicas.
+
+        Raises:
+            Exception: It cannot be served, and gets none; what was served goes on.
+        """
+        ...
+
+    def replica_added(self, supervisor: EngineSupervisor) -> None:
+        """A version has one more replica: subscribe to it."""
+        ...
+
+    def version_removed(self, model: str, version: int) -> None:
+        """A version is wanted no longer and has no replicas, or cannot be served."""
+        ...
+
+
+class VersionTable:
+    """Finds versions beside the controller's passes: a checkpoint may have to be downloaded.
+
+    Args:
+        on_ended: Called when something has been found, or has not.
+        bind: See `BindVersion`.
+    """
+
+    def __init__(self, on_ended: Callable[[], None], bind: BindVersion | None = None) -> None:
+        self.known: dict[tuple[str, int], ServedVersion] = {}
+        """By model and number."""
+        self.problems: dict[str, str] = {}
+        """Why a version is not as it is wanted, by its name."""
+        self.listeners: list[FleetListener] = []
+        self._bind = bind
+        self._finding = Preparations[ServedVersion](on_ended)
+        self._starting = Preparations[Checkpoints](on_ended)
+
+    async def stop(self) -> None:
+        """Find nothing any more."""
+        await self._finding.stop()
+        await self._starting.stop()
+
+    def find(self, desired: Desired, *, is_candidate: bool = False) -> ServedVersion | None:
+        """A version; None until it can have replicas, and `problems` says why."""
+        key = desired.model.name, desired.version
+        known = self.known.get(key)
+        if known is None:
+            return self._result(desired, self._finding, key, partial(self._find, desired, is_candidate=is_candidate))
+        if (known.desired, known.is_candidate) != (desired, is_candidate):
+            known = self.known[key] = replace(known, desired=desired, is_candidate=is_candidate)
+        return known
+
+    def files_of(self, desired: Desired, replica: str) -> Checkpoints | None:
+        """What a replica of a version loads that is to be started now; None until it has been found."""
+        return self._result(desired, self._starting, replica, partial(self._bound, desired))
+
+    def serving(self, model: str) -> ServedVersion | None:
+        """The latest version of a model that has served."""
+        served = [each for (name, _), each in self.known.items() if name == model and not each.is_candidate]
+        return served[-1] if served else None
+
+    def keep(self, used: set[tuple[str, int]], wanted: set[tuple[str, int]]) -> None:
+        """Forget all other versions."""
+        self._finding.keep(wanted - self.known.keys())
+        self.problems = {name: why for name, why in self.problems.items() if split_version(name) in used | wanted}
+        for key in [*self.known.keys() - used - wanted]:
+            del self.known[key]
+            self._tell_removed(key)
+
+    def _tell_removed(self, key: tuple[str, int]) -> None:
+        for listener in self.listeners:
+            listener.version_removed(*key)
+
+    def _result(
+        self,
+        desired: Desired,
+        works: Preparations[ResultT],
+        key: Hashable,
+        work: Callable[[], Coroutine[Any, Any, ResultT]],
+    ) -> ResultT | None:
+        """What a piece of work for a version gave; None while it is under way or fails, and a problem says so."""
+        name = version_name(desired.model.name, desired.version)
+        try:
+            result = works.result(key, work)
+        except PreparingError:
+            self.problems.setdefault(name, f"version {desired.version} is being prepared: its files are looked for")
+        except Exception as error:
+            if self.problems.get(name) != str(error):
+                log.error("version %d of %r cannot be started: %s", desired.version, desired.model.name, error)
+            self.problems[name] = str(error)
+        else:
+            self.problems.pop(name, None)
+            return result
+        return None
+
+    async def _find(self, desired: Desired, *, is_candidate: bool) -> ServedVersion:
+        """Find what a version needs, and tell of it."""
+        found, key = await self._bound(desired), (desired.model.name, desired.version)
+        version = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
+        try:
+            for listener in self.listeners:
+                await listener.version_added(version)
+        except BaseException:
+            self._tell_removed(key)
+            raise
+        self.known[key] = version  # at once: `keep` takes it away again where nobody wants it any more
+        self.problems.pop(version_name(*key), None)
+        return version
+
+    async def _bound(self, desired: Desired) -> Checkpoints:
+        """What a version's replicas load: the files that it was deployed with.
+
+        Raises:
+            TextError: Something cannot be found.
+            VersionChangedError: The files are others.
+        """
+        found = await asyncio.to_thread(find_checkpoints, desired.model)
+        await asyncio.to_thread(check_binding, desired.fingerprints, found)
+        if desired.version and desired.fingerprints is None and self._bind is not None:
+            fingerprints = await asyncio.to_thread(fingerprints_of, found)
+            with suppress(StoreAwayError):  # the next replica that starts binds it
+                await self._bind(desired.model.name, desired.version, fingerprints)
+        return found

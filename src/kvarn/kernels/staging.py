@@ -1,0 +1,92 @@
+"""Between main memory and a device: one copy a step in each direction, and nobody waits for the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_ALIGNMENT = 16
+"""Bytes: what the widest loads of a kernel ask for."""
+
+
+class Staging:
+    """Packs the arrays of a step into memory that the device reads by itself, and copies them there at once.
+
+    What it returns lies at the same addresses each time that arrays of the same sizes are sent, and is good until the
+    next call: steps run one after the other on the device, in the order in which they were given to it.
+
+    Args:
+        device: Where arrays go.
+        num_bytes: Of a step's arrays, the usual ones; larger ones get memory of their own.
+        in_flight: Steps that may be sent before the first of them has run.
+    """
+
+    def __init__(self, device: torch.device, num_bytes: int, in_flight: int) -> None:
+        self._pinned = device.type != "cpu"
+        self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._here = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._pinned) for _ in range(in_flight + 1)]
+        self._copied: list[torch.Event | None] = [None] * len(self._here)
+        self._turn = 0
+
+    def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
+        """The arrays on the device, in their order."""
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        here, there = self._memory(end)
+        packed = here.numpy()
+        for start, array in zip(starts, arrays, strict=True):
+            packed[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
+        there[:end].copy_(here[:end], non_blocking=True)
+        if self._pinned:
+            copied = torch.Event(there.device)
+            copied.record()
+            self._copied[self._turn] = copied
+        self._turn = (self._turn + 1) % len(self._here)
+        return [
+            there[start : start + array.nbytes].view(torch.from_numpy(array[:0].copy()).dtype).view(array.shape)
+            for start, array in zip(starts, arrays, strict=True)
+        ]
+
+    def _memory(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Here and there. Waits where what was sent so many steps ago was not copied yet."""
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        if num_bytes <= len(self._there):
+            return self._here[self._turn], self._there
+        here = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        self._here[self._turn] = here  # kept until it is copied
+        return here, torch.empty_like(here, device=self._there.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Tensors on their way from a device."""
+
+    tensors: list[torch.Tensor]
+    copied: torch.Event | None
+
+    @staticmethod
+    def start(tensors: Sequence[torch.Tensor]) -> Fetched:
+        """Begin to copy. What the device computes afterwards changes nothing of it."""
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return Fetched([tensor.clone() for tensor in tensors], None)
+        here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+        for to, tensor in zip(here, tensors, strict=True):
+            to.copy_(tensor, non_blocking=True)
+        copied = torch.Event(tensors[0].device)
+        copied.record()
+        return Fetched(here, copied)
+
+    def wait(self) -> list[npt.NDArray[np.generic]]:
+        """The numbers."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return [tensor.numpy() for tensor in self.tensors]

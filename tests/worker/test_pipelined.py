@@ -1,0 +1,97 @@
+"""The executor that runs one step while the next is planned, on this machine's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvarn.engine.errors import ProtocolError
+from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan
+from kvarn.kernels.staging import Fetched, Staging
+from kvarn.models import Decoder
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import InvalidLogitsError, PipelinedExecutor
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0.9, "min_p": 0.02, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.7, "n": 3},
+]
+
+
+def requests(kinds: list[dict[str, Any]]) -> list[Submit]:
+    rng = np.random.default_rng(4)
+    return [
+        Submit(
+            request_id=f"r{index}",
+            prompt_token_ids=rng.integers(4, 500, int(rng.integers(2, 80))).tolist(),
+            sampling=SamplingParams(seed=index, max_tokens=int(rng.integers(3, 20)), **kinds[index % len(kinds)]),
+        )
+        for index in range(14)
+    ]
+
+
+class Counting(PipelinedExecutor):
+    """Counts plans that were made before the last tokens were known."""
+
+    planned_ahead = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self.planned_ahead += any(LAST_SAMPLED in row.token_ids for row in plan.rows)
+        super().submit(plan)
+
+
+@pytest.mark.parametrize("kinds", [KINDS[:3], KINDS], ids=["all drawn on the device", "some not"])
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 32}, {"token_budget": 23}], ids=["", "preempted", "in chunks"])
+def test_tokens_are_those_of_one_step_at_a_time(
+    stack: Any, tiny_model: Callable[[str], Decoder], kinds: list[dict[str, Any]], options: dict[str, int]
+) -> None:
+    model, messages = tiny_model("llama"), requests(kinds)
+    want = stack(model).generate(messages)
+    run = stack(model, executor_type=Counting, **options)
+    found = run.generate(messages)
+    assert {key: (each.token_ids, each.finish_reason) for key, each in found.items()} == {
+        key: (each.token_ids, each.finish_reason) for key, each in want.items()
+    }
+    assert run.executor.planned_ahead > 5
+    assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
+
+
+def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
+    executor = PipelinedExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
+    with pytest.raises(ProtocolError, match="no plan was submitted"):
+        executor.collect()
+
+
+def test_logits_that_are_not_finite_are_an_error_that_names_the_slot(
+    tiny_model: Callable[[str], Decoder], admission: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    executor = PipelinedExecutor(model, num_blocks=40, max_num_seqs=4)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *inputs: forward(*inputs).fill_(torch.nan))
+    row = Row(3, 0, [5, 6], [BlockUpdate(0, 0)], True)
+    executor.submit(StepPlan(1, [], [admission(3, [5, 6], temperature=0.0)], [], [row]))
+    with pytest.raises(InvalidLogitsError, match="slot 3"):
+        executor.collect()
+
+
+def test_arrays_arrive_whole_whatever_their_sizes() -> None:
+    staging = Staging(torch.device("cpu"), 200, 2)
+    for count in (0, 3, 1000, 5):
+        arrays = [np.arange(count), np.ones((count, 3), np.int32), np.zeros(count, np.bool_), np.full(2, 0.5)]
+        arrived = staging.send(arrays)
+        for array, tensor in zip(arrays, arrived, strict=True):
+            assert torch.equal(tensor, torch.from_numpy(array))
+    first = staging.send([np.arange(4)])[0]
+    fetched = Fetched.start([first])
+    assert staging.send([np.zeros(4, np.int64)])[0].data_ptr() == first.data_ptr()
+    assert fetched.wait()[0].tolist() == [0, 1, 2, 3]
