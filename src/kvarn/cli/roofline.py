@@ -42,7 +42,7 @@ def roofline(
     ] = "auto",
     quantization: Annotated[Literal["int8", "int4"] | None, Option(help="Quantise plain weights.")] = None,
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"], Option(help="Type of cached keys and values.")
+        Literal["auto", "float32", "bfloat16", "int8", "fp8"], Option(help="Type of cached keys and values.")
     ] = "auto",
     kernels: Annotated[Literal["auto", "cpu", "triton", "torch"], Option(help="Backend.")] = "auto",
     threads: Annotated[int | None, Option(min=1, help="Kernel threads.", show_default="as `kvarn serve`")] = None,

@@ -128,9 +128,9 @@ class ModelConfig(Section):
     """Quantise plain weights when the model is loaded: int8 with a scale an output, or int4 with a scale for 128 inputs
     and a multiplier for 32. Weights that the checkpoint holds quantised stay as they are (docs/quantization.md)."""
 
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
-    """Type of cached keys and values. `auto`: the weights' type, bfloat16 where they are quantised. int8 holds twice as
-    many tokens as bfloat16 and needs the compiled kernels."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
+    """Type of cached keys and values. `auto`: the weights' type, bfloat16 where they are quantised. int8 (on
+    processors) and fp8 (e4m3, on GPUs) hold twice as many tokens as bfloat16."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """A GPU (`cuda`) or this machine's processors. `auto`: a GPU where torch can use one. See docs/gpu.md."""

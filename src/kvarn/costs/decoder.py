@@ -22,7 +22,7 @@ HEAD_PRECISION: dict[Precision, Precision] = {
 }
 """What the output head is held in (docs/quantization.md)."""
 
-KvDtype = Literal["float32", "bfloat16", "int8"]
+KvDtype = Literal["float32", "bfloat16", "int8", "fp8"]
 """Type of cached keys and values. int8 has a float32 scale for each token and head."""
 
 
@@ -172,7 +172,7 @@ def kv_bytes_per_head(head_dim: int, dtype: KvDtype) -> int:
     As the compiled kernels hold it, filled up to a multiple of 16 numbers; torch's take no more.
     """
     held_dim = -(-head_dim // 16) * 16
-    return {"float32": 4 * held_dim, "bfloat16": 2 * held_dim, "int8": held_dim + 4}[dtype]
+    return {"float32": 4 * held_dim, "bfloat16": 2 * held_dim, "int8": held_dim + 4, "fp8": held_dim}[dtype]
 
 
 def _costs(model: DecoderDimensions, bits: float, head_bits: float, kv_bytes_per_token: float) -> DecoderCosts:

@@ -196,6 +196,8 @@ class Kernels:
                 "an int8 KV cache needs the compiled kernels: set `kernels` to cpu (where they are missing, it says "
                 "how to get them), or kv_cache_dtype to bfloat16"
             )
+        if dtype == "fp8":
+            raise UnsupportedByBackendError("an fp8 KV cache needs the kernels of GPUs: set kv_cache_dtype to auto")
         shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.dim)
         torch_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         keys, values = (
@@ -205,7 +207,7 @@ class Kernels:
 
     def new_latent_cache(self, num_layers: int, num_blocks: int, size: int, dtype: KvDtype) -> KVCache:
         """An empty cache of rows of `size` numbers: keys [num_blocks, 1, block_size, size], and no values."""
-        if dtype == "int8":
+        if dtype in ("int8", "fp8"):
             raise UnsupportedByBackendError("latent rows are cached in bfloat16 or float32: set kv_cache_dtype to one")
         torch_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         shape = (num_blocks, 1, BLOCK_SIZE, size)

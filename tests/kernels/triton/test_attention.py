@@ -10,7 +10,7 @@ import torch
 
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
-from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton import attention
 
@@ -125,6 +125,31 @@ def test_a_cache_of_bfloat16_is_read_as_it_is_written(kernels: Kernels, referenc
     rows = list(range(len(LENGTHS)))
     want = torch.cat(case.run(reference, rows))
     torch.testing.assert_close(torch.cat(case.run(kernels, rows)), want, atol=0.02, rtol=0.02)
+
+
+def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, reference: Kernels) -> None:
+    heads, context = HeadShape(4, 2, 16), 40
+    batch = PagedBatch(
+        positions=torch.arange(context),
+        query_starts=torch.tensor([0, context], dtype=torch.int32),
+        context_lens=torch.tensor([context], dtype=torch.int32),
+        block_tables=torch.tensor([[2, 0, 1]], dtype=torch.int32),
+        slot_mapping=torch.tensor([2, 0, 1])[torch.arange(context) // SIZE] * SIZE + torch.arange(context) % SIZE,
+    )
+    qkv = torch.randn(context, 8 * 16, generator=torch.Generator().manual_seed(5))
+    qkv[:, 4 * 16 :] = qkv[:, 4 * 16 :].to(torch.float8_e4m3fn).float()  # exact in fp8
+    rotation = Rotation(torch.empty(context, 0), torch.empty(context, 0))
+    found = []
+    for each, dtype in ((reference, "float32"), (kernels, "fp8")):
+        cache = each.new_kv_cache(1, 3, heads, dtype)
+        plan = each.plan_attention(batch, heads)
+        found.append(plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], 0.3))
+    torch.testing.assert_close(found[1], found[0], atol=0.02, rtol=0.02)
+
+
+def test_an_fp8_cache_is_refused_elsewhere(reference: Kernels) -> None:
+    with pytest.raises(UnsupportedByBackendError, match="needs the kernels of GPUs"):
+        reference.new_kv_cache(1, 3, HeadShape(4, 2, 16), "fp8")
 
 
 def test_heads_that_cannot_be_shared_and_empty_windows_are_refused(kernels: Kernels) -> None:

@@ -7,7 +7,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_head
 from kvarn.kernels.batch import HeadShape, KVCache
-from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
 from kvarn.kernels.memory import zeros_on_demand
 
 MAX_HEAD_DIM = 256
@@ -23,6 +23,8 @@ def block_bytes(heads: HeadShape, dtype: KvDtype) -> int:
 
 def new_kv_cache(num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
     """An empty cache: for each layer keys and values, uint8 [num_blocks, bytes], whose memory comes when it is used."""
+    if dtype not in _NATIVE_TYPE:
+        raise UnsupportedByBackendError(f"an {dtype} KV cache needs a GPU: set kv_cache_dtype to int8")
     shape = (num_blocks, block_bytes(heads, dtype))
     keys, values = (tuple(zeros_on_demand(shape, torch.uint8) for _ in range(num_layers)) for _ in range(2))
     return KVCache(keys, values)

@@ -48,6 +48,7 @@ class TritonAttentionPlan:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Two kernels, and a third one where segments are computed apart."""
+        key_cache, value_cache = _numbers(key_cache), _numbers(value_cache)
         queries = self._prepare(qkv, rotation, norm, key_cache, value_cache)
         out = torch.empty((len(qkv), self.heads.query * self.heads.dim), dtype=qkv.dtype, device=qkv.device)
         if len(qkv) == 0:
@@ -156,6 +157,11 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
     if window is not None and window < 1:
         raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
     return TritonAttentionPlan(batch, heads, window)
+
+
+def _numbers(cache: torch.Tensor) -> torch.Tensor:
+    """A cache of bytes holds fp8 numbers."""
+    return cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
 
 
 def _multiplied(cache: torch.Tensor) -> torch.dtype:

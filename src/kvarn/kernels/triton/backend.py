@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
-from kvarn.kernels.batch import HeadShape, PagedBatch
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.sampling import SamplingTensors
@@ -60,6 +62,17 @@ class TritonKernels(Kernels):
         if mean_square is not None or x.ndim != 2:
             return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
         return norm_rows(x, norm, add_to)
+
+    def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
+        """As the reference's; fp8 numbers (e4m3) are held as bytes, which torch copies and fills as it does no fp8."""
+        if dtype != "fp8":
+            return super().new_kv_cache(num_layers, num_blocks, heads, dtype)
+        shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.dim)
+        keys, values = (
+            tuple(torch.zeros(shape, dtype=torch.uint8, device=self.device) for _ in range(num_layers))
+            for _ in range(2)
+        )
+        return KVCache(keys, values)
 
     def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TritonAttentionPlan:
         """See `kvarn.kernels.triton.attention`."""
