@@ -48,7 +48,7 @@ def flip_bit(model: Any, source: random.Random) -> tuple[torch.Tensor, int, int]
     blobs = [
         product.packed.blob
         for layer in model._layers
-        for product in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)
+        for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
     ]
     blob = source.choices(blobs, weights=[each.numel() for each in blobs])[0]
     byte, bit = source.randrange(blob.numel()), source.randrange(8)

@@ -12,7 +12,7 @@ import torch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 from kvarn.models.decoder import Decoder
-from kvarn.models.families import decoder_spec
+from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.hf_config import DecoderConfig
 from kvarn.models.parallel import Parallel
 from kvarn.models.weights import WeightLoader

@@ -24,8 +24,8 @@ from kvarn.kernels.linear import Linear
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
+from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.errors import CheckpointError, WeightShapeError
-from kvarn.models.families import decoder_spec
 from kvarn.models.formats import UnsupportedQuantizationError
 from kvarn.models.formats.quantized_values import int8_weight
 from kvarn.models.hf_config import DecoderConfig

@@ -13,13 +13,14 @@ import pytest
 
 
 class RayCluster:
-    """Its head has room for `head_cpus` engines of one core. Skips the test where Ray is not installed."""
+    """Its head has room for `head_cpus` engines of one core, and listens on `port` (0: any). Skips the test where Ray
+    is not installed."""
 
-    def __init__(self, head_cpus: int = 0, **environment: str) -> None:
+    def __init__(self, head_cpus: int = 0, port: int = 0, **environment: str) -> None:
         if importlib.util.find_spec("ray") is None:
             pytest.skip("the Ray launcher needs the extra `ray`: pip install 'kvarn[ray]'")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(head_cpus)],
+            [sys.executable, __file__, str(head_cpus), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -34,6 +35,10 @@ class RayCluster:
     def kill_node(self, node: str) -> None:
         """End a node without grace."""
         self._ask("kill", node)
+
+    def kill_head(self) -> None:
+        """End what knows the cluster, without grace. Its nodes end by themselves after a minute."""
+        self._ask("kill head", None)
 
     def stop(self) -> None:
         """End all."""
@@ -58,7 +63,10 @@ def main() -> None:
     """The process."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(sys.argv[1]), "include_dashboard": False})
+    head = {"num_cpus": int(sys.argv[1]), "include_dashboard": False}
+    if port := int(sys.argv[2]):
+        head["gcs_server_port"] = port
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = {}
     print("answer: " + json.dumps(cluster.address), flush=True)  # noqa: T201
     for line in sys.stdin:
@@ -67,6 +75,9 @@ def main() -> None:
                 node = cluster.add_node(num_cpus=cpus)
                 nodes[node.node_id] = node
                 print("answer: " + json.dumps(node.node_id), flush=True)  # noqa: T201
+            case ["kill head", None]:
+                cluster.head_node.kill_gcs_server(check_alive=False)
+                print("answer: null", flush=True)  # noqa: T201
             case ["kill", node_id]:
                 cluster.remove_node(nodes.pop(node_id), allow_graceful=False)
                 print("answer: null", flush=True)  # noqa: T201

@@ -12,7 +12,7 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.families import LayerNames
+from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import Interleaved, LinearSpec, WeightLoader

@@ -17,8 +17,9 @@ from pydantic import Field
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.decoder import Decoder
+from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.families import FAMILIES, decoder_spec
+from kvarn.models.families import FAMILIES
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabulary
 from kvarn.models.moe import DenseMlp
 from kvarn.models.parallel import Parallel, Shard

@@ -11,7 +11,7 @@ from kvarn.kernels.batch import KVCache
 from kvarn.kernels.greedy import GreedyLayer
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.models.attention import Attention, GroupedAttention, LayerStep, load_attention
-from kvarn.models.families import LayerNames
+from kvarn.models.family import LayerNames
 from kvarn.models.mla import load_latent_attention
 from kvarn.models.moe import DenseMlp, MoeMlp
 from kvarn.models.parallel import Parallel

@@ -17,6 +17,7 @@ from kvarn.kernels.weights import Quantization
 from kvarn.models.causal_encoder import CausalEncoder
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
+from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.encoder import Encoder
 from kvarn.models.encoder_config import (
     ENCODER_MODEL_TYPES,
@@ -26,7 +27,7 @@ from kvarn.models.encoder_config import (
     sentence_modules,
 )
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
-from kvarn.models.families import FAMILIES, MODEL_TYPES, decoder_spec
+from kvarn.models.families import FAMILIES, MODEL_TYPES
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel

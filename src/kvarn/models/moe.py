@@ -11,7 +11,7 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.experts import Experts
-from kvarn.models.families import LayerNames
+from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.router import route
 from kvarn.models.row_parallel import RowParallelLinear

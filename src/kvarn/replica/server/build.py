@@ -150,7 +150,10 @@ def _build_decoder(
             shared = spec.role != "both"
             tiers = build_tiers(model, chosen, config.name, Path(spec.directory), shared=shared)
     connector = None if tiers is None else tiers.store
-    costs = model.costs if ranks is None else _joint_costs(model, ranks.await_loaded())
+    others = [] if ranks is None else ranks.await_loaded()
+    costs = _joint_costs(model, others) if others else model.costs
+    own_free = model.kernels.free_memory_bytes()
+    free_elsewhere = [each.free_bytes for each in others if each.free_bytes is not None]
     with phases("allocate the KV cache"):
         num_blocks = plan_kv_blocks(
             model.spec,
@@ -158,9 +161,11 @@ def _build_decoder(
             kv_cache_gib=config.kv_cache_gib,
             max_num_seqs=config.engine.max_num_seqs,
             max_context_length=max_context_length,
-            weight_bytes=model.layer_bytes + model.head_bytes,
-            memory_bytes=model.kernels.memory_bytes(),
-            free_bytes=model.kernels.free_memory_bytes(),
+            weight_bytes=model.layer_bytes
+            + model.head_bytes
+            + sum(each.layer_bytes + each.head_bytes for each in others),
+            memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
+            free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
             copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
         )
     if ranks is not None:

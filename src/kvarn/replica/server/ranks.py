@@ -59,6 +59,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
     layer_bytes: int = 0
     head_bytes: int = 0
+    free_bytes: int | None = None
+    """Of a device of its own; None: its memory is the machine's."""
     problem: str = ""
 
 

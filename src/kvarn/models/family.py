@@ -1,0 +1,75 @@
+"""What a family of decoders is: the names of its weights, and how it differs from a plain decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNames:
+    """Names of one layer's tensors, below `model.layers.N.`, without `.weight`. None: the family has no such tensor."""
+
+    attention_input_norm: str | None = "input_layernorm"
+    attention_output_norm: str | None = None
+    mlp_input_norm: str | None = "post_attention_layernorm"
+    mlp_output_norm: str | None = None
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    """Three tensors, or one that holds the three one below the other."""
+    output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """Below `mlp`, or below one expert: two tensors, or one that holds both."""
+    down: str = "down_proj"
+    mlp: str = "mlp"
+    experts: str = "mlp.experts"
+    router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    """This and `sinks` are whole names."""
+    shared_expert: str = "mlp.shared_expert"
+    shared_expert_gate: str | None = "mlp.shared_expert_gate"
+    sinks: str = "self_attn.sinks"
+
+
+Windows = Literal["all", "qwen", "unrotated", "alternating", "pattern"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What sets a family apart."""
+
+    model_type: str
+    """What config.json calls it."""
+    names: LayerNames = LayerNames()
+    qk_norm: Literal["none", "head", "full", "optional"] = "none"
+    """See `DecoderSpec`; `optional`: of each head where config.json's `use_qk_norm` says so."""
+    qkv_bias: bool = False
+    """Queries, keys and values have a bias even though config.json does not say so."""
+    output_bias: bool = True
+    """Where config.json asks for an `attention_bias`, the attention's output projection has one too."""
+    tied: bool = False
+    """The embedding is the output head's weight, where config.json does not say."""
+    scales: Literal["none", "gemma", "granite", "cohere", "latent"] = "none"
+    """What is multiplied by factors, and where they come from: see `_scales`."""
+    norm_offset: float = 0.0
+    layer_norm: bool = False
+    parallel_blocks: bool = False
+    interleaved_rope: bool = False
+    """See `DecoderSpec` for these."""
+    unrotated: Literal["none", "listed", "full"] = "none"
+    """Layers without a rotary embedding: those that config.json lists, or those that see everything."""
+    rotary_share: float = 1.0
+    """Of each head that is rotated, where config.json does not say."""
+    windows: Windows = "all"
+    """Which layers slide where config.json has no `layer_types`: see `DecoderConfig.windows`."""
+    window_pattern: int = 6
+    """Each so many-th layer sees everything, where config.json does not say."""
+    rope_theta: float = 10_000.0
+    """Where config.json has none."""
+    local_rope_theta: float | None = None
+    """The same, of layers that slide; None: as the others."""
+    moe: Literal["mixtral", "qwen", "gpt_oss", "deepseek_v2", "deepseek_v3"] | None = None
+    """How config.json describes the mixtures of experts; None: all MLPs are dense."""
+    sinks: bool = False
+    """See `DecoderSpec`."""
