@@ -9,6 +9,8 @@ import pytest
 from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.routing.candidate import RouteRequest
+from kvarn.serving.models import ServedModel
+from kvarn.serving.replicas import ReplicaSet
 from kvarn.serving.stages.admission import AdmissionStage
 from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.messages import EngineStats, StepTimes
@@ -20,14 +22,20 @@ FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, waiting=300, deco
 
 
 @pytest.fixture
-def stage(server: Any) -> AdmissionStage:
+def served(server: Any) -> dict[str, ServedModel]:
+    """A model of this test's own: its replicas come and go."""
+    model = server.served["tiny"]
+    return {"tiny": ServedModel("tiny", model.config, [FakeReplica(GENERATE_CARD)], model.directory)}
+
+
+@pytest.fixture
+def stage(server: Any, served: dict[str, ServedModel]) -> AdmissionStage:
     admission = server.config.admission.model_copy(update={"load_shedding": True})
     config = server.config.model_copy(update={"admission": admission})
-    return AdmissionStage(config, server.served, AdmissionMetrics())
+    return AdmissionStage(config, served, AdmissionMetrics())
 
 
-def work_for(server: Any) -> Work:
-    replicas = server.served["tiny"].replicas
+def work_for(replicas: ReplicaSet) -> Work:
     work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
     work.route = RouteRequest(prompt_tokens=10)
     choice = replicas.choose(work.route)
@@ -37,27 +45,27 @@ def work_for(server: Any) -> Work:
 
 
 async def test_a_replica_that_takes_over_a_name_is_judged_by_its_own_statistics(
-    server: Any, stage: AdmissionStage
+    served: dict[str, ServedModel], stage: AdmissionStage
 ) -> None:
-    replicas = server.served["tiny"].replicas
+    replicas = served["tiny"].replicas
     (name,) = replicas
-    server.chat.stats = IDLE
-    await stage.enter(work_for(server))
+    replicas[name].stats = IDLE
+    await stage.enter(work_for(replicas))
     replicas.remove(name)
     replicas.add(name, FakeReplica(GENERATE_CARD))
     replicas[name].stats = FULL
     with pytest.raises(ApiError) as refused:
-        await stage.enter(work_for(server))
+        await stage.enter(work_for(replicas))
     assert refused.value.status == 503
     await stage.close()
 
 
 async def test_where_the_chosen_replica_has_gone_another_takes_the_request_or_none_is_ready(
-    server: Any, stage: AdmissionStage
+    served: dict[str, ServedModel], stage: AdmissionStage
 ) -> None:
-    replicas = server.served["tiny"].replicas
+    replicas = served["tiny"].replicas
     (name,) = replicas
-    work, other = work_for(server), work_for(server)
+    work, other = work_for(replicas), work_for(replicas)
     replicas.add("another", FakeReplica(GENERATE_CARD))
     replicas.remove(name)
     await stage.enter(work)
