@@ -105,6 +105,12 @@ class Decoder:
         layers = enumerate(self._layers, start=first)
         return {index: layer.mlp.experts for index, layer in layers if isinstance(layer.mlp, MoeMlp)}
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a GPU may repeat a step without the host, which mixtures ask where each token goes, and the reference
+        of latent attention which blocks it reads."""
+        return not self.expert_layers and all(isinstance(each.attention, GroupedAttention) for each in self._layers)
+
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
         return self._layers[0].attention.new_cache(len(self._layers), num_blocks, self.kv_dtype)

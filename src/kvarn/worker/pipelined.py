@@ -64,7 +64,7 @@ class PipelinedExecutor(InProcessExecutor):
     def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
         super().__init__(model, max_num_seqs=max_num_seqs, **options)
         self.graphs = StepGraphs(self._device)
-        self._fill_up = self.graphs.enabled if fill_up is None else fill_up
+        self._fill_up = self.graphs.enabled and model.can_be_captured if fill_up is None else fill_up
         self._running: deque[_Running] = deque()
         self._ended = 0.0
         self._epochs = np.zeros(max_num_seqs, dtype=np.int64)
@@ -138,7 +138,7 @@ class PipelinedExecutor(InProcessExecutor):
         def step() -> tuple[torch.Tensor, ...]:
             return self._compute_and_draw(inputs, adapters, columns)
 
-        repeated = decodes and adapters is None and size in BUCKETS
+        repeated = self._fill_up and decodes and adapters is None and size in BUCKETS
         key = (size, arrays[5].shape[1], bool(sampling))
         tokens, maxima = self.graphs.run(key, step) if repeated else step()
         self._slots.num_output[slots] += 1
