@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -61,13 +62,15 @@ class Machines:
     def __init__(self) -> None:
         self.engines: dict[tuple[str, int], Engine] = {}
         """All that were launched, by replica and run."""
+        self.script = {"step_s": 0.02}
+        """See `scripted_engine`."""
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         keys, supervisor = CurveKeys.make(), free_address(HOST)
         endpoint = Endpoint(engine=free_address(HOST), gateway_host=HOST)
         own = msgspec.structs.replace(endpoint, keys=keys.for_engine())
         remote = msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor, orphan_timeout_s=WAIT_S)
-        remote = msgspec.structs.replace(remote, factory="scripted_engine:build", directory='{"step_s": 0.02}')
+        remote = msgspec.structs.replace(remote, factory="scripted_engine:build", directory=json.dumps(self.script))
         command = [sys.executable, "-P", "-m", "kvarn.replica.server", "scripted_engine"]
         popen = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: ASYNC220  it returns at once
         assert popen.stdin is not None
@@ -160,17 +163,26 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-async def make_gateway(tmp_path: Path) -> AsyncGenerator[Callable[..., Gateway], None]:
-    machines, gateways = Machines(), list[Gateway]()
+def machines() -> Machines:
+    return Machines()
 
-    def make(replicas: int | None = None, **model: object) -> Gateway:
+
+@pytest.fixture
+async def make_gateway(machines: Machines, tmp_path: Path) -> AsyncGenerator[Callable[..., Gateway], None]:
+    gateways = list[Gateway]()
+
+    def make(replicas: int | None = None, heartbeat_timeout_s: float = 5.0, **model: object) -> Gateway:
         settings = {"name": "m", "path": "kvarn-demo", "threads": 1, "kv_cache_gib": 0.05, **model}
         config = KvarnConfig.model_validate(
             {
                 "models": [settings],
                 "data_dir": str(tmp_path),
                 "fleet": {"launcher": "ray", "poll_s": 0.1},
-                "replica": {"heartbeat_interval_s": 0.1, "restart_backoff_s": 0.05},
+                "replica": {
+                    "heartbeat_interval_s": 0.1,
+                    "heartbeat_timeout_s": heartbeat_timeout_s,
+                    "restart_backoff_s": 0.05,
+                },
             }
         )
         desired = DesiredState(config).models
@@ -255,6 +267,38 @@ async def test_an_engine_that_drains_is_left_to_end_and_another_takes_its_place(
     await until(lambda: any(seen == pid for seen, _ in ears.heard), "it is found")
     (other,) = await second.until_ready(1)
     assert other != pid and (pid, ReplicaState.READY) not in ears.heard
+
+
+async def test_an_engine_that_was_taken_over_finishes_its_requests_when_it_is_drained(
+    make_gateway: Callable[..., Gateway], submit: Callable[..., Submit]
+) -> None:
+    first = make_gateway()
+    first.start()
+    pids = await first.until_ready(1)
+    await first.leave()
+
+    second = make_gateway()
+    second.start()
+    assert await second.until_ready(1) == pids
+    (supervisor,) = second.engines.supervisors.values()
+    (client,) = second.live.by_name["m"].replicas.values()
+    running = client.generate(submit("long", max_tokens=100))
+    came = [await asyncio.wait_for(anext(running), WAIT_S)]
+    draining = asyncio.create_task(supervisor.drain(WAIT_S))
+    async with asyncio.timeout(WAIT_S):
+        came += [delta async for delta in running]
+        await draining
+    assert sum(len(delta.token_ids) for delta in came) == 100
+
+
+async def test_an_engine_that_loads_for_longer_than_the_heartbeats_timeout_is_left_to_load(
+    make_gateway: Callable[..., Gateway], machines: Machines
+) -> None:
+    machines.script["load_s"] = 3.0
+    gateway = make_gateway(heartbeat_timeout_s=1.0)
+    gateway.start()
+    await gateway.until_ready(1)
+    assert len(machines.engines) == 1
 
 
 async def test_a_version_is_prepared_beside_the_passes_and_tried_again_where_that_fails(

@@ -12,13 +12,14 @@ from sqlalchemy import select
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import RouteConfig, TargetConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.rollout import Phase
+from kvarn.fleet.rollout import Phase, Rollout
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.quality.gates import Outcome
 from kvarn.replica.client.protocol import ReplicaLostError
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.model_table import ModelTable
 from kvarn.serving.models import ServedModel
+from kvarn.serving.rollout_store import RolloutStore
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.shadow import Shadows
 from kvarn.serving.text_pool import TextPool
@@ -178,3 +179,12 @@ async def test_the_lease_is_held_only_while_there_is_a_rollout(store: Store, clo
     await first.save(first.command("chat", "rollback", "me"))
     await first.look()
     assert not first.judges and await lease_until(store) is None
+
+
+async def test_a_rollout_of_versions_is_written_where_it_has_changed_only(store: Store) -> None:
+    rollouts = RolloutStore(store)
+    rollout = Rollout.start("chat", "chat@1", "chat@2", SETTINGS, 1e6, versions=(1, 2))
+    assert await rollouts.save(rollout, 1e6)
+    (row,) = await rollouts.read()
+    assert not rollouts.is_new(row)
+    assert not await rollouts.save(row.rollout, 1e6)

@@ -292,8 +292,9 @@ class EngineSupervisor:
         if run != self.lifecycle.run:
             return
         if isinstance(message, Heartbeat):
-            if not self.lifecycle.was_found_draining:
-                self._do(self.lifecycle.found_draining(run))
+            known = self.lifecycle.was_found_draining
+            self._do(self.lifecycle.found_draining(run))
+            if self.lifecycle.was_found_draining and not known:  # else this controller has told it
                 self._down("an earlier controller had told the engine to end")
             return
         if isinstance(message, Warm):

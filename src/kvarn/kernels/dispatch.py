@@ -62,6 +62,9 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
 )
 """Every backend by name, preferred ones first."""
 
+LEAST_CAPABILITY = (9, 0)
+"""Of GPUs (H100 and later) that are taken without being asked for."""
+
 
 def kernels_for(backend: str = "auto", device: torch.device | str | None = None) -> Kernels:
     """The kernels of a device: as torch names it, or `auto` for a GPU where there is one. Default: this machine's
@@ -91,14 +94,17 @@ def kernels_for(backend: str = "auto", device: torch.device | str | None = None)
 
 def _place(backend: str, device: torch.device | str | None) -> torch.device:
     if device == "auto":
-        on_gpu = torch.cuda.is_available() and "cuda" in (
-            BACKENDS.get(backend, Backend(Kernels)).device_types or ("cuda",)
-        )
-        return torch.device("cuda" if on_gpu else "cpu")
+        computes = "cuda" in (BACKENDS.get(backend, Backend(Kernels)).device_types or ("cuda",))
+        return torch.device("cuda" if computes and _has_known_gpu() else "cpu")
     place = torch.device("cpu") if device is None else torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise MissingDeviceError
     return place
+
+
+def _has_known_gpu() -> bool:
+    """Whether there is a GPU that `auto` takes: one of those that the kernels were made for."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
 
 
 def _first_installed(usable: list[str], place: torch.device) -> Kernels:

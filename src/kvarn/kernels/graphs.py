@@ -48,7 +48,8 @@ class StepGraphs:
 
     def _capture(self, key: Hashable, step: Step) -> tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Other threads may allocate meanwhile: one loads adapters.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             results = step()
         self._memory = graph.pool()
         self._captured[key] = graph, results

@@ -6,7 +6,7 @@ are off. Nothing may be dropped, and the engine may not block on a slow gateway,
 stays bounded because each message belongs to an accepted request with a token limit, and the engine bounds those.
 
 Over TCP a connection may break, and what was under way on it is lost: clients notice, fail their requests and join the
-engine again. A machine that is merely slow, or cut off for less than the heartbeat's time-out, loses nothing.
+engine again. A machine that is merely slow, or cut off for a few seconds, loses nothing.
 """
 
 from __future__ import annotations

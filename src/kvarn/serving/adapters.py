@@ -157,7 +157,8 @@ async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
 
 
 class AdapterKeeper:
-    """Has replicas load what of their deployment they lack: those that were starting while it was loaded.
+    """Has replicas load what of their deployment they lack, or have in an older form: those that were starting while it
+    was loaded.
 
     Args:
         models: What is served.
@@ -183,7 +184,8 @@ class AdapterKeeper:
     async def _give(self, version: ServedModel, replica: ReplicaClient, adapter: AdapterInfo) -> None:
         name = next((name for name, each in version.replicas.items() if each is replica), "")
         attempt = name, replica.starts, adapter.name, adapter.digest
-        if adapter.name in replica.adapters or attempt in self._tried:
+        had = replica.adapters.get(adapter.name)
+        if (had is not None and had.digest == adapter.digest) or attempt in self._tried:
             return
         self._tried.add(attempt)
         try:

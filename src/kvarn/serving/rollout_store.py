@@ -85,8 +85,9 @@ class RolloutStore:
     async def save(self, rollout: Rollout, now: float) -> bool:
         """Write a rollout at Unix second `now`, where it has changed since it was last read or written; whether it had.
         What is decided of a deployment's version holds in the same transaction, as do the samples that are counted."""
-        model, state, before = rollout.model, msgspec.to_builtins(rollout), self._known.get(rollout.model)
-        candidate, counted = candidate_of(rollout, now), self._counted.get(model, [])
+        model, before = rollout.model, self._known.get(rollout.model)
+        state = msgspec.json.decode(msgspec.json.encode(rollout))  # as the database gives it: tuples are lists
+        candidate, counted = candidate_of(rollout, now), list(self._counted.get(model, []))
         changed = before != state or self._candidates.get(model, candidate) != candidate
         if changed or counted:
             async with self._store.transaction() as session:
@@ -96,7 +97,7 @@ class RolloutStore:
                 if rollout.versions is not None and rollout.phase is Phase.PROMOTED and is_news:
                     await promote(session, model, *rollout.versions, int(now), rollout.log[-1].by or "rollout")
             self._known[model], self._candidates[model] = state, candidate
-            self._counted.pop(model, None)
+            self._counted[model] = [each for each in self._counted.get(model, []) if each not in counted]
         return changed
 
     async def leave_samples(self, model: str, began: float, samples: list[Sample]) -> None:

@@ -71,8 +71,10 @@ class PipelinedExecutor(InProcessExecutor):
         """How many sequences each slot has had."""
         self._drawn = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         """The token that each slot drew last; the last entry is for rows that fill a batch up."""
-        blocks = -(-self.max_context_length // BLOCK_SIZE)
-        self._staging = Staging(self._device, max_num_seqs * (4 * _power_of_two(blocks) + 256) + 2**20, IN_FLIGHT)
+        rows = next((bucket for bucket in BUCKETS if bucket >= max_num_seqs), max_num_seqs)
+        blocks = max(NARROWEST, _power_of_two(-(-self.max_context_length // BLOCK_SIZE)))
+        # Room for the largest step that is captured: it reads the same addresses each time.
+        self._staging = Staging(self._device, rows * (4 * blocks + 256) + 2**20, IN_FLIGHT)
 
     @property
     def max_in_flight(self) -> int:

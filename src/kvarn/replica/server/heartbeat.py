@@ -43,6 +43,7 @@ class HeartbeatThread(threading.Thread):
         self._orphan_timeout_s = orphan_timeout_s
         self.draining = False
         """What it says of the engine."""
+        self._loading = False
         self._stopped = threading.Event()
         self._heard_at = time.monotonic()
         self._step = 0
@@ -58,6 +59,16 @@ class HeartbeatThread(threading.Thread):
         self._heard_at = time.monotonic()
         is_new, self._address = address != self._address, address
         return is_new
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While the model is loaded nobody reads messages: the supervisor's silence does not count."""
+        self._loading = True
+        try:
+            yield
+        finally:
+            self._heard_at = time.monotonic()
+            self._loading = False
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -80,7 +91,8 @@ class HeartbeatThread(threading.Thread):
                 outbox = Outbox(self._context, address, SUPERVISOR_LINGER_MS, self._keys)
             began, now = self._step_began, time.monotonic()
             busy_s = 0.0 if began is None else now - began
-            unheard_s = max(0.0, now - busy_s - self._heard_at) if self._orphan_timeout_s else 0.0
+            may_hear = self._orphan_timeout_s > 0 and not self._loading
+            unheard_s = max(0.0, now - busy_s - self._heard_at) if may_hear else 0.0
             outbox.send(Heartbeat(step=self._step, busy_s=busy_s, unheard_s=unheard_s, draining=self.draining))
             if self._orphan_timeout_s and unheard_s > self._orphan_timeout_s:
                 log.error("the engine ends: its supervisor has been silent for %.0f s", unheard_s)

@@ -98,9 +98,10 @@ def _serve(
             phases = phases | {"wait to be activated": time.monotonic() - began}
             assert router.supervisor is not None, "it has activated this process"
             supervisor = router.supervisor
-        service: GenerateService | EmbedService = build(
-            spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
-        )
+        with heartbeat.loading():
+            service: GenerateService | EmbedService = build(
+                spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
+            )
     try:
         phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
         start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
