@@ -111,7 +111,8 @@ def test_a_rollout_goes_on_after_a_restart_of_several_gateway_processes_that_all
     ("arguments", "says"),
     [
         (("--canary", "five"), "write percentages"),
-        (("--canary", "50,20"), "rollout"),
+        (("--canary", "50,20"), "write percentages"),
+        (("--canary", "0,200"), "write percentages"),
         (("--canary", "50"), "has the same settings"),
         (("--canary", "50", "--set", "hardware.memory_gib=100000"), "this machine has room for 0 of them"),
         (("--canary", "50", "--set", "path=/nowhere"), "no directory '/nowhere'"),

@@ -94,3 +94,4 @@ def test_no_rank_outlives_its_engine(ranks: Any) -> None:
     os.kill(rank, signal.SIGKILL)  # while nothing runs
     engine = ranks.engine_pid("two")
     ranks.wait_until(lambda: ranks.engine_pid("two") != engine, "the next engine", 60)
+    ranks.wait_until(lambda: is_gone(engine) and is_gone(rank), "the processes of the engine before to end")

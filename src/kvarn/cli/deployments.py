@@ -138,8 +138,10 @@ def _rollout(canary: str | None, settings: dict[str, Any], *, shadow: bool) -> d
         try:
             shares = [float(each.strip().removesuffix("%")) / 100 for each in canary.split(",")]
         except ValueError:
-            hint = "write percentages, such as 5,25,50"
-            raise typer.BadParameter(f"{canary!r}: {hint}", param_hint="--canary") from None
+            shares = []
+        if not shares or shares != sorted({*shares}) or not 0 < shares[0] <= shares[-1] <= 1:
+            hint = "write percentages that grow, such as 5,25,50"
+            raise typer.BadParameter(f"{canary!r}: {hint}", param_hint="--canary")
         wanted["steps"] = shares if shares[-1] == 1 else [*shares, 1.0]
     return wanted | settings
 

@@ -152,22 +152,8 @@ def _build_decoder(
     connector = None if tiers is None else tiers.store
     others = [] if ranks is None else ranks.await_loaded()
     costs = _joint_costs(model, others) if others else model.costs
-    own_free = model.kernels.free_memory_bytes()
-    free_elsewhere = [each.free_bytes for each in others if each.free_bytes is not None]
     with phases("allocate the KV cache"):
-        num_blocks = plan_kv_blocks(
-            model.spec,
-            model.kv_dtype,
-            kv_cache_gib=config.kv_cache_gib,
-            max_num_seqs=config.engine.max_num_seqs,
-            max_context_length=max_context_length,
-            weight_bytes=model.layer_bytes
-            + model.head_bytes
-            + sum(each.layer_bytes + each.head_bytes for each in others),
-            memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
-            free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
-            copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
-        )
+        num_blocks = _num_blocks(model, config, max_context_length, others)
     if ranks is not None:
         with phases("join the ranks"):
             ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs))
@@ -224,6 +210,24 @@ def _build_decoder(
         else None,
         disaggregation=config.disaggregation,
         masks=masks,
+    )
+
+
+def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> int:
+    """Blocks of the KV cache, the same on each rank: what the memory of all of them has room for."""
+    layout, own_free = layout_of(config), model.kernels.free_memory_bytes()
+    free_elsewhere = [each.free_bytes for each in others if each.free_bytes is not None]
+    weight_bytes = model.layer_bytes + model.head_bytes
+    return plan_kv_blocks(
+        model.spec,
+        model.kv_dtype,
+        kv_cache_gib=config.kv_cache_gib,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_context_length=max_context_length,
+        weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
+        memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
+        free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
+        copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
     )
 
 
