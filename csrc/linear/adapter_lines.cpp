@@ -5,11 +5,16 @@
 
 namespace kvarn {
 
+namespace {
+
 std::int64_t lines_of(const AdapterPart& part, bool wide) {
     const std::int64_t inputs = wide ? 1 : 2;   // of a line
     const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-    return ceil_div(part.rank, kPanel) * ceil_div(part.in, inputs) + ceil_div(part.outs, kPanel) * ceil_div(part.rank, inputs);
+    const std::int64_t a = ceil_div(part.rank, kPanel) * ceil_div(part.in, inputs);
+    return a + ceil_div(part.outs, kPanel) * ceil_div(part.rank, inputs);
 }
+
+}  // namespace
 
 PrefetchList lines_of_layer(const AdapterBatch& batch, std::int64_t layer) {
     PrefetchList list;

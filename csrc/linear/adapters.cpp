@@ -1,19 +1,13 @@
 // What adapters add to a linear layer. Three rounds: rows are normed; A for each block of rows of one adapter, panel by
 // panel; then B. A panel is read from memory once for up to kBlockRows rows.
-//
-// A step of many requests reads many adapters for one or two rows each, so weights come from memory once and are used
-// once: what counts is to read them in the order in which they lie, in long runs, with few instructions between.
 #include "linear/adapters.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <cstring>
-#include <utility>
 #include <vector>
 
 #include "core/parallel.h"
-#include "linear/float_tile.h"
+#include "linear/adapter_products.h"
 #include "linear/prepare.h"
 #include "simd/simd.h"
 
@@ -24,16 +18,7 @@ namespace {
 constexpr std::int64_t kBlockRows = 48;       // rows of one adapter that are a piece of work
 constexpr std::int64_t kPieceLines = 1024;    // lines of B in a piece, or one panel
 constexpr std::int64_t kRowGap = 16;          // floats between rows: equal places of rows in other cache sets
-constexpr std::int64_t kAhead = 2048;         // bytes by which lines are asked for ahead
 constexpr std::int64_t kPrepareNumbers = 16 * 1024;
-
-// Lines of A are added to so many chains of sums in turn, since one chain would wait for its own multiply-adds; and the
-// rows whose chains fit into registers.
-#if KVARN_WIDE
-constexpr int kChains = 4, kChainRows = 6;
-#else
-constexpr int kChains = 2, kChainRows = 3;
-#endif
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -50,70 +35,11 @@ struct Piece {
     std::int64_t panel, panels;
 };
 
-// Calls body(lines, number of the first, count) for `count` lines from `first` on, in order. Counts are multiples of
-// kChains: lines around the end of a page, and the last ones, are copied, with zeros behind them.
-template <class Body>
-void in_groups(const AdapterLines& lines, std::int64_t first, std::int64_t count, Body body) {
-    alignas(64) std::byte group[kChains * 64];
-    for (std::int64_t line = 0, run; line < count; line += run) {
-        run = std::min(count - line, lines.together(first + line)) / kChains * kChains;
-        if (run) {
-            body(lines.at(first + line), line, run);
-            continue;
-        }
-        run = std::min<std::int64_t>(kChains, count - line);
-        std::memset(group, 0, sizeof(group));
-        for (std::int64_t i = 0; i < run; ++i) std::memcpy(group + i * 64, lines.at(first + line + i), 64);
-        body(group, line, kChains);
-    }
-}
-
-// Adds x * W over `count` lines of one panel to the chains of R rows: line l to chain l % kChains.
-template <int R, class Form>
-void add_lines(const std::byte* line, std::int64_t count, const float* x, std::int64_t x_stride, F16 (*sums)[kChains]) {
-    F16 sum[R][kChains];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) sum[r][c] = sums[r][c];
-    for (std::int64_t l = 0; l < count; l += kChains, line += kChains * 64, x += kChains * Form::kInputs) {
-#pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) {
-            __builtin_prefetch(line + c * 64 + kAhead);
-#pragma GCC unroll 2
-            for (int i = 0; i < Form::kInputs; ++i) {
-                const F16 w = Form::weights(line + c * 64, i);
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
-                    sum[r][c] = settled(fma(splat(x[r * x_stride + c * Form::kInputs + i]), w, sum[r][c]));
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) sums[r][c] = sum[r][c];
-}
-
-template <class Form, int... R>
-constexpr auto add_lines_of(std::integer_sequence<int, R...>) {
-    return std::array{&add_lines<R + 1, Form>...};
-}
-
-// The sum of a row's chains, in a fixed tree.
-inline F16 joined(const F16 (&chains)[kChains]) {
-    F16 sum[kChains];
-    std::copy_n(chains, kChains, sum);
-    for (int half = kChains / 2; half; half /= 2)
-        for (int c = 0; c < half; ++c) sum[c] = add(sum[c], sum[c + half]);
-    return sum[0];
-}
-
-template <class Form>
+template <class Lines>
 class Deltas {
   public:
     Deltas(const AdapterBatch& batch, std::int64_t layer, const LinearCall& call)
-        : call_(call), per_page_(batch.table->lines_per_page), in_lines_(ceil_div(call.weight.in, Form::kInputs)) {
+        : call_(call), per_page_(batch.table->lines_per_page), in_lines_(ceil_div(call.weight.in, Lines::kInputs)) {
         for (const AdapterGroup& group : batch.groups) {
             const Adapter& adapter = batch.table->adapters[static_cast<std::size_t>(group.adapter)];
             if (static_cast<std::size_t>(layer) >= adapter.layers.size()) continue;
@@ -187,115 +113,53 @@ class Deltas {
     }
 
     void shrink() const {
-        static constexpr auto add_lines = add_lines_of<Form>(std::make_integer_sequence<int, kChainRows>());
         const auto pieces = cut([](const AdapterPart& part) { return ceil_div(part.rank, kPanel); },
                                 [](const AdapterPart&) { return std::int64_t{1}; });
         parallel_pieces(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t index) {
             const Piece& piece = pieces[static_cast<std::size_t>(index)];
             const Block& block = *piece.block;
-            const AdapterLines lines(*block.adapter, per_page_);
-            const std::int64_t first = piece.part->first_line + piece.panel * in_lines_;
-            const float* x = x_ + block.first * x_stride_;
-            float* inner = inner_sums_ + block.first * inner_stride_ + piece.inner + piece.panel * kPanel;
-            const F16 scale = splat(piece.part->scale);
-            for (std::int64_t r = 0, rows; r < block.count; r += rows) {
-                rows = std::min<std::int64_t>(kChainRows, block.count - r);
-                F16 sums[kChainRows][kChains];
-                for (auto& chains : sums) std::fill_n(chains, kChains, zero());
-                in_groups(lines, first, in_lines_, [&](const std::byte* at, std::int64_t line, std::int64_t count) {
-                    add_lines[static_cast<std::size_t>(rows - 1)](at, count, x + r * x_stride_ + line * Form::kInputs,
-                                                                  x_stride_, sums);
-                });
-                for (std::int64_t i = 0; i < rows; ++i)
-                    store(inner + (r + i) * inner_stride_, mul(joined(sums[i]), scale));
-            }
+            alignas(64) float sums[kBlockRows * kPanel];
+            multiply<Lines>(AdapterLines(*block.adapter, per_page_),
+                           {piece.part->first_line + piece.panel * in_lines_, in_lines_, 1,
+                            x_ + block.first * x_stride_, x_stride_, sums, kPanel, block.count});
+            float* inner = inner_of(piece) + piece.panel * kPanel;
+            for (std::int64_t r = 0; r < block.count; ++r)
+                store(inner + r * inner_stride_, mul(load(sums + r * kPanel), splat(piece.part->scale)));
         });
     }
 
     void expand() const {
+        const auto lines_of = [](const AdapterPart& part) { return ceil_div(part.rank, Lines::kInputs); };
         const auto pieces = cut([](const AdapterPart& part) { return ceil_div(part.outs, kPanel); },
-                                [](const AdapterPart& part) {
-                                    return std::max<std::int64_t>(1, kPieceLines / ceil_div(part.rank, Form::kInputs));
+                                [&](const AdapterPart& part) {
+                                    return std::max<std::int64_t>(1, kPieceLines / lines_of(part));
                                 });
         parallel_pieces(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t index) {
             const Piece& piece = pieces[static_cast<std::size_t>(index)];
+            const Block& block = *piece.block;
             const AdapterPart& part = *piece.part;
-            const AdapterLines lines(*piece.block->adapter, per_page_);
-            const std::int64_t rank_lines = ceil_div(part.rank, Form::kInputs);
+            const AdapterLines lines(*block.adapter, per_page_);
             const std::int64_t b = part.first_line + ceil_div(part.rank, kPanel) * in_lines_;
-            const std::int64_t whole = part.outs / kPanel;   // panels of sixteen outputs; the last may have fewer
-            for (std::int64_t p = piece.panel, end = p + piece.panels, run; p < end; p += run) {
-                const std::int64_t first = b + p * rank_lines;
-                run = std::min({end - p, whole - p, lines.together(first) / rank_lines});
-                if (run > 0) {
-                    expand_run(piece, p, run, lines.at(first), rank_lines);
-                } else {
-                    run = 1;
-                    expand_panel(piece, p, lines, first, rank_lines);
-                }
-            }
+            float* out = out_ + block.first * out_stride_ + part.first_out;
+            const auto product = [&](std::int64_t panel, std::int64_t panels, float* sums, std::int64_t stride) {
+                multiply<Lines>(lines, {b + panel * lines_of(part), lines_of(part), panels, inner_of(piece),
+                                       inner_stride_, sums, stride, block.count});
+            };
+            const std::int64_t whole = std::min(piece.panels, part.outs / kPanel - piece.panel);
+            product(piece.panel, whole, out + piece.panel * kPanel, out_stride_);
+            if (whole == piece.panels) return;
+            // The last panel has fewer outputs, and behind them stand those of another part.
+            alignas(64) float sums[kBlockRows * kPanel];
+            product(piece.panel + whole, 1, sums, kPanel);
+            for (std::int64_t r = 0; r < block.count; ++r)
+                store_first(out + r * out_stride_ + (piece.panel + whole) * kPanel, load(sums + r * kPanel),
+                            static_cast<int>(part.outs % kPanel));
         });
     }
 
-    TileCall tile_call(const Piece& piece, std::int64_t rank_lines) const {
-        TileCall tile{};
-        tile.x = inner_sums_ + piece.block->first * inner_stride_ + piece.inner;
-        tile.x_stride = inner_stride_;
-        tile.panel_stride = static_cast<std::size_t>(rank_lines) * 64;
-        tile.ask_step = 64;
-        return tile;
-    }
-    float* out_of(const Piece& piece, std::int64_t panel) const {
-        return out_ + piece.block->first * out_stride_ + piece.part->first_out + panel * kPanel;
-    }
-
-    // Panels of sixteen outputs that are neighbours in memory.
-    void expand_run(const Piece& piece, std::int64_t panel, std::int64_t panels, const std::byte* weights,
-                    std::int64_t rank_lines) const {
-        TileCall tile = tile_call(piece, rank_lines);
-        tile.inputs = rank_lines * Form::kInputs;
-        tile.sums_stride = out_stride_;
-        tile.begins = true;
-        float* out = out_of(piece, panel);
-        for (std::int64_t r = 0, rows; r < piece.block->count; r += rows) {
-            rows = std::min<std::int64_t>(kTileRows, piece.block->count - r);
-            tile.weights = weights;
-            tile.sums = out + r * out_stride_;
-            int step = panels_at_once(rows);
-            for (std::int64_t left = panels; left; left -= step) {
-                while (step > left) step /= 2;
-                tile.ask = tile.weights + kAhead;
-                tile_of<Form>(rows, step)(tile);
-                tile.weights += static_cast<std::size_t>(step) * tile.panel_stride;
-                tile.sums += step * kPanel;
-            }
-            tile.x += rows * inner_stride_;
-        }
-    }
-
-    // One panel, which may lie in several pages and have fewer than sixteen outputs.
-    void expand_panel(const Piece& piece, std::int64_t panel, const AdapterLines& lines, std::int64_t first,
-                      std::int64_t rank_lines) const {
-        alignas(64) float sums[kTileRows * kPanel];
-        TileCall tile = tile_call(piece, rank_lines);
-        const float* x = tile.x;
-        tile.sums = sums;
-        tile.sums_stride = kPanel;
-        float* out = out_of(piece, panel);
-        const int lanes = static_cast<int>(std::min(kPanel, piece.part->outs - panel * kPanel));
-        for (std::int64_t r = 0, rows; r < piece.block->count; r += rows) {
-            rows = std::min<std::int64_t>(kTileRows, piece.block->count - r);
-            for (std::int64_t line = 0, run; line < rank_lines; line += run) {
-                run = std::min(rank_lines - line, lines.together(first + line));
-                tile.weights = tile.ask = lines.at(first + line);
-                tile.inputs = run * Form::kInputs;
-                tile.x = x + r * inner_stride_ + line * Form::kInputs;
-                tile.begins = line == 0;
-                tile_of<Form>(rows, 1)(tile);
-            }
-            for (std::int64_t i = 0; i < rows; ++i)
-                store_first(out + (r + i) * out_stride_, load(sums + i * kPanel), lanes);
-        }
+    // Where the results of A of a piece's rows begin.
+    float* inner_of(const Piece& piece) const {
+        return inner_sums_ + piece.block->first * inner_stride_ + piece.inner;
     }
 
     const LinearCall& call_;

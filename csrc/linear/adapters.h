@@ -5,8 +5,8 @@
 // changes come the lines of A [rank, in] and behind them those of B [outs, rank], as panels of 16 outputs in the
 // layouts f32 or bf16 of linear/linear.h; inputs are padded to whole lines only.
 //
-// Order of sums: an output is one chain over the inputs in ascending order, A's first, then B's, whatever stands beside
-// the row. Its sum is then added to the base weight's.
+// Order of sums: an output's lines are added to a few chains in turn (linear/adapter_products.h), A's first, then B's,
+// whatever stands beside the row. Its sum is then added to the base weight's.
 #pragma once
 
 #include <cstddef>

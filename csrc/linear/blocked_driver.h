@@ -100,8 +100,9 @@ class BlockedLinear {
                 }
             };
             if (!call_.next) return stream_panels(AskFurtherOn{});
-            const std::int64_t asks = (end - first) * rows_.steps * Multiplier::passes(call_.rows, static_cast<int>(together));
-            stream_panels(AskForNextCall(PrefetchShare(*call_.next, piece, pieces, asks)));
+            const std::int64_t passes = Multiplier::passes(call_.rows, static_cast<int>(together));
+            const std::int64_t asks = (end - first) * rows_.steps * passes;
+            stream_panels(AskForNextCall(PrefetchShare(call_.next, piece, pieces, asks)));
         });
     }
 

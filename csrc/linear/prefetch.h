@@ -27,14 +27,15 @@ struct PrefetchList {
 // The lines that one piece of work asks for.
 class PrefetchShare {
   public:
-    // Share `piece` of `pieces`, to be asked for by `asks` calls of ask().
-    PrefetchShare(const PrefetchList& list, std::int64_t piece, std::int64_t pieces, std::int64_t asks) {
-        const std::int64_t first = list.lines * piece / pieces;
-        left_ = list.lines * (piece + 1) / pieces - first;
+    // Share `piece` of `pieces`, to be asked for by `asks` calls of ask(); of no list, nothing.
+    PrefetchShare(const PrefetchList* list, std::int64_t piece, std::int64_t pieces, std::int64_t asks) {
+        if (!list) return;
+        const std::int64_t first = list->lines * piece / pieces;
+        left_ = list->lines * (piece + 1) / pieces - first;
         if (!left_) return;
         each_ = (left_ + asks - 1) / asks;
         const auto after = [](std::int64_t line, const PrefetchList::Run& run) { return line < run.first; };
-        run_ = &*std::upper_bound(list.runs.begin(), list.runs.end(), first, after) - 1;
+        run_ = &*std::upper_bound(list->runs.begin(), list->runs.end(), first, after) - 1;
         line_ = first - run_->first;
     }
 
