@@ -46,7 +46,7 @@ struct Block {
 // Calls into the caches what will be read next: `panel` is told of each step of a panel that is about to be read, `rows`
 // of each step of a tile of rows.
 //
-// Where each weight is used once: the weights a little further on in the same panel.
+// Where each weight is read once: the weights a little further on in the same panel.
 struct AskFurtherOn {
     static constexpr std::size_t kDistance = 2 * kStep;
     void panel(const std::byte* step) const {
@@ -54,15 +54,28 @@ struct AskFurtherOn {
     }
     void rows(const std::byte*) const {}
 };
-// The same, and beside them what the call after this one reads.
-struct AskForNextCall : AskFurtherOn {
-    PrefetchShare share;
+// Where panels are read several times, for some rows each time: the panels after them, brought to the second cache little
+// by little meanwhile, so that the memory is never idle.
+struct AskForNextPanels {
+    const std::byte* at;
+    std::size_t lines;   // at each step of a panel
 
-    explicit AskForNextCall(const PrefetchShare& of_piece) : share(of_piece) {}
+    void panel(const std::byte*) {
+        for (std::size_t i = 0; i < lines; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
+    }
+    void rows(const std::byte*) const {}
+};
+// One of these, and beside it what the call after this one reads.
+template <class Ask>
+struct AskForNextCall {
+    Ask own;
+    PrefetchShare& share;
+
     void panel(const std::byte* step) {
-        AskFurtherOn::panel(step);
+        own.panel(step);
         share.ask();
     }
+    void rows(const std::byte* step) { own.rows(step); }
 };
 // Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps further on
 // in either, and the lines in which the outputs will be written, a row of them at each step of a panel.

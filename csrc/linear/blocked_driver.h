@@ -88,30 +88,33 @@ class BlockedLinear {
     void stream_all() const {
         const std::int64_t together = call_.rows > kTileHeight ? 2 : kStreamPanels;
         const std::int64_t each = piece_panels(2 * kStreamPanels, 1), panels = call_.weight.panels();
-        const std::int64_t pieces = (panels + each - 1) / each;
+        const std::int64_t pieces = (panels + each - 1) / each, passes = Multiplier::passes(call_.rows, static_cast<int>(together));
         parallel_pieces(pieces, [&](std::int64_t piece) {
             const Multiplier multiplier(call_.rows);
             const std::int64_t first = piece * each, end = std::min(panels, first + each);
-            const auto stream_panels = [&](auto ask) {
-                for (std::int64_t panel = first, count; panel < end; panel += count) {
-                    count = together;
-                    while (count > end - panel) count /= 2;
-                    stream(multiplier, panel, static_cast<int>(count), ask);
-                }
-            };
-            if (!call_.next) return stream_panels(AskFurtherOn{});
-            const std::int64_t passes = Multiplier::passes(call_.rows, static_cast<int>(together));
-            const std::int64_t asks = (end - first) * rows_.steps * passes;
-            stream_panels(AskForNextCall(PrefetchShare(call_.next, piece, pieces, asks)));
+            PrefetchShare share(call_.next, piece, pieces, (end - first) * rows_.steps * passes);
+            for (std::int64_t panel = first, count; panel < end; panel += count) {
+                count = together;
+                while (count > end - panel) count /= 2;
+                // This thread's next piece is likely to be the one that so many threads will have taken.
+                const std::int64_t next = panel + count < end ? panel + count : first + each * omp_get_max_threads();
+                stream(multiplier, panel, static_cast<int>(count), next, passes, share);
+            }
         });
     }
 
-    template <class Ask>
-    void stream(const Multiplier& multiplier, std::int64_t panel, int panels, Ask& ask) const {
+    void stream(const Multiplier& multiplier, std::int64_t panel, int panels, std::int64_t next, std::int64_t passes,
+                PrefetchShare& share) const {
         alignas(64) std::byte sums[kStreamRows * kStreamPanels * kLine];
         const Block block{rows_.bytes, rows_.tile_bytes(), call_.rows, step_of(panel, 0), panel_bytes_, panels,
                           rows_.steps, sums, static_cast<std::size_t>(panels) * kLine, true};
-        multiplier.template multiply<typename Form::Product>(block, ask);
+        const auto multiply = [&](auto ask) {
+            if (!call_.next) return multiplier.template multiply<typename Form::Product>(block, ask);
+            AskForNextCall<decltype(ask)> both{ask, share};
+            multiplier.template multiply<typename Form::Product>(block, both);
+        };
+        if (passes == 1) multiply(AskFurtherOn{});
+        else multiply(AskForNextPanels{step_of(next, 0), static_cast<std::size_t>((kTileHeight + passes - 1) / passes)});
         finish(0, call_.rows, panel, panels, sums);
     }
 
