@@ -32,6 +32,7 @@ void multiply_dots(const Block& block, Ask& ask) {
     for (std::int64_t s = 0; s < block.steps; ++s, rows += kStep, panels += kStep) {
         for (int p = 0; p < P; ++p) ask.panel(panels + static_cast<std::size_t>(p) * block.panel_stride);
         for (std::size_t pair = 0; pair < 16; ++pair) {
+            for (int p = 0; p < P; ++p) ask.line(panels + static_cast<std::size_t>(p) * block.panel_stride + pair * kLine);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 std::uint32_t x;

@@ -44,15 +44,22 @@ struct Block {
 };
 
 // Calls into the caches what will be read next: `panel` is told of each step of a panel that is about to be read, `rows`
-// of each step of a tile of rows.
+// of each step of a tile of rows, and, where products are of lines, `line` of each line of a panel. Asking for many lines
+// at once makes those that are needed wait, so it is done little by little wherever there is something to do between.
 //
-// Where each weight is read once: the weights a little further on in the same panel.
+// Where tiles read each weight once: the weights a little further on in the same panel.
 struct AskFurtherOn {
     static constexpr std::size_t kDistance = 2 * kStep;
     void panel(const std::byte* step) const {
         for (std::size_t i = 0; i < kStep; i += kLine) __builtin_prefetch(step + kDistance + i);
     }
     void rows(const std::byte*) const {}
+};
+// Where lines are read once: as many lines further on in the same panel.
+struct AskForLinesFurtherOn {
+    static constexpr std::size_t kDistance = 4 * kStep;
+    void panel(const std::byte*) const {}
+    void line(const std::byte* line) const { __builtin_prefetch(line + kDistance); }
 };
 // Where panels are read several times, for some rows each time: the panels after them, brought to the second cache little
 // by little meanwhile, so that the memory is never idle.
@@ -63,6 +70,7 @@ struct AskForNextPanels {
     void panel(const std::byte*) {
         for (std::size_t i = 0; i < lines; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
     }
+    void line(const std::byte*) const {}
     void rows(const std::byte*) const {}
 };
 // One of these, and beside it what the call after this one reads.
@@ -75,7 +83,8 @@ struct AskForNextCall {
         own.panel(step);
         share.ask();
     }
-    void rows(const std::byte* step) { own.rows(step); }
+    void line(const std::byte* line) const { own.line(line); }
+    void rows(const std::byte* step) const { own.rows(step); }
 };
 // Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps further on
 // in either, and the lines in which the outputs will be written, a row of them at each step of a panel.
@@ -112,6 +121,7 @@ struct AskForNextBlock {
             __builtin_prefetch(at, 0, 2);
         }
     }
+    void line(const std::byte*) const {}
 };
 
 }  // namespace kvarn::KVARN_ISA

@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include <omp.h>
 
@@ -88,7 +89,8 @@ class BlockedLinear {
     void stream_all() const {
         const std::int64_t together = call_.rows > kTileHeight ? 2 : kStreamPanels;
         const std::int64_t each = piece_panels(2 * kStreamPanels, 1), panels = call_.weight.panels();
-        const std::int64_t pieces = (panels + each - 1) / each, passes = Multiplier::passes(call_.rows, static_cast<int>(together));
+        const std::int64_t pieces = (panels + each - 1) / each;
+        const std::int64_t passes = Multiplier::passes(call_.rows, static_cast<int>(together));
         parallel_pieces(pieces, [&](std::int64_t piece) {
             const Multiplier multiplier(call_.rows);
             const std::int64_t first = piece * each, end = std::min(panels, first + each);
@@ -113,7 +115,7 @@ class BlockedLinear {
             AskForNextCall<decltype(ask)> both{ask, share};
             multiplier.template multiply<typename Form::Product>(block, both);
         };
-        if (passes == 1) multiply(AskFurtherOn{});
+        if (passes == 1) multiply(std::conditional_t<Multiplier::kUsesTiles, AskFurtherOn, AskForLinesFurtherOn>{});
         else multiply(AskForNextPanels{step_of(next, 0), static_cast<std::size_t>((kTileHeight + passes - 1) / passes)});
         finish(0, call_.rows, panel, panels, sums);
     }
