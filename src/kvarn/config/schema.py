@@ -159,6 +159,10 @@ class ModelConfig(Section):
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     """Stages of consecutive layers (pipeline parallelism), each in `tensor_parallel_size` processes of its own."""
 
+    prefill_context_parallel_size: int = Field(1, ge=1, le=16)
+    """Times that all these processes are there, to share the tokens of long prompts (prefill context parallelism): each
+    with the whole of its weights and of the KV cache."""
+
     expert_parallel: bool = False
     """Processes that share a layer hold whole experts of a mixture, in place of a part of each."""
 
@@ -260,7 +264,7 @@ class ModelConfig(Section):
     def _ranks_can_do_it(self) -> ModelConfig:
         if self.tensor_parallel_size not in (1, 2, 4, 8):
             raise ValueError(f"tensor_parallel_size of {self.name!r} must be 1, 2, 4 or 8")
-        if self.tensor_parallel_size * self.pipeline_parallel_size == 1:
+        if self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size == 1:
             return self
         used = {
             "kv_tiers": self.kv_tiers,

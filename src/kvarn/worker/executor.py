@@ -14,6 +14,7 @@ from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.adapters import AdapterPool
+from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.errors import ContextTooLongError, PlanError
 from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
@@ -33,6 +34,7 @@ class InProcessExecutor(SynchronousExecutor):
         max_context_length: Tokens of the longest sequence; default: the model's own limit.
         connector: Where plans store KV blocks beyond the cache; the engine must have the same.
         eagle: A proposer that is told of each step; the engine must have the same.
+        context: This rank's place among those that share long prompts.
 
     Raises:
         ContextTooLongError: `max_context_length` is more than the model was trained for.
@@ -47,6 +49,7 @@ class InProcessExecutor(SynchronousExecutor):
         max_context_length: int | None = None,
         connector: KVConnector | None = None,
         eagle: EagleProposer | None = None,
+        context: ContextParallel | None = None,
     ) -> None:
         limit = model.spec.max_context_length
         if max_context_length is not None and max_context_length > limit:
@@ -58,6 +61,7 @@ class InProcessExecutor(SynchronousExecutor):
         self._model = model
         self._cache = model.new_kv_cache(num_blocks)
         self._eagle = eagle
+        self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
         self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
@@ -108,7 +112,7 @@ class InProcessExecutor(SynchronousExecutor):
             return None
         self._slots.update_blocks(plan.rows)
         adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters)
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context)
         states = None if self._eagle is None else self._eagle.states()
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
         return inputs, logits, states

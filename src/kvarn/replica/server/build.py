@@ -33,7 +33,7 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
-from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
+from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, context_of, layout_of, load_part
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
@@ -49,6 +49,7 @@ from kvarn.worker import (
     PipelinedExecutor,
     plan_kv_blocks,
 )
+from kvarn.worker.collectives import RankLayout
 from kvarn.worker.ranks import RanksExecutor
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def _build_decoder(
             tiers = build_tiers(model, chosen, config.name, Path(spec.directory), shared=shared)
     connector = None if tiers is None else tiers.store
     others = [] if ranks is None else ranks.await_loaded()
-    costs = _joint_costs(model, others) if others else model.costs
+    costs = _joint_costs(model, others, layout) if others else model.costs
     with phases("allocate the KV cache"):
         num_blocks = _num_blocks(model, config, max_context_length, others)
     if ranks is not None:
@@ -166,6 +167,7 @@ def _build_decoder(
         max_context_length=max_context_length,
         connector=connector,
         eagle=proposer if isinstance(proposer, EagleProposer) else None,
+        context=None if ranks is None else context_of(config, 0, ranks.group),
     )
     load: LoadFunction = partial(load_adapter, model=model, max_rank=config.lora.max_rank)
     executor: Executor = own
@@ -227,16 +229,18 @@ def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, ot
         weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
         memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
         free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
-        copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
+        copies=layout.prefill_context_parallel_size
+        * max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
     )
 
 
-def _joint_costs(model: Decoder, others: Sequence[Loaded]) -> DecoderCosts:
-    """Costs of a step of all ranks together."""
+def _joint_costs(model: Decoder, others: Sequence[Loaded], layout: RankLayout) -> DecoderCosts:
+    """Costs of a step of all ranks together; those that share long prompts hold the same weights."""
+    copies = layout.prefill_context_parallel_size
     return loaded_costs(
         model.spec,
-        layer_bytes=model.layer_bytes + sum(each.layer_bytes for each in others),
-        head_bytes=model.head_bytes + sum(each.head_bytes for each in others),
+        layer_bytes=(model.layer_bytes + sum(each.layer_bytes for each in others)) // copies,
+        head_bytes=(model.head_bytes + sum(each.head_bytes for each in others)) // copies,
         kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
     )
 

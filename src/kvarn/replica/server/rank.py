@@ -23,7 +23,7 @@ from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, device_of, layout_of, load_part
+from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, context_of, device_of, layout_of, load_part
 from kvarn.worker import InProcessExecutor
 from kvarn.worker.collectives import RankGroup
 from kvarn.worker.ranks import Follower, read_frame, send_frame
@@ -67,6 +67,7 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
             num_blocks=begin.num_blocks,
             max_num_seqs=begin.max_num_seqs,
             max_context_length=begin.max_context_length,
+            context=context_of(spec.replica.model_config, spec.rank, group),
         )
         group.join(Path(spec.store))
         gc.freeze()

@@ -32,6 +32,7 @@ from kvarn.models.pipeline import Stage
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.worker.collectives import RankGroup, RankLayout, RankLostError
+from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.ranks import read_frame, send_frame
 
 EXIT_RANK_LOST = 3
@@ -74,7 +75,16 @@ class Begin(msgspec.Struct, frozen=True):
 
 def layout_of(config: ModelConfig) -> RankLayout:
     """How a model is divided."""
-    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size)
+    return RankLayout(
+        config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size
+    )
+
+
+def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
+    """A rank's place among those that share long prompts, where there are others."""
+    layout = layout_of(config)
+    size = layout.prefill_context_parallel_size
+    return ContextParallel(layout.context(rank), size, group.gather_context) if size > 1 else None
 
 
 def device_of(config: ModelConfig, rank: int) -> torch.device:
@@ -91,7 +101,7 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
     if count < ranks:
         raise ParallelError(
             f"{config.name} is divided among {ranks} processes, but there are {count} {place.type} devices: lower "
-            "tensor_parallel_size or pipeline_parallel_size, or set `device`"
+            "tensor_parallel_size, pipeline_parallel_size or prefill_context_parallel_size, or set `device`"
         )
     torch.accelerator.set_device_index(rank)
     return torch.device(place.type, rank)
@@ -134,10 +144,12 @@ def load_part(
     )
     if group is not None and not isinstance(model, Decoder):
         raise ParallelError(
-            f"{config.name} embeds texts: leave out its tensor_parallel_size and pipeline_parallel_size"
+            f"{config.name} embeds texts: leave out its tensor_parallel_size, pipeline_parallel_size and "
+            "prefill_context_parallel_size"
         )
     held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
-    torch.set_num_threads(threads_of(config, kernel_threads(held * layout.world_size)))
+    parts = layout.world_size // layout.prefill_context_parallel_size
+    torch.set_num_threads(threads_of(config, kernel_threads(held * parts)))
     return model
 
 
