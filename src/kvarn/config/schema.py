@@ -264,13 +264,11 @@ class ModelConfig(Section):
     def _ranks_can_do_it(self) -> ModelConfig:
         if self.tensor_parallel_size not in (1, 2, 4, 8):
             raise ValueError(f"tensor_parallel_size of {self.name!r} must be 1, 2, 4 or 8")
-        if self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size == 1:
-            return self
+        stages, shares_prompts = self.pipeline_parallel_size > 1, self.prefill_context_parallel_size > 1
         used = {
-            "kv_tiers": self.kv_tiers,
-            "disaggregation": self.disaggregation,
-            "adapters (with several stages)": self.adapters and self.pipeline_parallel_size > 1,
-            "an EAGLE-3 head": self.speculation.chosen == "eagle3",
+            "adapters (with several stages)": self.adapters and stages,
+            "an EAGLE-3 head (with several stages)": self.speculation.chosen == "eagle3" and stages,
+            "an EAGLE-3 head (with shared prompts)": self.speculation.chosen == "eagle3" and shares_prompts,
         }
         if found := [name for name, value in used.items() if value]:
             raise ValueError(f"{self.name!r} in several processes cannot have {found[0]}: leave it out, or these")
