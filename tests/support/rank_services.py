@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.grammar.text import from_regex
 from kvarn.replica.server.build import build_service
@@ -14,6 +15,8 @@ from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Grammar, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 
+ASSETS = Path(kvarn.__file__).parent / "assets"
+
 Answers = dict[tuple[str, int], tuple[list[int], list[Any], list[Any] | None]]
 
 
@@ -21,7 +24,12 @@ def build(directory: Path, **settings: Any) -> GenerateService:
     """The service of a model with these settings, all its processes running."""
     given = {"kv_cache_gib": 0.05, "max_context_length": 128, "threads": 1} | settings
     config = ModelConfig(name="m", path=str(directory), **given)
-    spec = ReplicaSpec(model=config.model_dump_json(), directory=str(directory))
+    draft = config.speculation.model
+    spec = ReplicaSpec(
+        model=config.model_dump_json(),
+        directory=str(directory),
+        draft_directory="" if draft is None else str(ASSETS / draft),
+    )
     service = build_service(spec, lambda *_: None)
     assert isinstance(service, GenerateService)
     return service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -152,7 +153,7 @@ def parts(rows: list[Row], size: int) -> tuple[FlatRows, list[FlatRows]]:
 @given(st.integers(2, 5), st.lists(st.tuples(st.integers(0, 300), st.integers(1, 900)), min_size=1, max_size=4))
 def test_each_token_of_a_long_prompt_is_computed_by_one_rank(size: int, shapes: list[tuple[int, int]]) -> None:
     rows = [row_of(slot, start, count) for slot, (start, count) in enumerate(shapes)]
-    flat, own = parts(rows, size)
+    _flat, own = parts(rows, size)
     for index, row in enumerate(rows):
         theirs = [part.positions[part.row_of_token == index].tolist() for part in own]
         everything = list(range(row.start, row.start + len(row.token_ids)))
@@ -167,7 +168,7 @@ def test_each_token_of_a_long_prompt_is_computed_by_one_rank(size: int, shapes: 
         assert max(counts) - min(counts) <= 4 * 16
     for part in own:  # a sequence's queries are the last of its context
         starts = part.query_starts
-        for piece, (first, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for piece, (first, end) in enumerate(itertools.pairwise(starts)):
             context = part.context_lens[piece]
             assert part.positions[first:end].tolist() == list(range(context - (end - first), context))
             blocks = part.block_tables[piece, part.positions[first:end] // 16]

@@ -28,9 +28,7 @@ class MemoryTier:
         memory: For all slots, where other processes map it too; default: this process's own.
     """
 
-    def __init__(
-        self, num_slots: int, block_bytes: int, tenant_slots: int, memory: memoryview | None = None
-    ) -> None:
+    def __init__(self, num_slots: int, block_bytes: int, tenant_slots: int, memory: memoryview | None = None) -> None:
         self.num_slots = num_slots
         self.block_bytes = block_bytes
         self.evictions = 0

@@ -25,7 +25,6 @@ from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
 
-
 EMBEDDING = "model.embed_tokens"
 """The checkpoints' name of it."""
 

@@ -94,9 +94,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 def layout_of(config: ModelConfig) -> RankLayout:
     """How a model is divided."""
-    return RankLayout(
-        config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size
-    )
+    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size)
 
 
 def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
