@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,12 @@ def test_no_rank_outlives_its_engine(ranks: Any) -> None:
 @pytest.mark.chaos
 def test_a_rank_that_is_killed_in_the_middle_of_a_long_prompt_changes_no_answer(ranks: Any) -> None:
     """It is stopped first, so that the other one waits for its keys and values when it is killed."""
-    question = {"question": "What does a router do? " * 60, "max_tokens": 20}
-    wanted = answer(ranks, "one", **question)
+    ask = partial(answer, ranks, question="What does a router do? " * 60, max_tokens=20)
+    wanted = ask("one")
     engine, victim = ranks.engine_pid("shared"), other_rank(ranks, "shared")
     os.kill(victim, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(answer, ranks, "shared", **question)
+        going = pool.submit(ask, "shared")
         ranks.wait_until(lambda: ranks.http.get("/load").json()["server_load"] == 1, "the request to arrive")
         os.kill(victim, signal.SIGKILL)
         assert going.result() == wanted

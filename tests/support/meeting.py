@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import threading
-
-import torch
+from typing import Any
 
 TIMEOUT_S = 120
 
 
 class Meeting:
-    """Ranks in the threads of one process put their tensors on a table and take the joint result."""
+    """Ranks in the threads of one process put their tensors on a table, and each takes those of all."""
 
     def __init__(self, world_size: int) -> None:
-        self.table: list[torch.Tensor] = [torch.empty(0)] * world_size
+        self.table: list[Any] = [None] * world_size
         self.barrier = threading.Barrier(world_size)
         self.count = 0
         """Exchanges that rank 0 took part in."""
 
-    def exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def exchange(self, rank: int, given: Any) -> list[Any]:
         self.count += rank == 0
-        self.table[rank] = tensor
+        self.table[rank] = given
         self.barrier.wait(TIMEOUT_S)
-        tensors = list(self.table)
+        taken = list(self.table)
         self.barrier.wait(TIMEOUT_S)
-        return tensors
+        return taken

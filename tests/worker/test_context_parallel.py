@@ -129,7 +129,7 @@ def test_quantized_blocks_and_weights(stack: Any, options: dict[str, Any], check
 
 def test_what_is_no_long_prompt_is_sent_to_nobody(stack: Any, checkpoints: Callable[[str], Path]) -> None:
     shared = stack(load_model(checkpoints("llama")), executor_type=SharedPrefill)
-    shared.generate(make_requests([30, 60, 120]))
+    shared.generate(make_requests([30, 60, 110, 100]))
     assert shared.executor.meeting.count == 0
     shared.executor.shutdown()
 
