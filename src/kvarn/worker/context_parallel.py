@@ -48,7 +48,7 @@ class SharedBlocks:
         gathered = self.all_gather(torch.cat([part.index_select(0, own) for part in parts], dim=1))
         for rank, (blocks, contents) in enumerate(zip(self.blocks, gathered, strict=True)):
             if rank != self.rank:
-                for part, columns in zip(parts, contents.split(sizes, dim=1), strict=True):
+                for part, columns in zip(parts, torch.split(contents, sizes, dim=1), strict=True):
                     part.index_copy_(0, blocks, columns)
 
 
