@@ -48,11 +48,6 @@ class MemoryTier:
     def __len__(self) -> int:
         return self.num_slots - len(self._free)
 
-    @property
-    def num_pinned(self) -> int:
-        """Blocks that cannot be given away now."""
-        return len(self._entries) - len(self._idle)
-
     def is_here(self, name: bytes) -> bool:
         """Whether a block is here, or about to be."""
         return name in self._entries
