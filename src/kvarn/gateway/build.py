@@ -65,7 +65,7 @@ def build_gateway(
     routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics, services.admission.enter)
     rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_judge=is_main)
-    requests = HeldRequests(services.arrivals, engines_outlive_gateways=config.fleet.launcher == "ray")
+    requests = HeldRequests(services.arrivals, table, engines_outlive_gateways=config.fleet.launcher == "ray")
     if fleet is not None:
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:

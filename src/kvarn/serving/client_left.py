@@ -13,7 +13,7 @@ ClientLeft = Callable[[], Awaitable[None]] | None
 """Returns once the client has left; None: nobody can tell."""
 
 
-async def unless_client_leaves(result: asyncio.Future[ResultT], client_left: ClientLeft) -> ResultT:
+async def until_client_leaves(result: asyncio.Future[ResultT], client_left: ClientLeft) -> ResultT:
     """What a future gives, which goes on where this is cancelled or the client leaves.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.replica.client.protocol import ReplicaState
+from kvarn.serving.model_table import ModelTable
 from kvarn.serving.models import ServedModel
 from kvarn.wire.openai.errors import unavailable
 
@@ -25,15 +26,26 @@ class HeldRequests:
 
     Args:
         metrics: Where they are counted.
-        engines_outlive_gateways: This one may be about to take over engines of another: requests wait for that.
+        models: What is served.
+        engines_outlive_gateways: This gateway may stand by until it takes over the engines of another: requests wait
+            for that.
     """
 
-    def __init__(self, metrics: ArrivalMetrics, *, engines_outlive_gateways: bool = False) -> None:
+    def __init__(self, metrics: ArrivalMetrics, models: ModelTable, *, engines_outlive_gateways: bool = False) -> None:
         self.on_held: Callable[[], None] = lambda: None
         """Called when one begins to wait."""
         self._metrics = metrics
+        self._models = models
         self._engines_outlive_gateways = engines_outlive_gateways
         self._held = Counter[str]()
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether another gateway has the engines, or nobody yet: no model has a replica, though one should have."""
+        versions = [each for model in self._models for each in model.all_versions if each.config.external is None]
+        if not self._engines_outlive_gateways or any(each.replicas for each in versions):
+            return False
+        return not all(map(_may_have_no_replica, versions))
 
     async def until_ready(self, find: Callable[[], ServedModel]) -> None:
         """Wait until a model has a replica that is ready, where one is expected. `find` finds the version that would
@@ -71,11 +83,16 @@ class HeldRequests:
         scale = model.config.autoscale
         if model.held_back:  # another version answers
             return None
-        if scale is not None and not scale.min_replicas:
+        if scale is not None and _may_have_no_replica(model):
             return _Hold(scale.max_hold_s, scale.max_held, scale.start_s)
-        is_expected = self._engines_outlive_gateways and model.state is ReplicaState.STARTING
-        return _Hold(model.config.failover.max_wait_s) if is_expected and model.external is None else None
+        starts = self._engines_outlive_gateways and bool(model.replicas) and model.state is ReplicaState.STARTING
+        is_expected = model.external is None and (starts or self.stands_by)
+        return _Hold(model.config.failover.max_wait_s) if is_expected else None
 
     def _count(self, model: str, change: int) -> None:
         self._held[model] += change
         self._metrics.held.labels(model).set(self._held[model])
+
+
+def _may_have_no_replica(model: ServedModel) -> bool:
+    return model.config.autoscale is not None and not model.config.autoscale.min_replicas

@@ -22,7 +22,7 @@ from kvarn.routing.model_choice import (
     split_version,
 )
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.client_left import ClientLeft, unless_client_leaves
+from kvarn.serving.client_left import ClientLeft, until_client_leaves
 from kvarn.serving.model_table import ModelTable
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import DegradedError, RequestRecord
@@ -210,7 +210,7 @@ async def begin_answer(
     """
     first = asyncio.ensure_future(anext(deltas))
     try:
-        begun = await unless_client_leaves(first, client_left)
+        begun = await until_client_leaves(first, client_left)
     except BaseException:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

@@ -14,7 +14,7 @@ from kvarn.admission.engine_view import EngineView
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
-from kvarn.serving.client_left import ClientLeft, unless_client_leaves
+from kvarn.serving.client_left import ClientLeft, until_client_leaves
 from kvarn.serving.models import ServedModel
 from kvarn.serving.tiers import priority_of
 from kvarn.serving.work import Outcome, RequestRecord, Work
@@ -164,7 +164,7 @@ class ReplicaAdmission:
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll_while_some_wait())
         try:
-            return await unless_client_leaves(decision, client_left)
+            return await until_client_leaves(decision, client_left)
         except BaseException:
             if self._waiting.pop(demand, None) is not None:
                 self.controller.withdraw(demand)
