@@ -21,7 +21,7 @@ from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.generate import GenerateService
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
-from kvarn.routing.router import Choice, Router
+from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import ModelCard, StepOutput, StepTimes, Submit, TokenDelta
@@ -78,7 +78,7 @@ class Sent:
     """A request on its way."""
 
     arrival_s: float
-    choice: Choice
+    choice: ReplicaChoice
     prompt_tokens: int
     ttft_s: float | None = None
     cached_tokens: int = 0

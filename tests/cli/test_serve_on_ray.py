@@ -47,7 +47,11 @@ def cluster() -> Iterator[tuple[RayCluster, list[str]]]:
 
 
 def ask(served) -> str:
-    answer = httpx.post(f"{served.url}/v1/chat/completions", json=BODY, timeout=120)
+    return ask_at(served.url)
+
+
+def ask_at(url: str) -> str:
+    answer = httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
@@ -74,11 +78,16 @@ def test_the_second_of_two_gateways_takes_the_engines_over_when_the_first_is_kil
         # It says that it is ready when it has engines: not before it takes them over.
         arguments = ("--config", str(config), "--port", address.rpartition(":")[2])
         starting = pool.submit(serve, *arguments, KVARN_DATA_DIR=str(tmp_path))
-        wait_until_up(address.replace("tcp", "http"))
+        url = address.replace("tcp", "http")
+        wait_until_up(url)
         assert not starting.done()
+        assert httpx.get(f"{url}/ready", timeout=WAIT_S).status_code == 503
+        early = pool.submit(ask_at, url)
         assert ask(first) == text
+        assert not early.done()
         first.process.kill()
         second = starting.result(WAIT_S)
+        assert early.result(WAIT_S) == text
     for _ in range(20):
         assert ask(second) == text
     assert kvarn("scale", "small", "2", "--wait", "120", "--url", second.url).returncode == 0

@@ -5,25 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
+from typing import Literal
 
 import msgspec
 import pytest
 import zmq
 
-from kvarn.config.replica import FailoverConfig
+from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.fleet.engine_run import EngineRun
 from kvarn.fleet.process_exit import exit_of
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.replica.transport import ClientTransport, Inbox, Outbox
-from kvarn.routing.router import Choice
+from kvarn.routing.router import ReplicaChoice
 from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import FromEngine, Join, Ready, StepOutput, Submit, TokenDelta
+from kvarn.wire.supervision import Drain, Supervise, Warm
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"
@@ -44,6 +48,8 @@ class Proxy:
         self.refuses = False
         """New connections."""
         self._silent = asyncio.Event()
+        self.swallowed = 0
+        """Bytes that did not pass."""
         self.opened = 0
         self.writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +78,9 @@ class Proxy:
         silent = self._silent
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
-                if not silent.is_set():
+                if silent.is_set():
+                    self.swallowed += len(data)
+                else:
                     target.write(data)
         target.transport.abort()
 
@@ -101,40 +109,50 @@ async def proxied() -> AsyncGenerator[tuple[Endpoint, Endpoint, Proxy]]:
     await proxy.close()
 
 
+def run_engine(spec: ReplicaSpec) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "kvarn.replica.server", "scripted_engine"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(spec) + b"\n")
+    process.stdin.flush()
+    return process
+
+
+async def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    await exit_of(process)
+    assert process.stdin is not None
+    process.stdin.close()
+
+
 class Engine:
     """An engine process behind the proxy, watched without it."""
 
     def __init__(self, own: Endpoint, endpoint: Endpoint, spec: ReplicaSpec) -> None:
-        supervisor, self._ready = free_address(HOST), asyncio.Event()
+        supervisor, self.told_ready = free_address(HOST), 0
         self.endpoint = endpoint
-        self._spec = msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor)
-        command = [sys.executable, "-P", "-m", "kvarn.replica.server", "scripted_engine"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self._process = run_engine(msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor))
         self._watching = ClientTransport(own, supervisor, self._handle, lambda error: None, watched=False)
         self.client = ZmqReplicaClient("scripted")
 
     def _handle(self, message: FromEngine) -> None:
-        if isinstance(message, Ready):
-            self._ready.set()
+        self.told_ready += isinstance(message, Ready)
+
+    def supervise(self, knows: Literal["", "warm", "ready"]) -> None:
+        self._watching.send(Supervise(address=self._watching.address, knows=knows))
 
     def status(self, state: ReplicaState) -> ReplicaStatus:
         """What a supervisor would say."""
         return ReplicaStatus(model="m", replica="m/0", state=state, endpoint=self.endpoint)
 
     async def start(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
-        self._process.stdin.flush()
-        await asyncio.wait_for(self._ready.wait(), WAIT_S)
+        await until(lambda: self.told_ready > 0, "it is ready")
         self.client.update(self.status(ReplicaState.READY))
 
     async def close(self) -> None:
         self.client.close()
         self._watching.close()
-        self._process.kill()
-        await exit_of(self._process)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        await end(self._process)
 
 
 @pytest.fixture
@@ -182,7 +200,7 @@ async def test_a_request_goes_on_with_the_engine_that_is_joined_again(
     config = FailoverConfig(max_wait_s=WAIT_S)
     tokens = []
     async with asyncio.timeout(WAIT_S):
-        async for delta in generate_anywhere(replicas, Choice("m/0"), request, config):
+        async for delta in generate_anywhere(replicas, ReplicaChoice("m/0"), request, config):
             tokens += delta.token_ids
             if len(tokens) == 10:
                 proxied[2].reset_all()
@@ -230,12 +248,15 @@ async def test_whoever_has_no_key_breaks_no_connection_and_an_answer_that_breaks
     try:
         await until(lambda: len(joins()) == 1, "the client joins")
         assert own.keys is not None
+        port = int(joins()[0].address.rpartition(":")[2])
+        _, early = await asyncio.open_connection(HOST, port)  # open at the engine's handshake
         outbox = Outbox(context, joins()[0].address, 1000, (own.keys.engine, own.keys.engine_secret, own.keys.gateway))
         outbox.send(StepOutput(deltas=[], stats=msgspec.structs.replace(client.stats, running=7)))
         await until(lambda: client.stats.running == 7, "connected")
 
+        early.close()
         for sent in (b"", b"GET / HTTP/1.0\r\n\r\n"):
-            reader, stranger = await asyncio.open_connection(HOST, int(joins()[0].address.rpartition(":")[2]))
+            reader, stranger = await asyncio.open_connection(HOST, port)
             stranger.write(sent)
             await stranger.drain()
             if sent:
@@ -265,3 +286,65 @@ async def test_whoever_has_no_key_breaks_no_connection_and_an_answer_that_breaks
         client.close()
         inbox.close()
         context.destroy(linger=0)
+
+
+class Launched:
+    """An engine process that is reached through the proxy: a `LaunchedEngine`."""
+
+    def __init__(self, own: Endpoint, endpoint: Endpoint, spec: ReplicaSpec) -> None:
+        self.endpoint, self.supervisor = endpoint, free_address(HOST)
+        self._process = run_engine(msgspec.structs.replace(spec, endpoint=own, supervisor=self.supervisor))
+        self.pid, self.kill = self._process.pid, self._process.kill
+        self.exited: asyncio.Future[str | None] = asyncio.ensure_future(self._exit())
+
+    async def _exit(self) -> str | None:
+        await exit_of(self._process)
+        return None
+
+    def close(self) -> None:
+        self.kill()
+
+
+async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
+    proxied: tuple[Endpoint, Endpoint, Proxy], make_spec: Callable[..., ReplicaSpec]
+) -> None:
+    own, endpoint, proxy = proxied
+    heard: list[object] = []
+    spec = msgspec.structs.replace(make_spec(), warm=True, directory=json.dumps({}))
+    engine = Launched(own, endpoint, spec)
+    run = EngineRun(engine, ReplicaConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=WAIT_S), heard.append)
+
+    def came(kind: type) -> Callable[[], bool]:
+        return lambda: any(isinstance(each, kind) for each in heard)
+
+    async def lose(say: Callable[[], None]) -> None:
+        """Say something on a connection that breaks before it has come."""
+        proxy.silence_all()
+        say()
+        before = proxy.swallowed
+        await until(lambda: proxy.swallowed > before + 1000, "that and what was said after it is lost")
+        proxy.reset_all()
+
+    waiting = asyncio.create_task(run.wait())
+    try:
+        await until(came(Warm), "it waits")
+        await lose(run.activate)
+        await until(came(Ready), "it has heard that it shall load the model")
+        await lose(lambda: run.send(Drain()))
+        assert (await asyncio.wait_for(waiting, WAIT_S)).gone
+        assert sum(isinstance(each, Ready) for each in heard) == 1
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        engine.kill()
+        await engine.exited
+
+
+async def test_an_engine_says_again_that_it_is_ready_until_its_supervisor_knows(
+    engine: Engine,
+) -> None:
+    engine.supervise("")
+    await until(lambda: engine.told_ready == 2, "it says so again")
+    engine.supervise("ready")
+    engine.supervise("")
+    await until(lambda: engine.told_ready == 3, "and again")

@@ -107,7 +107,7 @@ def test_what_a_history_costs_is_not_paid_on_the_event_loop(
     for module in ("operation", "background"):
         users = sys.modules[f"kvarn.responses.{module}"]
         monkeypatch.setattr(users, "chat_request", noting("chat", chat_request))
-    kept.served["tiny"].when_ready()
+    kept.served["tiny"].require_ready()
     conversation = conversation_of(kept, [say(number) for number in range(40)])
     if background:
         response_id = queue(kept, conversation=conversation)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES, Situation, by_prefix, pick_lowest, score, usable
-from kvarn.routing.router import Choice, Router
+from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import EngineStats, StepTimes
 
@@ -39,7 +39,7 @@ def make_router(count: int = 4, policy: str = "prefix", **fields: Any) -> Router
     return router
 
 
-def choose(router: Router, tokens: list[int] | None = None, now: float = 1.0, **fields: Any) -> Choice:
+def choose(router: Router, tokens: list[int] | None = None, now: float = 1.0, **fields: Any) -> ReplicaChoice:
     prompt = list(range(160)) if tokens is None else tokens
     choice = router.choose(RouteRequest(len(prompt), names(prompt), **fields), now)
     assert choice is not None
@@ -192,7 +192,7 @@ def test_a_reservation_counts_until_the_statistics_do_or_it_ends() -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_reservations_add_up(operations: list[tuple[str, int]]) -> None:
-    router, now, open_ = make_router(3), 0.0, list[Choice]()
+    router, now, open_ = make_router(3), 0.0, list[ReplicaChoice]()
     for operation, number in operations:
         now += 0.1
         if operation == "choose" and router.candidates:

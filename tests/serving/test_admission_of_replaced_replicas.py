@@ -37,8 +37,8 @@ def stage(server: Any, served: dict[str, ServedModel]) -> AdmissionStage:
 
 def work_for(replicas: ReplicaSet) -> Work:
     work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
-    work.route = RouteRequest(prompt_tokens=10)
-    choice = replicas.choose(work.route)
+    work.route_request = RouteRequest(prompt_tokens=10)
+    choice = replicas.choose(work.route_request)
     assert choice is not None
     work.go_to(choice)
     return work

@@ -53,6 +53,29 @@ async def test_a_version_that_was_starting_is_given_what_it_lacks_and_a_failure_
     assert new.adapters["law"].path == "/law"
 
 
+async def test_what_was_unloaded_while_a_version_started_is_unloaded_there_and_nothing_else(
+    store: Store, tmp_path: Path
+) -> None:
+    config = ModelConfig.model_validate({"name": "m", "path": "m", "adapters": [{"name": "news", "path": "/news"}]})
+    old, new = (FakeReplica(GENERATE_CARD) for _ in range(2))
+    versions = [ServedModel("m", config, [each], tmp_path, version=number) for number, each in enumerate((old, new))]
+    for each in versions:
+        each.versions = versions
+    keeper = AdapterKeeper(ModelTable({"m": versions[0]}), store)
+    kept, news = msgspec.structs.replace(LAW, kept=True), AdapterInfo(name="news", path="/news")
+    beginning = AdapterInfo(name="beginning", path="/beginning", digest="2")  # a request loads it just now
+    old.adapters = {"news": news, "beginning": beginning}
+    new.adapters = {"news": news, "law": kept}  # it was started with what the deployment had then
+    await keeper.look()
+    assert (set(old.adapters), set(new.adapters)) == ({"news", "beginning"}, {"news"})
+
+    new.adapters["law"] = kept
+    for each in versions:
+        each.versions = []  # the other version is gone by now
+    await AdapterKeeper(ModelTable({"m": versions[1]}), store).look()
+    assert set(new.adapters) == {"news"}
+
+
 def test_a_model_without_replicas_knows_the_adapters_of_its_configuration_and_its_deployment(tmp_path: Path) -> None:
     config = ModelConfig.model_validate({"name": "m", "path": "m", "adapters": [{"name": "news", "path": "/news"}]})
     model = ServedModel("m", config, [], tmp_path, kept_adapters=[LAW])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -17,6 +17,9 @@ from kvarn.bench.roofline import Case, Point, measure
 from kvarn.cli.output import EXIT_USAGE, stop
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.roofline import Ceilings
+
+if TYPE_CHECKING:
+    from kvarn.models import Decoder
 
 _COLUMNS: dict[str, Callable[[Point], str]] = {
     "step": lambda point: point.case.name,
@@ -53,26 +56,9 @@ def roofline(
     import torch
 
     from kvarn.kernels.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
-    from kvarn.kernels.errors import KernelError
-    from kvarn.models import Decoder, load_model
-    from kvarn.models.errors import ModelError
     from kvarn.replica.server.cpu import kernel_threads
-    from kvarn.text.checkpoint import resolve_checkpoint
-    from kvarn.text.errors import CheckpointError
-    from kvarn.worker import InProcessExecutor
 
-    try:
-        model = load_model(
-            resolve_checkpoint(path),
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            kernels=kernels,
-        )
-    except (CheckpointError, ModelError, KernelError) as error:
-        stop(str(error), EXIT_USAGE)
-    if not isinstance(model, Decoder):
-        stop(f"{path} is an encoder: the roofline is of decoders", EXIT_USAGE)
+    model = _load(path, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, kernels=kernels)
     cases = [Case(size, context) for size in batch or (1, 8, 32)] + [Case(0, tokens) for tokens in prompt or (512,)]
     longest = max(case.longest(steps) for case in cases)
     if longest > model.spec.max_context_length:
@@ -91,18 +77,43 @@ def roofline(
         f"{ceilings.operations_per_s / 1e9:.0f} G operations/s ({arithmetic}): a step is bound by computing from "
         f"{ceilings.ridge:.0f} operations a byte on"
     )
-    blocks = max(max(1, case.batch) * -(-case.longest(steps) // BLOCK_SIZE) for case in cases)
-    seqs = max(1, *(case.batch for case in cases))
-    executor = InProcessExecutor(model, num_blocks=blocks + 1, max_num_seqs=seqs, max_context_length=longest)
-    try:
-        points = list(measure(executor, model.costs, ceilings, cases, model.spec.vocab_size, steps))
-    finally:
-        executor.shutdown()
+    points = _measure(model, ceilings, cases, steps)
     weights = model.quantization or str(model.dtype).removeprefix("torch.")
     console.print(_table(points, f"{path}: {weights}, KV {model.kv_dtype}, {model.kernels.name}"))
     if json_path is not None:
         found = {"ceilings": asdict(ceilings), "points": [asdict(point) | {"ratio": point.ratio} for point in points]}
         json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _load(path: str, **settings: Any) -> Decoder:
+    """The model, or the command ends with why not. `settings`: see `load_model`."""
+    from kvarn.kernels.errors import KernelError
+    from kvarn.models import Decoder, load_model
+    from kvarn.models.errors import ModelError
+    from kvarn.text.checkpoint import resolve_checkpoint
+    from kvarn.text.errors import CheckpointError
+
+    try:
+        model = load_model(resolve_checkpoint(path), **settings)
+    except (CheckpointError, ModelError, KernelError) as error:
+        stop(str(error), EXIT_USAGE)
+    if not isinstance(model, Decoder):
+        stop(f"{path} is an encoder: the roofline is of decoders", EXIT_USAGE)
+    return model
+
+
+def _measure(model: Decoder, ceilings: Ceilings, cases: list[Case], steps: int) -> list[Point]:
+    """Each case, with a KV cache that has room for the largest."""
+    from kvarn.worker import InProcessExecutor
+
+    longest = max(case.longest(steps) for case in cases)
+    blocks = max(max(1, case.batch) * -(-case.longest(steps) // BLOCK_SIZE) for case in cases)
+    seqs = max(1, *(case.batch for case in cases))
+    executor = InProcessExecutor(model, num_blocks=blocks + 1, max_num_seqs=seqs, max_context_length=longest)
+    try:
+        return list(measure(executor, model.costs, ceilings, cases, model.spec.vocab_size, steps))
+    finally:
+        executor.shutdown()
 
 
 def _table(points: list[Point], title: str) -> Table:

@@ -8,6 +8,7 @@ import errno
 import logging
 import secrets
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from kvarn.text.errors import TextError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from kvarn.fleet.controller import FleetController
+
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
 """No model could be started."""
@@ -37,6 +40,10 @@ EXIT_USAGE = 2
 """The command line, the configuration or what it names cannot be used."""
 
 _POLL_S = 0.02
+_WHO_MAY = {
+    "keys": "keys: every request needs an API key (auth.mode)",
+    "open": "open: whoever is on this machine may use and administer the server without a key (auth.mode)",
+}
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +73,7 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         engines = Engines(config, engine, desired.models)
         try:
             gateway = _Gateway(config, engines, desired, began, needs_key=mode == "keys")
+            log.info(_WHO_MAY[mode])
             with asyncio.Runner(loop_factory=gateway.server.config.get_loop_factory()) as runner:
                 return runner.run(gateway.run())
         finally:
@@ -83,9 +91,8 @@ class _Gateway:
     ) -> None:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
-        from kvarn.fleet.controller import FleetController
         from kvarn.gateway.app import create_app
-        from kvarn.gateway.server import bind, build_server, collect_garbage_less, inherited_listener, share_port
+        from kvarn.gateway.server import build_server, collect_garbage_less, share_port
         from kvarn.serving.autoscaling import Autoscaling
         from kvarn.serving.live_models import LiveModels
 
@@ -97,44 +104,22 @@ class _Gateway:
         self._needs_key = needs_key
         self._live = live = LiveModels(config.gateway)
         self._launcher = launcher_of(config, engines)
+        self._desired = desired
         self._autoscaling = Autoscaling(config, lambda: list(live.by_name.values()), self._all_metrics, time.monotonic)
-        self._controller = FleetController(
-            config,
-            engines,
-            self._launcher,
-            desired.models,
-            self._read_desired,
-            None if self._launcher.on_this_machine else self._hold_fleet,
-            self._autoscaling,
-            self._bind_version,
-        )
-        self._autoscaling.on_changed = self._controller.wake
+        self._controller = self._make_controller()
         for version in self._controller.versions:
             live.add(version)
         for supervisor in engines.supervisors.values():
             supervisor.subscribe(live.update)
         self._controller.listen(live)
-        self._desired = desired
         self._models = [model for name, model in live.by_name.items() if desired.models[name].count]
         self._asleep = [model for name, model in live.by_name.items() if not desired.models[name].count]
         """They have no replicas until they are asked for, or scaled."""
-        inherited = inherited_listener(config.gateway)
-        if inherited is not None and config.gateway.api_server_count > 1:
-            raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
-        try:
-            self._listener = inherited or bind(config.gateway)
-        except OSError as error:
-            raise ConfigError(_explain_bind(config.gateway, error)) from None
-        host, port = self._listener.getsockname()[:2]
-        scheme = "https" if config.gateway.ssl_certfile else "http"
-        self._url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        if needs_key:
-            log.info("keys: every request needs an API key (auth.mode)")
-        else:
-            log.info("open: whoever is on this machine may use and administer the server without a key (auth.mode)")
+        self._listener, is_inherited = _listen(config.gateway)
         self._processes = None
         if config.gateway.api_server_count > 1:
             share_port(self._listener)
+            port = self._listener.getsockname()[1]
             self._processes = GatewayProcesses(config, port, live, engines.supervisors)
             self._controller.listen(self._processes)
         self._shown = asyncio.Event()
@@ -145,13 +130,29 @@ class _Gateway:
             fleet=self._controller,
             autoscaling=self._autoscaling,
             take_out=engines.take_out,
-            start_after=None if inherited is None else self._wait_for_models,
+            start_after=self._wait_for_models if is_inherited else None,
         )
         gateway = self._app.state.gateway
         live.on_added = lambda model: gateway.metrics.add_model(model.name, config.slo_of(model.config))
         self.server = build_server(self._app, config.gateway)
-        self.server.hands_over = inherited is not None
+        self.server.hands_over = is_inherited
         collect_garbage_less()
+
+    def _make_controller(self) -> FleetController:
+        from kvarn.fleet.controller import FleetController
+
+        controller = FleetController(
+            self._config,
+            self._engines,
+            self._launcher,
+            self._desired.models,
+            self._read_desired,
+            lease=None if self._launcher.on_this_machine else self._hold_fleet,
+            counts=self._autoscaling,
+            bind=self._bind_version,
+        )
+        self._autoscaling.on_changed = controller.wake
+        return controller
 
     async def run(self) -> int:
         """Serve until told to stop, or until no model can be started; returns the exit status."""
@@ -205,7 +206,12 @@ class _Gateway:
             group.create_task(self._start_processes())
         ready = [*showing.result(), *self._asleep]
         if ready:
-            show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
+            show_welcome(
+                ready,
+                _url_of(self._listener, self._config.gateway),
+                time.monotonic() - self._began,
+                needs_key=self._needs_key,
+            )
         # Another server's state is no reason to end: it may come up at any time.
         return bool(ready) or any(model.config.external is not None for model in self._models)
 
@@ -247,6 +253,29 @@ class _Gateway:
             return
         self._processes.start(self._app.state.gateway.metrics)
         await self._processes.wait_until_serving()
+
+
+def _listen(config: GatewayConfig) -> tuple[socket.socket, bool]:
+    """The socket on which the server listens, and whether it was given by whoever started this process.
+
+    Raises:
+        ConfigError: It cannot listen there.
+    """
+    from kvarn.gateway.server import bind, inherited_listener
+
+    inherited = inherited_listener(config)
+    if inherited is not None and config.api_server_count > 1:
+        raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
+    try:
+        return inherited or bind(config), inherited is not None
+    except OSError as error:
+        raise ConfigError(_explain_bind(config, error)) from None
+
+
+def _url_of(listener: socket.socket, config: GatewayConfig) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _explain_bind(config: GatewayConfig, error: OSError) -> str:

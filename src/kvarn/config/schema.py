@@ -36,8 +36,6 @@ from kvarn.config.speculation import SpeculationConfig
 BLOCK_SIZE = 16
 """Tokens in one block of the paged KV cache. Fixed: block hashes are names shared between processes."""
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
-
 
 class EngineConfig(Section):
     """How one replica schedules: the step's budget, the queue's bounds, fairness."""

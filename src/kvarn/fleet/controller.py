@@ -49,6 +49,7 @@ class FleetController:
         launcher: Launcher,
         desired: DesiredModels,
         read_desired: Callable[[], Awaitable[DesiredModels]] | None = None,
+        *,
         lease: Callable[[], Awaitable[bool]] | None = None,
         counts: ReplicaCounts | None = None,
         bind: BindVersion | None = None,
@@ -118,7 +119,7 @@ class FleetController:
             return None if is_on_hub else find_checkpoints(model)
 
         found = await asyncio.to_thread(find)
-        return "" if found is None else self._launcher.lacks_room(self._engines.spec_of(model, found, 0), count)
+        return "" if found is None else self._launcher.lacks_room(self._engines.replica_spec(found, 0), count)
 
     @property
     def observed(self) -> list[Observed]:
@@ -144,37 +145,15 @@ class FleetController:
 
     async def reconcile(self) -> None:
         """Look once, and begin what has to be done."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._read_at:
-            self._read_at = now + self._config.fleet.poll_s
-            await self._read()
-            if self._lease is not None and not await self._lease():
-                await self._abandon()
-                return
-        elif self._lease is not None and not self._holds:
-            return
-        if not self._holds and not await self._take_over():
+        if not await self._read_and_hold():
             return
         await self._claim()
         for name, supervisor in self._engines.supervisors.items():
             if supervisor.lifecycle.was_found_draining and not self._stays(name):
                 self._drain(name)
-        targets, unclaimed = [], {version_of(replica)[0] for replica in self._unclaimed}
-        for name, desired in self.desired.items():
-            if desired.model.external is not None:
-                continue  # another server's
-            version = self._versions.find(desired) or self._versions.serving(name)
-            update, rolled_out = desired.model.update, desired.candidate
-            candidate = None if rolled_out is None else self._candidate(desired, rolled_out)
-            is_pair = desired.model.disaggregation is not None and not desired.version
-            if version is not None and not is_pair and name not in unclaimed:
-                count = self._counts.count(version.desired, self._running(name))
-                warm = self._counts.warm(name)
-                target = Target(name, version.desired.version, count, warm, update.max_surge, update.max_unavailable)
-                if rolled_out is not None and candidate is not None:
-                    beside = replicas_of(rolled_out.share, count)
-                    target = replace(target, candidate=rolled_out.version, candidate_replicas=beside)
-                targets.append(target)
+        unclaimed = {version_of(replica)[0] for replica in self._unclaimed}
+        wanted = [self._target(each, unclaimed) for each in self.desired.values() if each.model.external is None]
+        targets = [target for target in wanted if target is not None]
         # A pair of engines that share prompts is started with the server, and stays.
         pairs = {name for name, each in self.desired.items() if each.model.disaggregation is not None}
         observed = [each for each in self.observed if each.model not in pairs | unclaimed]
@@ -187,6 +166,35 @@ class FleetController:
                 case Activate():
                     self._activate(action.name)
         self._forget(targets)
+
+    async def _read_and_hold(self) -> bool:
+        """Read what is wanted, where that is due; whether this process looks after the fleet."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._read_at:
+            self._read_at = now + self._config.fleet.poll_s
+            await self._read()
+            if self._lease is not None and not await self._lease():
+                await self._abandon()
+                return False
+        elif self._lease is not None and not self._holds:
+            return False
+        return self._holds or await self._take_over()
+
+    def _target(self, desired: Desired, unclaimed: set[str]) -> Target | None:
+        """What replicas a model shall have; None: those that it has, as long as its version is being prepared, it is a
+        pair of engines, or replicas of an earlier controller are unclaimed."""
+        name, update, rolled_out = desired.model.name, desired.model.update, desired.candidate
+        version = self._versions.find(desired) or self._versions.serving(name)
+        candidate = None if rolled_out is None else self._candidate(desired, rolled_out)
+        is_pair = desired.model.disaggregation is not None and not desired.version
+        if version is None or is_pair or name in unclaimed:
+            return None
+        count, warm = self._counts.count(version.desired, self._running(name)), self._counts.warm(name)
+        target = Target(name, version.desired.version, count, warm, update.max_surge, update.max_unavailable)
+        if rolled_out is None or candidate is None:
+            return target
+        beside = replicas_of(rolled_out.share, count)
+        return replace(target, candidate=rolled_out.version, candidate_replicas=beside)
 
     async def _take_over(self) -> bool:
         """Look after what runs from now on. False: nobody knows what does."""
@@ -253,7 +261,7 @@ class FleetController:
         name = name or next(each for each in names if each not in supervisors)
         found = self._versions.files_of(desired, name)
         if found is not None:
-            spec = self._engines.spec_of(desired.model, found, desired.version, desired.adapters)
+            spec = self._engines.replica_spec(found, desired.version, desired.adapters)
             self._add(msgspec.structs.replace(spec, replica=name, warm=warm))
 
     def _add(self, spec: ReplicaSpec) -> None:

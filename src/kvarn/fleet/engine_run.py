@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
@@ -49,7 +49,8 @@ class EngineRun:
         *,
         adopted: bool = False,
     ) -> None:
-        self.was_ready = False
+        self._told: Literal["", "warm", "ready"] = ""
+        """What the engine has told of its start."""
         self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
         self.engine = engine
         self._config = config
@@ -58,15 +59,25 @@ class EngineRun:
         self._adopted = adopted
         self._busy_s = self._unheard_s = 0.0
         self._failed: str | None = None
+        self._said: list[ToEngine] = []
+        """To an engine over TCP, which is told it again at each heartbeat: a connection that breaks loses what is under
+        way."""
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        # Heartbeats go on when a connection that broke has been made again.
+        # Nothing need be done where a connection breaks: it is made again, and both ends repeat themselves.
         self._transport = ClientTransport(
             engine.endpoint, engine.supervisor, self._handle, self._unreadable.set_result, watched=False
         )
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the engine has been ready."""
+        return self._told == "ready"
+
     def send(self, message: ToEngine) -> None:
-        """Queue a message for the engine; never waits."""
+        """Queue a message for the engine, which may hear it several times; never waits."""
         self._transport.send(message)
+        if not self.engine.endpoint.directory:
+            self._said.append(message)
 
     def activate(self) -> None:
         """Have a process that waits load its model: its start begins."""
@@ -107,10 +118,13 @@ class EngineRun:
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
                 if message.draining and self._adopted:
                     self._on_message(message)
-            case Progress() | Ready() | Warm():
-                if isinstance(message, Warm):
-                    self._starts_by = math.inf
-                self.was_ready = isinstance(message, Ready)
+            case Warm() if not self._told:
+                self._told, self._starts_by = "warm", math.inf
+                self._on_message(message)
+            case Ready() if not self.was_ready:
+                self._told = "ready"
+                self._on_message(message)
+            case Progress():
                 self._on_message(message)
             case Failed():
                 self._failed = message.message
@@ -127,7 +141,10 @@ class EngineRun:
         silent = deaf = 0
         while silent < allowed and deaf < allowed:
             if not self.engine.endpoint.directory:
-                self.send(Supervise(address=self._transport.address))
+                supervise = Supervise(address=self._transport.address, knows=self._told)
+                repeated: list[ToEngine] = [supervise, *self._said]
+                for message in repeated:
+                    self._transport.send(message)
             await asyncio.sleep(tick_s)
             if not self.was_ready and loop.time() > self._starts_by:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"

@@ -70,7 +70,7 @@ class Engines:
         try:
             for model in models if is_local else ():
                 version, count = desired[model.name].version, desired[model.name].count
-                spec = self.spec_of(model, found[model.name], version, desired[model.name].adapters)
+                spec = self.replica_spec(found[model.name], version, desired[model.name].adapters)
                 try:
                     check_binding(desired[model.name].fingerprints, found[model.name])
                 except VersionChangedError as error:
@@ -86,19 +86,15 @@ class Engines:
                     process = None
             for prefill in self._prefills:
                 prefill.launch()
-            if process is not None:  # other servers run all models
-                process.close()
         except BaseException:
             self.kill()
             raise
         finally:
-            if process is not None:
+            if process is not None:  # other servers run all models
                 process.close()
         pin_to_cpus(affinity.gateway if affinity else ())
 
-    def spec_of(
-        self, model: ModelConfig, found: Checkpoints, version: int, adapters: Sequence[AdapterInfo] = ()
-    ) -> ReplicaSpec:
+    def replica_spec(self, found: Checkpoints, version: int, adapters: Sequence[AdapterInfo] = ()) -> ReplicaSpec:
         """The spec of a version's engines; `adapters` were loaded at run time."""
         config = self._config
         return ReplicaSpec(

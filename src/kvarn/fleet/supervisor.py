@@ -291,22 +291,24 @@ class EngineSupervisor:
     def _on_message(self, run: int, message: Progress | Ready | Warm | Heartbeat) -> None:
         if run != self.lifecycle.run:
             return
-        if isinstance(message, Heartbeat):
-            known = self.lifecycle.was_found_draining
-            self._do(self.lifecycle.found_draining(run))
-            if self.lifecycle.was_found_draining and not known:  # else this controller has told it
-                self._down("an earlier controller had told the engine to end")
-            return
-        if isinstance(message, Warm):
-            self._do(self.lifecycle.warmed(run, self._now()))
-            log.info("the engine waits with its weights mapped", extra=self._names | {"pid": self.pid})
-            self._update(stage="wait to be activated")
-            return
-        if isinstance(message, Progress):
-            self._update(stage=message.stage, fraction=message.fraction)
-            return
+        match message:
+            case Heartbeat():
+                known = self.lifecycle.was_found_draining
+                self._do(self.lifecycle.found_draining(run))
+                if self.lifecycle.was_found_draining and not known:  # else this controller has told it
+                    self._down("an earlier controller had told the engine to end")
+            case Warm():
+                self._do(self.lifecycle.warmed(run, self._now()))
+                log.info("the engine waits with its weights mapped", extra=self._names | {"pid": self.pid})
+                self._update(stage="wait to be activated")
+            case Progress():
+                self._update(stage=message.stage, fraction=message.fraction)
+            case Ready():
+                self._became_ready(run, message.card)
+
+    def _became_ready(self, run: int, card: ModelCard) -> None:
         self._do(self.lifecycle.became_ready(run, self._now()))
-        self.failure, card = None, message.card
+        self.failure = None
         if self.lifecycle.phase is ReplicaPhase.READY:
             self._was_ready = True
             self._update(state=ReplicaState.READY, stage="ready", fraction=1.0, card=card)

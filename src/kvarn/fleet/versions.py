@@ -73,7 +73,7 @@ class VersionTable:
         """Why a version is not as it is wanted, by its name."""
         self.listeners: list[FleetListener] = []
         self._bind = bind
-        self._finding = Preparations[ServedVersion](on_ended)
+        self._finding = Preparations[None](on_ended)
         self._starting = Preparations[Checkpoints](on_ended)
 
     async def stop(self) -> None:
@@ -85,8 +85,9 @@ class VersionTable:
         """A version; None until it can have replicas, and `problems` says why."""
         key = desired.model.name, desired.version
         known = self.known.get(key)
-        if known is None:
-            return self._result(desired, self._finding, key, partial(self._find, desired, is_candidate=is_candidate))
+        if known is None:  # a later pass finds it, once its files have been
+            self._result(desired, self._finding, key, partial(self._make_known, desired, is_candidate=is_candidate))
+            return None
         if (known.desired, known.is_candidate) != (desired, is_candidate):
             known = self.known[key] = replace(known, desired=desired, is_candidate=is_candidate)
         return known
@@ -134,8 +135,9 @@ class VersionTable:
             return result
         return None
 
-    async def _find(self, desired: Desired, *, is_candidate: bool) -> ServedVersion:
-        """Find what a version needs, and tell of it."""
+    async def _make_known(self, desired: Desired, *, is_candidate: bool) -> None:
+        """Find what a version needs, tell of it and enter it, at once: `keep` takes it away again where nobody wants it
+        any more."""
         found, key = await self._bound(desired), (desired.model.name, desired.version)
         version = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
         try:
@@ -144,9 +146,8 @@ class VersionTable:
         except BaseException:
             self._tell_removed(key)
             raise
-        self.known[key] = version  # at once: `keep` takes it away again where nobody wants it any more
+        self.known[key] = version
         self.problems.pop(version_name(*key), None)
-        return version
 
     async def _bound(self, desired: Desired) -> Checkpoints:
         """What a version's replicas load: the files that it was deployed with.

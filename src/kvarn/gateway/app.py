@@ -18,7 +18,7 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
-from kvarn.gateway.body import BodyReader
+from kvarn.gateway.build import build_gateway
 from kvarn.gateway.deleted_tenants import DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
@@ -55,30 +55,11 @@ from kvarn.identity.authenticator import Authenticator
 from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
-from kvarn.metering.usage_reports import Reports
-from kvarn.observe.external import ExternalMetrics
-from kvarn.observe.metrics import GatewayMetrics
-from kvarn.observe.model_choice import ModelChoiceMetrics
-from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import OnDrift, QualityWatch
-from kvarn.responses.background import run_background
-from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.adapters import AdapterKeeper
 from kvarn.serving.autoscaling import Autoscaling
-from kvarn.serving.engine_metrics import EngineCollector
-from kvarn.serving.external.model import connect
-from kvarn.serving.golden import GoldenModels
-from kvarn.serving.held_bytes import ByteBudget
-from kvarn.serving.held_requests import HeldRequests
-from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.model_table import ModelTable
-from kvarn.serving.models import ReplicasByModel, ServedModel, replicas_with_tiers
-from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.models import ServedModel, replicas_with_tiers
 from kvarn.serving.rollouts import Rollouts
-from kvarn.serving.routing_metrics import RoutingCollector
-from kvarn.serving.shadow import Shadows
-from kvarn.serving.storage_quota import StorageQuota
-from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
 _COUNT_EVERY_S = 60.0
@@ -117,6 +98,7 @@ def create_app(
     config: KvarnConfig,
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
+    *,
     shared: SharedState | None = None,
     fleet: FleetController | None = None,
     autoscaling: Autoscaling | None = None,
@@ -136,62 +118,10 @@ def create_app(
         start_after: Connections are accepted once this is done. Default: at once.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
-    text = TextPool(pool, config.gateway.tokenize_threads)
-    table = ModelTable(models_by_name)
-    slo = {model.name: config.slo_of(model.config) for model in table}
-    metrics = GatewayMetrics(slo, slo)
-    if shared is None or shared.is_main:
-        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
-    metrics.registry.register(RoutingCollector(models_by_name))
-    external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
-    for model in table:
-        if model.config.external is not None:
-            model.external = connect(model, external)
-    services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
-    background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
-    open_requests = OpenRequests()
-    held = ByteBudget(config.gateway.max_held_bytes)
-    watch, golden = None, GoldenModels(table, text, config.quality.prompts)
-    if take_out is not None and config.quality.enabled:
-        watch = QualityWatch(golden, config.quality, take_out)
-        metrics.registry.register(QualityCollector(watch))
-    model_routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
-    shadows = Shadows(choice_metrics, services.admission.enter)
-    gateway = Gateway(
-        config=config,
-        models=table,
-        routes=model_routes,
-        shadows=shadows,
-        rollouts=Rollouts(
-            model_routes,
-            config.routes,
-            shadows,
-            table,
-            services.store,
-            text,
-            may_judge=shared is None or shared.is_main,
-            on_saved=(lambda: None) if fleet is None else fleet.wake,
-        ),
-        metrics=metrics,
-        store=services.store,
-        stages=services.stages,
-        moderation=Moderation(config.safety, table, text),
-        prompts=services.prompts,
-        text=text,
-        held_requests=HeldRequests(services.arrivals, *([] if autoscaling is None else [autoscaling.wake])),
-        storage_quota=StorageQuota(services.store, config.retention.max_stored_bytes),
-        held=held,
-        responses=background,
-        key_cache=services.identity.key_cache,
-        bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
-        reports=Reports(services.store),
-        shared=shared,
-        fleet=fleet,
-        autoscaling=autoscaling,
-        watch=watch,
-        golden=golden,
+    gateway, services = build_gateway(
+        config, models_by_name, pool, shared=shared, fleet=fleet, autoscaling=autoscaling, take_out=take_out
     )
-
+    open_requests = OpenRequests()
     app = FastAPI(
         title="Kvarn",
         version=kvarn.__version__,

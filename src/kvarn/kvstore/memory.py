@@ -60,11 +60,6 @@ class MemoryTier:
         """Bytes of the blocks it holds."""
         return len(self) * self.block_bytes
 
-    @property
-    def num_pinned(self) -> int:
-        """Blocks that cannot be given away now."""
-        return len(self._entries) - len(self._idle)
-
     def is_here(self, name: bytes) -> bool:
         """Whether a block is here, or about to be."""
         return name in self._entries

@@ -174,12 +174,12 @@ class QualityWatch:
                 busy = watched.probe is not None and not watched.probe.done()
                 if _is_probed(model, client) and not busy and (fresh or now >= watched.due):
                     watched.starts = client.starts
-                    watched.probe = asyncio.create_task(self._probe_replica(model, name, client, watched))
+                    watched.probe = asyncio.create_task(self._probe_replica(model, name, watched))
         for name in self._watched.keys() - names:  # gone for good
             del self._watched[name]
             self.drifted.pop(name, None)
 
-    async def _probe_replica(self, model: WatchedModel, name: str, client: ReplicaClient, watched: _Watched) -> None:
+    async def _probe_replica(self, model: WatchedModel, name: str, watched: _Watched) -> None:
         began, key = time.monotonic(), (model.name, name)
         try:
             result = "equal" if await self.probe(model, name) else "drifted"

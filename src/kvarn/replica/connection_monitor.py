@@ -8,13 +8,20 @@ import contextlib
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
 
 
 class ConnectionMonitor:
     """Follows the connections of one socket. Made before the socket binds or connects, it misses none.
 
-    A connection counts from its handshake on: one that ends before is of a process without a key.
+    A connection counts from its handshake on: one that ends before is of a process without a key. (One that was open
+    at the handshake of another and then sends what is no ZMTP is taken for a loss: of its end ZMQ says no more.)
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -28,6 +35,8 @@ class ConnectionMonitor:
         """Descriptors of all connections."""
         self._trusted: set[int] = set()
         """Of those that were open at a handshake: ZMQ does not say which of them it was."""
+        self._ends_in_handshake = False
+        """The connection that is lost next has had no handshake: ZMQ tells of both in a row."""
 
     def read(self) -> None:
         """Take in all that has happened."""
@@ -47,7 +56,10 @@ class ConnectionMonitor:
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._trusted |= self._open
                 self.made_again = self.broken
+            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._ends_in_handshake = True
             case zmq.EVENT_DISCONNECTED:
-                self.broken = self.broken or descriptor in self._trusted
+                self.broken = self.broken or (descriptor in self._trusted and not self._ends_in_handshake)
+                self._ends_in_handshake = False
                 self._open.discard(descriptor)
                 self._trusted.discard(descriptor)

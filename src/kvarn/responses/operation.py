@@ -166,7 +166,7 @@ async def _start_chat(
     record.session = request.conversation_id or ""
     try:
         if request.truncation == "auto":
-            model = serving.ready_model(record, request.model, "generate")
+            model = await serving.wait_for_model(record, request.model, "generate")
             chat = await _fitting_chat(serving, record, request, turn, model, seed)
         else:
             chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))

@@ -20,7 +20,7 @@ MAX_SESSIONS = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReplicaChoice:
     """The replica that a request goes to."""
 
     replica: str
@@ -115,7 +115,7 @@ class Router:
         blocks = self._blocks.get(name)
         return None if blocks is None else blocks.count
 
-    def choose(self, request: RouteRequest, now: float) -> Choice | None:
+    def choose(self, request: RouteRequest, now: float) -> ReplicaChoice | None:
         """The replica that a request goes to, whose load it is from now on; None where none may have it."""
         candidates = usable(request, list(self.candidates.values()))
         if not candidates:
@@ -138,7 +138,7 @@ class Router:
         if session:
             self._remember(session, picked.name)
         cached = picked.cached_tokens if picked.knows_blocks and request.names else None
-        return Choice(picked.name, cached, picked.reserve(request))
+        return ReplicaChoice(picked.name, cached, picked.reserve(request))
 
     def _remember(self, session: str, name: str) -> None:
         self._sessions[session] = name

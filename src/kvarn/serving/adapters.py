@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -52,10 +53,10 @@ async def load_adapter(serving: ServingContext, request: LoadAdapterRequest, by:
             raise invalid_request(f"{name!r} is an adapter of the model {other.name!r}: choose another.", "lora_name")
     path = await asyncio.to_thread(_directory, request.lora_path, allowed_directories(serving.config, model))
     adapter = AdapterInfo(name=name, path=str(path), organizations=request.organizations, projects=request.projects)
-    await serving.held_requests.until_ready(lambda: serving.models.choose(model.name))
+    await serving.held_requests.until_ready(lambda: serving.models.choose_version(model.name))
     await _load(model, adapter, in_place=request.load_inplace)
     try:
-        loaded = model.adapters.get(name, adapter)
+        loaded = msgspec.structs.replace(model.adapters.get(name, adapter), kept=True)
         await keep_adapter(serving.store, model.name, msgspec.to_builtins(loaded), by)
     except StoreAwayError:
         if not request.load_inplace:  # or the one before it would be gone
@@ -77,7 +78,7 @@ async def unload_adapter(serving: ServingContext, request: UnloadAdapterRequest)
     model = next((model for model in serving.models if name in model.adapters), None)
     if model is None:
         raise ApiError(404, f"The lora adapter {name[:200]!r} cannot be found.", code=_CODES["missing"])
-    await serving.held_requests.until_ready(lambda: serving.models.choose(model.name))
+    await serving.held_requests.until_ready(lambda: serving.models.choose_version(model.name))
     await drop_adapter(serving.store, model.name, name)
     await _unload(model, name)
     _log.info("adapter unloaded", extra={"adapter": name, "model": model.name})
@@ -128,10 +129,12 @@ async def _load(model: ServedModel, adapter: AdapterInfo, *, in_place: bool) -> 
 
 
 async def _unload(model: ServedModel, name: str) -> None:
-    await _all(
-        model,
-        [each.unload_adapter(new_id("lora-"), name) for version, each in _ready(model) if name in version.adapters],
-    )
+    await _all(model, [_unload_from(each, name) for version, each in _ready(model) if name in version.adapters])
+
+
+async def _unload_from(replica: ReplicaClient, name: str) -> None:
+    with suppress(AdapterChangeError):  # it is gone: the keeper, or another request, was faster
+        await replica.unload_adapter(new_id("lora-"), name)
 
 
 def _ready(model: ServedModel) -> list[tuple[ServedModel, ReplicaClient]]:
@@ -157,8 +160,8 @@ async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
 
 
 class AdapterKeeper:
-    """Has replicas load what of their deployment they lack, or have in an older form: those that were starting while it
-    was loaded.
+    """Gives replicas the adapters of their deployment: one that was starting while an adapter was loaded or unloaded
+    lacks it, has it in an older form, or still has it.
 
     Args:
         models: What is served.
@@ -174,15 +177,29 @@ class AdapterKeeper:
     async def look(self) -> None:
         """Look once at each replica that is ready."""
         for model in self._models:
-            if len(model.all_versions) < 2:  # replicas of one version tell each other
+            ready = _ready(model)
+            any_kept = any(each.kept for _, replica in ready for each in replica.adapters.values())
+            if len(model.all_versions) < 2 and not any_kept:  # replicas of one version tell each other what is loaded
                 continue
             kept = [msgspec.convert(each, AdapterInfo) for each in await kept_adapters(self._store, model.name)]
-            for version, replica in _ready(model):
+            listed = {each.name for each in kept}
+            for version, replica in ready:
                 for adapter in kept:
                     await self._give(version, replica, adapter)
+                for name in [each.name for each in replica.adapters.values() if each.kept and each.name not in listed]:
+                    await self._take_away(version, replica, name)
+
+    async def _take_away(self, version: ServedModel, replica: ReplicaClient, adapter: str) -> None:
+        extra = {"adapter": adapter, "replica": _name_of(version, replica)}
+        try:
+            await _unload_from(replica, adapter)
+        except (ReplicaLostError, RequestRefusedError) as error:
+            _log.warning("an adapter that was unloaded is still there: %s", error, extra=extra)
+        else:
+            _log.info("an adapter that was unloaded while its replica started is unloaded there", extra=extra)
 
     async def _give(self, version: ServedModel, replica: ReplicaClient, adapter: AdapterInfo) -> None:
-        name = next((name for name, each in version.replicas.items() if each is replica), "")
+        name = _name_of(version, replica)
         attempt = name, replica.starts, adapter.name, adapter.digest
         had = replica.adapters.get(adapter.name)
         if (had is not None and had.digest == adapter.digest) or attempt in self._tried:
@@ -192,3 +209,7 @@ class AdapterKeeper:
             await replica.load_adapter(new_id("lora-"), adapter, in_place=True)
         except (AdapterChangeError, ReplicaLostError, RequestRefusedError) as error:
             _log.warning("an adapter is missing: %s", error, extra={"adapter": adapter.name, "replica": name})
+
+
+def _name_of(version: ServedModel, replica: ReplicaClient) -> str:
+    return next((name for name, each in version.replicas.items() if each is replica), "")

@@ -166,7 +166,15 @@ async def _start(
     streams: list[AsyncGenerator[ChoiceDelta, None]] = []
     readers: list[CompletionReader] = []
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-        choices = make_choices(request, sampling, model, limits, watch, number * sampling.n, prompt.token_ids)
+        choices = make_choices(
+            request,
+            sampling,
+            model,
+            limits,
+            watch=watch,
+            first_index=number * sampling.n,
+            continued=prompt.token_ids,
+        )
         submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt, grammar)
         streams.append(generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics))
         readers += [CompletionReader(prompt, request, model) for _ in choices]

@@ -144,14 +144,14 @@ class ServingContext:
             salt = salt_of(principal, cache_salt)
             tenant = principal.organization_id
             names = await self.run(work.record, lambda: replicas.names(prompt, tenant, salt, work.adapter))
-        work.route = RouteRequest(
+        work.route_request = RouteRequest(
             prompt_tokens=work.prompt_tokens,
             names=names,
             session=f"{principal.organization_id}/{session}" if session else "",
             adapter=work.adapter,
             sequences=work.sequences,
         )
-        choice = replicas.choose_late(work.route)
+        choice = replicas.choose_late(work.route_request)
         if choice is None:
             raise model.not_ready()
         work.closing.callback(work.settle_choice)
@@ -166,11 +166,18 @@ class ServingContext:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
         model, adapter = self._find(record, self.routes.choose(record, name))
-        ready = model.when_ready(adapter)
+        ready = model.require_ready(adapter)
         if kind is not None and ready.card.kind not in _ABLE[kind]:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
         return ready
+
+    async def wait_for_model(
+        self, record: RequestRecord, name: str, kind: Literal["generate", "embed", "score"]
+    ) -> ReadyModel:
+        """As `ready_model`; where its first replica is expected, the request waits for it."""
+        await self.held_requests.until_ready(lambda: self.find_model(record, name))
+        return self.ready_model(record, name, kind)
 
     async def with_model(
         self,
@@ -246,12 +253,12 @@ class ServingContext:
         return self._find(record, self.routes.choose(record, name))[0]
 
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
-        """The model, and the adapter's name where it names one."""
+        """The model that a name stands for, which the record notes, and the adapter's name where it names one."""
         found = self.models.find_adapter(name)
         if found is not None and may_see_adapter(record.principal, found[1]):
             model, adapter = found[0], found[1].name
         else:
-            model = self.models.choose(name, visible=lambda served: may_use_model(record.principal, served))
+            model = self.models.choose_version(name, visible=lambda served: may_use_model(record.principal, served))
             adapter = ""
         if record.route is None or name not in record.route.models:  # who may use a route may use its models by it
             check_model(record.principal, model.name)

@@ -54,7 +54,7 @@ async def start_embedding(
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    model = serving.ready_model(record, request.model, "embed")
+    model = await serving.wait_for_model(record, request.model, "embed")
     inputs, size = as_list(request.input), model.card.embedding_size
     _check_count(serving, len(inputs), "input")
     if request.dimensions is not None and model.external is None and request.dimensions != size:
@@ -85,7 +85,7 @@ async def start_rerank(
 ) -> Coroutine[None, None, RerankAnswer]:
     """As `start_embedding`, for a query and documents. `show_documents`: texts are sent back where the request does not
     say. Raises as it does."""
-    model = serving.ready_model(record, request.model, "score")
+    model = await serving.wait_for_model(record, request.model, "score")
     texts, max_tokens = request.texts, request.max_tokens_per_doc
     _check_count(serving, len(texts), "documents")
     queries, documents = [("query", request.query)], [(f"documents[{i}]", text) for i, text in enumerate(texts)]
@@ -115,7 +115,7 @@ async def start_score(
     serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
     """As `start_embedding`, for pairs of texts. Raises as it does."""
-    model = serving.ready_model(record, request.model, "score")
+    model = await serving.wait_for_model(record, request.model, "score")
     left, right = request.text_1, request.text_2
     _check_count(serving, len(left), "text_1")
     _check_count(serving, len(right), "text_2")
@@ -147,10 +147,10 @@ async def _embed(
         return await embed_external(model.external, batch, work, dimensions)
     usage = work.usage
     try:
-        assert work.choice is not None, "a replica is chosen when work begins"
+        assert work.replica_choice is not None, "a replica is chosen when work begins"
         given = [each for each in batch if isinstance(each, list)]
         vectors = await embed_anywhere(
-            model.served.replicas, work.choice, request_id, given, model.served.config.failover
+            model.served.replicas, work.replica_choice, request_id, given, model.served.config.failover
         )
     except (RequestRefusedError, ReplicaLostError):
         usage.failed = True

@@ -20,7 +20,7 @@ import msgspec
 from kvarn.config.replica import FailoverConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaLostError, ReportPending, RequestRefusedError
 from kvarn.routing.candidate import RouteRequest
-from kvarn.routing.router import Choice
+from kvarn.routing.router import ReplicaChoice
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import RefusalReason, Submit, TokenDelta
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 async def generate_anywhere(
     replicas: ReplicaSet,
-    choice: Choice,
+    choice: ReplicaChoice,
     submit: Submit,
     config: FailoverConfig,
     report_pending: ReportPending | None = None,
@@ -79,7 +79,7 @@ async def generate_anywhere(
 
 
 async def embed_anywhere(
-    replicas: ReplicaSet, choice: Choice, request_id: str, inputs: list[list[int]], config: FailoverConfig
+    replicas: ReplicaSet, choice: ReplicaChoice, request_id: str, inputs: list[list[int]], config: FailoverConfig
 ) -> list[bytes]:
     """As `ReplicaClient.embed`, beginning with one replica and going on with others. Raises as `generate_anywhere`."""
     lost = list[str]()
@@ -105,7 +105,7 @@ async def _other_replica(
     error: ReplicaLostError | RequestRefusedError,
     lost: list[str],
     config: FailoverConfig,
-) -> Choice:
+) -> ReplicaChoice:
     """The replica that goes on after an error; waits while none is ready. `lost`: those that were lost since the
     request last got on. Others go first.
 

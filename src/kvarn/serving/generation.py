@@ -43,6 +43,7 @@ def make_choices(
     sampling: SamplingParams,
     model: ReadyModel,
     limits: GatewayConfig,
+    *,
     watch: Callable[[], OutputWatch | None],
     first_index: int = 0,
     continued: Sequence[int] = (),
@@ -165,7 +166,7 @@ def _tokens(
     model: ReadyModel, submit: Submit, work: Work, held: HeldBytes, observer: GenerationObserver
 ) -> AsyncGenerator[TokenDelta, None]:
     """What the model's replicas answer. A batch itself tries its lines again."""
-    replicas, choice = model.served.replicas, work.choice
+    replicas, choice = model.served.replicas, work.replica_choice
     assert choice is not None, "a replica is chosen when work begins"
     if work.record.batch_id is not None:
         choice.sent(time.monotonic())

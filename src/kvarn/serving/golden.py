@@ -14,7 +14,6 @@ from kvarn.text.errors import TextError
 from kvarn.wire.openai.errors import ApiError
 
 _TENANT = "kvarn:quality"
-_RETRY_S = 1.0
 
 log = logging.getLogger("kvarn.gateway")
 
@@ -59,13 +58,13 @@ class GoldenModel:
     async def render(self) -> None:
         """Wait until the model is ready, and render its golden prompts. What cannot be read is logged, and the
         built-in prompts are asked."""
-        while not self.served.ready and self.served.load_error is None:  # noqa: ASYNC110  there is no event for it
-            await asyncio.sleep(_RETRY_S)
+        while not self.served.ready and self.served.load_error is None:
+            await self.served.changed()
         path = golden_set_path(self.served.config.path, self.served.config.golden_prompts)
         try:
             if path is not None and self.served.ready and (card := self.served.card) and card.kind == "generate":
                 questions = spread(await asyncio.to_thread(read_golden_set, path), self._count)
-                ready = self.served.when_ready()
+                ready = self.served.require_ready()
                 self._prompts = [await render_question(ready, self._text, question) for question in questions]
         except (GoldenSetError, TextError, ApiError) as error:
             log.error(

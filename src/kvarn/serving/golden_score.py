@@ -60,7 +60,7 @@ async def answers_rightly(model: ServedModel, text: TextPool, question: GoldenQu
         ApiError: The model is not ready.
         RequestRefusedError, ReplicaLostError: Its replica did not answer.
     """
-    ready = model.when_ready()
+    ready = model.require_ready()
     try:
         prompt = await render_question(ready, text, question)
     except TextError:

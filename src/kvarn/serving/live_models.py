@@ -81,6 +81,7 @@ class LiveModels:
         served = self._versions.pop((model, version), None)
         self._relate(model)
         if served is not None:
+            served.replicas.tell_changed()
             closing = asyncio.ensure_future(served.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
@@ -129,6 +130,7 @@ class LiveModels:
         versions = [each for (model, _), each in self._versions.items() if model == name]
         for each in versions:
             each.versions = versions
+            each.replicas.tell_changed()
         if not versions:
             self.by_name.pop(name, None)
             return

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
-
-from starlette.requests import ClientDisconnect
+from typing import Protocol, TypeVar
 
 from kvarn.config.routes import FallbackReason, RouteConfig
 from kvarn.identity.scopes import check_model, may_use_model
@@ -24,6 +22,7 @@ from kvarn.routing.model_choice import (
     split_version,
 )
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.client_left import ClientLeft, until_client_leaves
 from kvarn.serving.model_table import ModelTable
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import DegradedError, RequestRecord
@@ -201,7 +200,7 @@ def reason_of(error: Exception) -> FallbackReason | None:
 
 
 async def begin_answer(
-    deltas: AsyncGenerator[ChoiceDelta, None], client_left: Callable[[], Awaitable[None]] | None
+    deltas: AsyncGenerator[ChoiceDelta, None], client_left: ClientLeft
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Wait for the first delta; returns all of them.
 
@@ -211,8 +210,7 @@ async def begin_answer(
     """
     first = asyncio.ensure_future(anext(deltas))
     try:
-        await _first_of(first, client_left)
-        begun = first.result()
+        begun = await until_client_leaves(first, client_left)
     except BaseException:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -226,17 +224,3 @@ async def begin_answer(
                 yield delta
 
     return rest()
-
-
-async def _first_of(result: asyncio.Future[Any], client_left: Callable[[], Awaitable[None]] | None) -> None:
-    if client_left is None:
-        await asyncio.wait({result})
-        return
-    gone: asyncio.Future[None] = asyncio.ensure_future(client_left())
-    either: set[asyncio.Future[Any]] = {result, gone}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
-            raise ClientDisconnect
-    finally:
-        gone.cancel()

@@ -40,7 +40,7 @@ class ModelTable:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
-    def choose(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
+    def choose_version(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
         """The version that answers the next request for a model: each gets a share by its ready replicas. Raises as
         `find`."""
         found = self.find(name, visible)

@@ -245,11 +245,20 @@ class ServedModel:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
         return self._has_text and any(self.replicas[name].card is not None for name in self.replicas.ready)
 
+    async def changed(self) -> None:
+        """Wait for a change of what answers requests: replicas of any version, the versions themselves, the text."""
+        changes = [asyncio.create_task(each.replicas.changed()) for each in self.all_versions]
+        try:
+            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in changes:
+                each.cancel()
+
     @property
     def _has_text(self) -> bool:
         return self.text is not None or (self.config.external is not None and self.config.tokenizer is None)
 
-    def when_ready(self, adapter: str = "") -> ReadyModel:
+    def require_ready(self, adapter: str = "") -> ReadyModel:
         """This model with its parts, to answer with an adapter where one is named.
 
         Raises:
@@ -292,6 +301,8 @@ class ServedModel:
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"
             raise
+        finally:
+            self.replicas.tell_changed()
 
     def _load_text(self, directory: Path, template: ChatTemplate) -> ModelText:
         tokenizer = Tokenizer.load(directory, self.directory, self.config.generation_config)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from kvarn.config.replica import RoutingConfig
 from kvarn.config.schema import EngineConfig
@@ -12,7 +13,7 @@ from kvarn.replica.client.protocol import ReplicaClient, ReplicaState, ReplicaSt
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
-from kvarn.routing.router import Choice, Router
+from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import AdapterInfo, Submit
 
@@ -61,7 +62,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def add(self, name: str, client: ReplicaClient) -> None:
         """One more replica."""
         self._clients[name] = client
-        client.on_changed = self._tell
+        client.on_changed = self.tell_changed
         self._count_changed()
 
     def remove(self, name: str) -> ReplicaClient | None:
@@ -121,11 +122,12 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         """Names of those that take requests."""
         return [name for name, each in self._clients.items() if each.state is ReplicaState.READY]
 
-    async def changed(self) -> None:
-        """Wait until a replica comes or goes, or takes other requests than before: its state, its adapters."""
-        await self._changed.wait()
+    def changed(self) -> Coroutine[Any, Any, object]:
+        """Await that a replica comes or goes, or takes other requests than when this is called: its state, adapters."""
+        return self._changed.wait()
 
-    def _tell(self) -> None:
+    def tell_changed(self) -> None:
+        """Wake whoever waits for `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -145,12 +147,12 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         namespace = "" if found.card is None else found.card.cache_namespace
         return block_names(root_hash(PrefixScope(tenant, salt, digest), namespace), list(prompt))
 
-    def choose(self, request: RouteRequest) -> Choice | None:
+    def choose(self, request: RouteRequest) -> ReplicaChoice | None:
         """The replica that a request goes to, whose load it is from now on; None where none takes it."""
         router = self.router
         if router is None:
             ready = [name for name in self.ready if name not in request.excluded]
-            return Choice(ready[0]) if ready else None
+            return ReplicaChoice(ready[0]) if ready else None
         now = time.monotonic()
         for name, candidate in router.candidates.items():
             client = self._clients[name]
@@ -159,13 +161,13 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             candidate.update(client.stats, now)
         return router.choose(request, now)
 
-    def choose_late(self, request: RouteRequest) -> Choice | None:
+    def choose_late(self, request: RouteRequest) -> ReplicaChoice | None:
         """The same for a request that was on its way when the last replica began to drain: that one still takes it."""
         choice = self.choose(request)
         if choice is not None:
             return choice
         draining = [name for name, each in self._clients.items() if each.state is ReplicaState.DRAINING]
-        return Choice(draining[0]) if draining else None
+        return ReplicaChoice(draining[0]) if draining else None
 
     def route_of(self, submit: Submit) -> RouteRequest:
         """What looks for a replica, of what is to be sent to it."""
@@ -185,4 +187,4 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             self.router = None
             for client in self._clients.values():
                 client.watch_blocks(None)
-        self._tell()
+        self.tell_changed()

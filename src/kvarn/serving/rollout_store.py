@@ -76,11 +76,12 @@ class RolloutStore:
         ]
 
     def is_new(self, row: StoredRow) -> bool:
-        """Whether another process has written it since it was last read or written here; it is known from now on."""
-        model = row.rollout.model
-        new: bool = self._known.get(model) != row.state
-        self._known[model] = row.state
-        return new
+        """Whether another process has written it since it was last noted or written here."""
+        return bool(self._known.get(row.rollout.model) != row.state)
+
+    def note(self, row: StoredRow) -> None:
+        """The row is known from now on."""
+        self._known[row.rollout.model] = row.state
 
     async def save(self, rollout: Rollout, now: float) -> bool:
         """Write a rollout at Unix second `now`, where it has changed since it was last read or written; whether it had.

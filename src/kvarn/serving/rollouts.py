@@ -55,7 +55,6 @@ class Rollouts:
         store: Where rollouts are kept.
         text: Where prompts are made.
         may_judge: Whether this process may judge; of several gateways that may, the one that holds the lease does.
-        on_saved: Told when the database knows of something new: other replicas may be wanted.
     """
 
     def __init__(
@@ -69,12 +68,13 @@ class Rollouts:
         *,
         may_judge: bool,
         clock: Callable[[], float] = time.time,
-        on_saved: Callable[[], None] = lambda: None,
     ) -> None:
         self.rollouts: dict[str, Rollout] = {}
         """The latest of each model, by what clients ask for."""
         self.judges = False
         """Whether this process judges now: only while there is a rollout to judge."""
+        self.on_saved: Callable[[], None] = lambda: None
+        """Called when the database knows of something new: other replicas may be wanted."""
         self._routes = routes
         self._configured = {route.name: route for route in configured}
         self._models = models
@@ -82,7 +82,6 @@ class Rollouts:
         self._text = text
         self._may_judge = may_judge
         self._clock = clock
-        self._on_saved = on_saved
         self._by_route: dict[str, Rollout] = {}
         """By the name of each route that is shared between two versions."""
         self._unsent: defaultdict[tuple[str, float], deque[Sample]] = defaultdict(lambda: deque(maxlen=_MAX_UNSENT))
@@ -219,17 +218,7 @@ class Rollouts:
     async def look(self) -> None:
         """Once: judge, or follow the process that does."""
         try:
-            rows = await self._stored.read()
-            changed = self._may_judge and await self._hold_lease(rows)
-            if changed:  # what the process wrote that judged before, if any, counts
-                rows = await self._stored.read()
-            if changed or not self.judges:
-                self._follow(rows)
-            if self._unsent:
-                await self._tell_samples()
-            if self.judges:
-                await self._do_commands(rows)
-                await self._count_samples()
+            await self._read()
         except StoreError as error:  # the database is away: what is known goes on
             log.debug("rollouts go on without the database: %s", error)
         if self.judges:
@@ -240,6 +229,31 @@ class Rollouts:
                 await self._save_changed()
             except StoreAwayError as error:
                 log.debug("rollouts are written later: %s", error)
+
+    async def _read(self) -> None:
+        """Take over what other processes have written. Leave the one that judges what was seen here; where this is the
+        one, do what was commanded and count what the others saw."""
+        rows, judged = await self._stored.read(), self.judges
+        if self._may_judge:
+            self.judges = await self._hold_lease(rows)
+        if self.judges != judged:  # what the process wrote that judged before, if any, counts
+            rows = await self._stored.read()
+        follows = not self.judges or not judged
+        for row in rows:
+            if self._stored.is_new(row) and (follows or self._is_next(row.rollout)):
+                self.take(row.rollout)
+            self._stored.note(row)
+        if self._unsent:
+            await self._tell_samples()
+        if self.judges:
+            await self._do_commands(rows)
+            await self._count_samples()
+
+    def _is_next(self, rollout: Rollout) -> bool:
+        """Whether another process has begun this one since the last has ended. An end is final: an old state of what
+        has ended is written over."""
+        known = self.rollouts.get(rollout.model)
+        return known is None or (known.ended and known.log[0] != rollout.log[0])
 
     def judge(self) -> None:
         """Move on each rollout whose check is due."""
@@ -290,21 +304,14 @@ class Rollouts:
             self._applied = wanted
 
     async def _hold_lease(self, rows: list[StoredRow]) -> bool:
-        """Hold the lease while there is something to judge; whether this process judges has changed."""
-        judged, known = self.judges, [*self.rollouts.values(), *(row.rollout for row in rows)]
+        """Whether this process judges: it holds the lease while there is something to judge."""
+        known = [*self.rollouts.values(), *(row.rollout for row in rows)]
         if any(row.command or row.candidate_version is not None for row in rows) or not all(e.ended for e in known):
-            self.judges = await self._stored.hold_lease(self._clock())
-        else:
-            await self._stored.give_lease_back()
-            self.judges = False
-        return self.judges != judged
+            return await self._stored.hold_lease(self._clock())
+        await self._stored.give_lease_back()
+        return False
 
     async def _do_commands(self, rows: list[StoredRow]) -> None:
-        for row in rows:  # another process may have begun one
-            known, new = self.rollouts.get(row.rollout.model), self._stored.is_new(row)
-            # An end is final: an old state of what has ended is written over.
-            if new and (known is None or (known.ended and known.log[0] != row.rollout.log[0])):
-                self.take(row.rollout)
         for row in rows:
             if row.command is not None:
                 model = row.rollout.model
@@ -313,11 +320,6 @@ class Rollouts:
                 except (UnknownRolloutError, RolloutEndedError) as error:
                     log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
                 await self._stored.done(row)
-
-    def _follow(self, rows: list[StoredRow]) -> None:
-        for row in rows:
-            if self._stored.is_new(row):
-                self.take(row.rollout)
 
     def take(self, rollout: Rollout) -> None:
         """This is a model's rollout from now on."""
@@ -344,7 +346,7 @@ class Rollouts:
 
     async def _save(self, rollout: Rollout) -> None:
         if await self._stored.save(rollout, self._clock()):
-            self._on_saved()
+            self.on_saved()
 
     def state_of(self, version: str) -> str:
         """What a version's replicas do, in words."""

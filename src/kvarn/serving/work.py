@@ -13,7 +13,8 @@ from kvarn.admission.demand import Demand
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.candidate import RouteRequest
-from kvarn.routing.router import Choice
+from kvarn.routing.router import ReplicaChoice
+from kvarn.serving.client_left import ClientLeft
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.wire.openai.usage import Usage, usage
@@ -100,7 +101,7 @@ class RequestRecord:
     """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
     batch_id: str | None = None
     """The batch whose line it is."""
-    client_left: Callable[[], Awaitable[None]] | None = None
+    client_left: ClientLeft = None
     """Returns once the client has left. May be awaited when the body has been read. For a line of a batch: once the
     batch gives way to another."""
     degraded_from: str | None = None
@@ -150,9 +151,9 @@ class Work:
     """Name of the adapter that it answers with."""
     replica: str = ""
     """Which copy of the model answers."""
-    route: RouteRequest | None = None
+    route_request: RouteRequest | None = None
     """What it asked of the replicas; None where the gateway answers by itself."""
-    choice: Choice | None = None
+    replica_choice: ReplicaChoice | None = None
     """The replica that was chosen, while it is its load."""
     prompt_tokens: int
     """Exactly counted."""
@@ -170,15 +171,15 @@ class Work:
     closing: ExitStack = field(default_factory=ExitStack)
     """How the stages that took it are settled, last one first: `outcome` and `usage` say what came of it."""
 
-    def go_to(self, choice: Choice) -> None:
+    def go_to(self, choice: ReplicaChoice) -> None:
         """It is this replica's load, and no other's any more."""
         self.settle_choice()
-        self.replica, self.choice = choice.replica, choice
+        self.replica, self.replica_choice = choice.replica, choice
 
     def settle_choice(self) -> None:
         """It is no replica's load any more."""
-        if self.choice is not None:
-            self.choice.end()
+        if self.replica_choice is not None:
+            self.replica_choice.end()
 
     @property
     def principal(self) -> Principal:

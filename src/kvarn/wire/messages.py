@@ -106,6 +106,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int = 0  # of host memory
     kv_blocks: int = 0  # of the KV cache, while it is used
     loaded_at: int = 0  # Unix seconds
+    kept: bool = False  # as its deployment lists it; one that is not listed any more has been unloaded
 
 
 class LoadAdapter(Message, frozen=True, kw_only=True):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from kvarn.wire.message import Message
 
 
 class Supervise(Message, frozen=True, kw_only=True):
     """An engine on another machine has a supervisor, which repeats this as long as it lives."""
 
-    address: str  # ZMQ address that it reads; a new one is sent `Ready` at once
+    address: str  # ZMQ address that it reads
+    knows: Literal["", "warm", "ready"] = ""  # what it was told last; what it lacks is sent again
 
 
 class Drain(Message, frozen=True, kw_only=True):

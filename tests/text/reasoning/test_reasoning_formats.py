@@ -69,4 +69,3 @@ def test_the_same_of_token_ids(tmp_path: Path) -> None:
     for text, expected in (("hi <think>\n", INSIDE), ("<think>\n\n</think>\n\n", AFTER), ("hi", BEFORE)):
         prompt = tokenizer.encode(f"<|user|>{'long ' * 50}<|assistant|>{text}", add_special_tokens=False)
         assert QWEN3.phase_after_prompt(prompt, tokenizer) is expected
-    assert QWEN3.end_token_ids(tokenizer) == [list(b"</think>")]

@@ -144,12 +144,12 @@ async def health() -> Health:
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
 async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models
-    that are to have no replicas now are not waited for.
+    that are to have no replicas now are not waited for. A gateway that stands by is not ready.
 
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
     models = list(gateway.models)
-    all_ready = all(model.ready or not model.replicas for model in models)
+    all_ready = all(model.ready or not model.replicas for model in models) and not gateway.held_requests.stands_by
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
         "models": {model.name: _state(model, gateway.watch) for model in models},

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
+from kvarn.replica.client.connection import EngineConnection
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,
@@ -18,8 +19,6 @@ from kvarn.replica.client.protocol import (
     RequestRefusedError,
 )
 from kvarn.replica.client.request_stream import RequestStream
-from kvarn.replica.endpoint import Endpoint
-from kvarn.replica.transport import ClientTransport
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
@@ -38,12 +37,10 @@ from kvarn.wire.messages import (
     Refused,
     StepOutput,
     Submit,
+    ToEngine,
     TokenDelta,
     UnloadAdapter,
 )
-
-_RECONNECT_S = 0.5
-"""After so long an engine is joined again to which the connection was lost."""
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +64,8 @@ class ZmqReplicaClient:
         self._gateway = gateway
         self._status = ReplicaStatus(model=name, replica="")
         """What the supervisor said last."""
-        self._endpoint: Endpoint | None = None
-        """Of the engine that this client has joined, or joins again."""
-        self._transport: ClientTransport | None = None
-        self._rejoining = False
-        """The connection was lost, and the engine has not answered on another."""
-        self._retry: asyncio.TimerHandle | None = None
+        self._connection: EngineConnection | None = None
+        """To the engine that this client has joined, or joins again."""
         self._streams: dict[str, RequestStream] = {}
         self.adapters: dict[str, AdapterInfo] = {}
         self._revision = 0
@@ -87,20 +80,23 @@ class ZmqReplicaClient:
         """Take over what the supervisor says."""
         runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
         self._status = status
-        if self._endpoint is not None and (not runs or status.endpoint != self._endpoint):
+        if self._connection is not None and (not runs or status.endpoint != self._connection.endpoint):
             self._leave("the engine is down" if runs else status.stage)
-        if runs and self._endpoint is None:
+        if runs and self._connection is None:
             assert status.endpoint is not None, "an engine that runs is somewhere"
-            self._endpoint = status.endpoint
             self.starts += 1
-            self._connect()
+            own = status.endpoint.client(self._gateway)
+            self._connection = EngineConnection(
+                status.endpoint, own, self._join, self._handle, self._connection_changed
+            )
+            self._connection.open()
         self._show()
 
     def _show(self) -> None:
         """Have everybody see what the supervisor says, or that the connection is lost."""
         status, before = self._status, self.state
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
-        if self._rejoining:
+        if self._connection is not None and self._connection.is_lost:
             self.state, self.progress = ReplicaState.DOWN, ("connect to the engine again", 0.0)
         if self.state is not before:
             self.on_changed()
@@ -122,10 +118,10 @@ class ZmqReplicaClient:
         self, request: Submit, report_pending: ReportPending | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
         """Run a request; see `ReplicaClient.generate`."""
-        transport = self._connected(request.request_id)
+        connection = self._connected(request.request_id)
         stream = self._streams[request.request_id] = RequestStream(request.choices, report_pending)
         try:
-            transport.send(msgspec.structs.replace(request, gateway=self._gateway))
+            connection.send(msgspec.structs.replace(request, gateway=self._gateway))
             while deltas := await stream.take():
                 for delta in deltas:
                     yield delta
@@ -137,11 +133,11 @@ class ZmqReplicaClient:
 
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Embed token-id inputs; see `ReplicaClient.embed`."""
-        transport = self._connected(request_id)
+        connection = self._connected(request_id)
         answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         self._embeddings[request_id] = answer
         try:
-            transport.send(Embed(request_id=request_id, inputs=inputs, gateway=self._gateway))
+            connection.send(Embed(request_id=request_id, inputs=inputs, gateway=self._gateway))
             return await answer
         finally:
             del self._embeddings[request_id]
@@ -158,72 +154,64 @@ class ZmqReplicaClient:
         await self._change(request_id, UnloadAdapter(request_id=request_id, name=name, gateway=self._gateway))
 
     async def _change(self, request_id: str, message: LoadAdapter | UnloadAdapter) -> None:
-        transport = self._connected(request_id)
+        connection = self._connected(request_id)
         answer = self._changes[request_id] = asyncio.get_running_loop().create_future()
         try:
-            transport.send(message)
+            connection.send(message)
             await answer
         finally:
             del self._changes[request_id]
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have a deleted tenant's cached blocks deleted; see `ReplicaClient.forget_tenant`."""
-        if self._transport is None:
-            return False
-        self._transport.send(ForgetTenant(tenant=tenant))
-        return True
+        return self._send(ForgetTenant(tenant=tenant))
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks are cached; see `ReplicaClient.watch_blocks`."""
-        if self._watcher is not None and self._transport is not None:
-            self._transport.send(WatchBlocks(gateway=self._gateway, wanted=False))
-        self._watcher, self._block_reader = watcher, None
-        if self._transport is not None:
-            self._read_blocks()
+        if self._watcher is not None:
+            self._send(WatchBlocks(gateway=self._gateway, wanted=False))
+        self._watcher = watcher
+        self._read_blocks()
 
     def _read_blocks(self) -> None:
-        if self._watcher is not None:
-            self._block_reader = BlockEventReader(self._watcher, self._ask_for_blocks)
+        self._block_reader = None if self._watcher is None else BlockEventReader(self._watcher, self._ask_for_blocks)
+        if self._block_reader is not None:
             self._ask_for_blocks()
 
     def _ask_for_blocks(self) -> None:
-        if self._transport is not None:
-            self._transport.send(WatchBlocks(gateway=self._gateway))
+        self._send(WatchBlocks(gateway=self._gateway))
 
-    def _connected(self, request_id: str) -> ClientTransport:
+    def _connected(self, request_id: str) -> EngineConnection:
         """The way to the engine for a new request."""
-        if self._transport is None or self._rejoining:
+        if self._connection is None or not self._connection.takes_requests:
             stage, fraction = self.progress
             raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")
         if request_id in self._streams or request_id in self._embeddings or request_id in self._changes:
             raise RequestRefusedError(RefusalReason.DUPLICATE_ID, f"a request with the id {request_id!r} is running")
-        return self._transport
+        return self._connection
+
+    def _send(self, message: ToEngine) -> bool:
+        """Send a message; False where no engine is connected."""
+        return self._connection is not None and self._connection.send(message)
 
     def _abort(self, request_id: str) -> None:
-        if self._transport is not None:
-            self._transport.send(Abort(request_id=request_id, gateway=self._gateway))
+        self._send(Abort(request_id=request_id, gateway=self._gateway))
 
-    def _connect(self) -> None:
-        assert self._endpoint is not None, "there is an engine"
-        endpoint, own = self._endpoint, self._endpoint.client(self._gateway)
-        transport = self._transport = ClientTransport(endpoint, own, self._handle, self._lost)
+    def _join(self, address: str) -> None:
+        """Tell the engine of this process, which it finds at the address."""
         known = list(self.adapters.values())
-        transport.send(Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision))
+        self._send(Join(gateway=self._gateway, address=address, adapters=known, revision=self._revision))
         self._read_blocks()
 
     def _leave(self, reason: str) -> None:
         """Leave the engine for good."""
-        if self._retry is not None:
-            self._retry.cancel()
-        self._retry, self._rejoining, self._endpoint = None, False, None
-        self._disconnect(reason)
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._forget(reason)
 
-    def _disconnect(self, reason: str) -> None:
-        """Close the connection after what the engine has still said; fail every request."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.read_rest()
-            transport.close()
+    def _forget(self, reason: str) -> None:
+        """Nothing of the engine is known any more, and every request fails."""
         self.stats = EngineStats()
         self._block_reader = None
         if self._watcher is not None:
@@ -231,22 +219,17 @@ class ZmqReplicaClient:
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
             self._fail(request_id, ReplicaLostError(reason))
 
-    def _lost(self, error: Exception) -> None:
-        """Messages may be missing. The engine is joined again unless its supervisor says meanwhile that it is gone, and
-        takes requests once it answers: then both ways are there."""
-        why = "messages of an engine are lost, and it is joined again: %s"
-        is_known = isinstance(error, ConnectionError)
-        log.warning(why, error, extra={"model": self._name}, exc_info=None if is_known else error)
-        self._rejoining = True
-        self._disconnect(f"messages of the engine are lost: {error}")
+    def _connection_changed(self, error: Exception | None) -> None:
+        """The connection was lost, or the engine has answered on another."""
+        if error is not None:
+            why = "messages of an engine are lost, and it is joined again: %s"
+            is_known = isinstance(error, ConnectionError)
+            log.warning(why, error, extra={"model": self._name}, exc_info=None if is_known else error)
+            self._forget(f"messages of the engine are lost: {error}")
         self._show()
-        self._retry = asyncio.get_running_loop().call_later(_RECONNECT_S, self._connect)
 
     def _handle(self, message: FromEngine) -> None:
         """Hand over what the engine sent. Answers to unknown ids belong to aborted requests and are ignored."""
-        if self._rejoining and self._transport is not None:
-            self._rejoining = False
-            self._show()
         match message:
             case StepOutput():
                 self.stats = message.stats or self.stats

@@ -68,11 +68,10 @@ class _Request:
 class ResponseRouter:
     """Knows the gateway processes that have joined, by number, and whose each running request is."""
 
-    def __init__(self, context: Context, supervisor: str = "", keys: CurveKeys | None = None) -> None:
+    def __init__(self, context: Context, supervisor: str, keys: CurveKeys | None = None) -> None:
         self._context = context
-        self._supervisor_address = supervisor
         self._keys = keys
-        self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS) if supervisor else None
+        self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS)
         """To the supervisor."""
         self._outboxes: dict[int, Outbox] = {}
         self._requests: dict[str, _Request] = {}
@@ -104,13 +103,11 @@ class ResponseRouter:
         """Numbers of the gateway processes that have joined and are not known to be gone."""
         return list(self._outboxes)
 
-    def supervised_by(self, address: str) -> Outbox:
+    def supervised_by(self, address: str) -> None:
         """Another main gateway process has become the supervisor, and numbers its processes anew."""
-        if self.supervisor is not None:
-            self.supervisor.close(drop=True)
+        self.supervisor.close(drop=True)
         self.supervisor = self._outbox(address, SUPERVISOR_LINGER_MS)
         self._gone.clear()
-        return self.supervisor
 
     def has_joined(self, gateway: int) -> bool:
         """Whether a gateway process has joined and is not known to be gone."""
@@ -155,8 +152,7 @@ class ResponseRouter:
         """Send what is queued, then close."""
         for outbox in self._outboxes.values():
             outbox.close()
-        if self.supervisor is not None:
-            self.supervisor.close()
+        self.supervisor.close()
 
     def _send_output(self, output: StepOutput) -> None:
         outputs: dict[int, list[TokenDelta]] = {gateway: [] for gateway in self._outboxes}
@@ -192,10 +188,12 @@ class EngineLoop:
         inbox: Inbox,
         router: ResponseRouter,
         heartbeat: HeartbeatThread,
-        ready: Ready | None = None,
+        ready: Ready,
     ) -> None:
         self._service = service
         self._ready = ready
+        self._owes_ready = False
+        """The supervisor does not know that the engine is ready."""
         self._inbox = inbox
         self._router = router
         self._heartbeat = heartbeat
@@ -235,6 +233,10 @@ class EngineLoop:
         for message in self._inbox.receive(wait_s):
             self._handle(message)
             any_came = True
+        if self._owes_ready:
+            self._owes_ready = False
+            if not self._heartbeat.draining:
+                self._router.supervisor.send(self._ready)
         return any_came
 
     def _handle(self, message: ToEngine | UnreadableRequest) -> None:
@@ -261,8 +263,9 @@ class EngineLoop:
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
             case Supervise():
-                if self._heartbeat.heard(message.address) and self._ready is not None:
-                    self._change_supervisor(message.address, self._ready)
+                if self._heartbeat.heard(message.address):
+                    self._change_supervisor(message.address)
+                self._owes_ready = message.knows != "ready"
             case Drain():
                 self._heartbeat.draining = True
                 self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
@@ -285,16 +288,14 @@ class EngineLoop:
         else:
             self._router.refuse(refused, request.gateway)
 
-    def _change_supervisor(self, address: str, ready: Ready) -> None:
+    def _change_supervisor(self, address: str) -> None:
         """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
         heard from its heartbeats."""
         for gateway in self._router.joined:
             self._blocks.subscribe(gateway, wanted=False)
             for request_id in self._router.leave(gateway):
                 self._service.abort(request_id)
-        supervisor = self._router.supervised_by(address)
-        if not self._heartbeat.draining:
-            supervisor.send(ready)
+        self._router.supervised_by(address)
 
     def _step(self) -> None:
         with self._heartbeat.in_step():

@@ -23,7 +23,7 @@ from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
 from kvarn.replica.server.warm import mapped, wait_until_activated
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.replica.transport import Inbox, Outbox
+from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Progress, Ready
 from kvarn.wire.supervision import Failed
 
@@ -56,21 +56,20 @@ def run_engine(began: float) -> int:
     context = zmq.Context()
     keys = spec.endpoint.keys
     router = ResponseRouter(context, spec.supervisor, keys)
-    supervisor = router.supervisor
-    assert supervisor is not None
     inbox = Inbox(context, spec.endpoint)
     heartbeat = HeartbeatThread(
         context, spec.supervisor, spec.heartbeat_interval_s, outbox_keys(keys), spec.orphan_timeout_s
     )
     heartbeat.start()
     try:
-        _serve(spec, phases, supervisor, inbox, router, heartbeat)
+        _serve(spec, phases, inbox, router, heartbeat)
     except Exception as error:
         # Errors of Kvarn's own say all there is to say, and the parent says it; others need their traceback.
         own = type(error).__module__.startswith("kvarn.")
         names = {"model": spec.model_config.name, "reason": str(error)}
         log.log(logging.DEBUG if own else logging.ERROR, "the engine cannot go on", exc_info=True, extra=names)
-        supervisor.send(Failed(message=str(error) if own and str(error) else f"{type(error).__name__}: {error}"))
+        message = str(error) if own and str(error) else f"{type(error).__name__}: {error}"
+        router.supervisor.send(Failed(message=message))
         return EXIT_FAILED
     finally:
         heartbeat.stop()
@@ -83,7 +82,6 @@ def run_engine(began: float) -> int:
 def _serve(
     spec: ReplicaSpec,
     phases: dict[str, float],
-    supervisor: Outbox,
     inbox: Inbox,
     router: ResponseRouter,
     heartbeat: HeartbeatThread,
@@ -96,11 +94,9 @@ def _serve(
             if not wait_until_activated(inbox, router, heartbeat):
                 return
             phases = phases | {"wait to be activated": time.monotonic() - began}
-            assert router.supervisor is not None, "it has activated this process"
-            supervisor = router.supervisor
         with heartbeat.loading():
             service: GenerateService | EmbedService = build(
-                spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
+                spec, lambda stage, fraction: router.supervisor.send(Progress(stage=stage, fraction=fraction))
             )
     try:
         phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
@@ -111,7 +107,7 @@ def _serve(
         # Everything that exists by now lives as long as the process: take it out of every later collection.
         gc.freeze()
         gc.enable()
-        supervisor.send(ready)
+        router.supervisor.send(ready)
         loop.run()
     finally:
         service.shutdown()

@@ -37,7 +37,6 @@ def mapped(directory: Path) -> Iterator[int]:
 
 def wait_until_activated(inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread) -> bool:
     """Tell the supervisor that this process waits, and wait for its word; False: it shall end."""
-    assert router.supervisor is not None, "somebody has started it"
     router.supervisor.send(Warm())
     while True:
         for message in inbox.receive(_WAIT_S):
@@ -46,5 +45,8 @@ def wait_until_activated(inbox: Inbox, router: ResponseRouter, heartbeat: Heartb
                     return True
                 case Stop() | Drain():
                     return False
-                case Supervise() if heartbeat.heard(message.address):
-                    router.supervised_by(message.address).send(Warm())
+                case Supervise():
+                    if heartbeat.heard(message.address):
+                        router.supervised_by(message.address)
+                    if not message.knows:
+                        router.supervisor.send(Warm())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.prompt import opening_of, phase_after_prompt, render_chat
-from kvarn.serving.chat.stored import keep_completion
+from kvarn.serving.chat.run import chat_run, check_messages
 from kvarn.serving.chat.tool_calls import ToolCallReader
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.context import ServingContext
@@ -94,15 +93,13 @@ async def _start(
         priority=request.priority,
         service_tier=request.service_tier,
     )
-    messages = request.plain_messages
-    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": messages})
-    await serving.moderation.check_input(work, partial(chat_texts, messages, request.active_tools), "messages")
+    await check_messages(serving, request, work)
     choices = make_choices(
         request,
         sampling,
         model,
         serving.limits,
-        partial(serving.moderation.watch, work),
+        watch=partial(serving.moderation.watch, work),
         continued=prompt if request.continue_final_message or opening else (),
         shown=text.tokenizer.ids_of(_markers(request, text)),
         splitter=_splitters(request, model, prompt),
@@ -110,22 +107,8 @@ async def _start(
     for choice in choices:
         choice.transform = _transform(request, model, opening)
     submit = make_submit(record.id, prompt, sampling, work, request.cache_salt, grammar)
-    unread, gathered = HeldBytes(serving.held, record), HeldBytes(serving.held, record)
-    return ChatRun(
-        f"chatcmpl-{record.id}",
-        int(time.time()),
-        request,
-        model,
-        model.fingerprint,
-        prompt,
-        generate(model, submit, choices, work, unread, serving.metrics),
-        len(choices),
-        work,
-        gathered,
-        (lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2))
-        if request.store
-        else None,
-    )
+    deltas = generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics)
+    return chat_run(serving, request, model, work, deltas, prompt)
 
 
 def _markers(request: ChatCompletionRequest, text: ModelText) -> list[str]:

@@ -41,7 +41,7 @@ async def keep_completion(
     max_bytes = serving.limits.max_body_bytes
     if logprobs_bytes > max_bytes:
         return [
-            f"The answer could not be stored: its log-probabilities take more than serving.max_body_bytes, {max_bytes}."
+            f"The answer could not be stored: its log-probabilities take more than gateway.max_body_bytes, {max_bytes}."
         ]
     fields_sent = request.model_dump(include={*_REQUEST_FIELDS, "tools"}, exclude_none=True)
     fields = msgspec.structs.asdict(answer).items()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from functools import partial
 from hashlib import sha256
 
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.prompt import render_chat
-from kvarn.serving.chat.stored import keep_completion
+from kvarn.serving.chat.run import chat_run, check_messages
 from kvarn.serving.context import ServingContext
 from kvarn.serving.external.deltas import ChoiceReader
 from kvarn.serving.external.fields import chat_body
-from kvarn.serving.external.generation import generate_external
+from kvarn.serving.external.generation import ExternalPrompt, generate_external
 from kvarn.serving.external.model import ExternalModel
-from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
 from kvarn.serving.work import RequestRecord
@@ -79,42 +76,14 @@ async def start_external_chat(
         priority=request.priority,
         service_tier=request.service_tier,
     )
-    messages = request.plain_messages
-    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": messages})
-    await serving.moderation.check_input(work, partial(chat_texts, messages, request.active_tools), "messages")
+    await check_messages(serving, request, work)
     use = request.tool_use
     readers = [
         ChoiceReader(number, legacy=use is not None and use.legacy, with_reasoning=request.include_reasoning)
         for number in range(choices)
     ]
-    unread, gathered = HeldBytes(serving.held, record), HeldBytes(serving.held, record)
-    deltas = generate_external(
-        external,
-        key,
-        "chat/completions",
-        body,
-        readers,
-        partial(serving.moderation.watch, work),
-        prompt_tokens,
-        work,
-        unread,
-        serving.metrics,
-    )
-    return ChatRun(
-        f"chatcmpl-{record.id}",
-        int(time.time()),
-        request,
-        model,
-        model.fingerprint,
-        [],
-        deltas,
-        choices,
-        work,
-        gathered,
-        (lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2))
-        if request.store
-        else None,
-    )
+    prompt = ExternalPrompt("chat/completions", body, key, prompt_tokens)
+    return chat_run(serving, request, model, work, generate_external(serving, external, prompt, readers, work), [])
 
 
 def cache_salt(record: RequestRecord, salt: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Literal, cast
 
 from msgspec import UNSET
@@ -15,7 +14,7 @@ from kvarn.serving.context import ServingContext
 from kvarn.serving.external.chat import cache_salt, prompt_key
 from kvarn.serving.external.deltas import ChoiceReader
 from kvarn.serving.external.fields import completion_body
-from kvarn.serving.external.generation import generate_external
+from kvarn.serving.external.generation import ExternalPrompt, generate_external
 from kvarn.serving.external.model import ExternalModel
 from kvarn.serving.generation import interleave
 from kvarn.serving.held_bytes import HeldBytes
@@ -102,30 +101,14 @@ async def start_external_completion(
     if len(texts) < len(given):
         serving.moderation.refuse_token_ids("prompt")
     await serving.moderation.check_input(work, lambda: texts, "prompt")
-    watch = partial(serving.moderation.watch, work)
     streams: list[AsyncGenerator[ChoiceDelta, None]] = []
     readers: list[ExternalCompletionReader] = []
     for number, body in enumerate(bodies):
-        held = HeldBytes(serving.held, record)
+        prompt = ExternalPrompt("completions", body, keys[number], tokens[number])
         choices = [ChoiceReader(number * n + choice) for choice in range(n)]
-        streams.append(
-            generate_external(
-                external,
-                keys[number],
-                "completions",
-                body,
-                choices,
-                watch,
-                tokens[number],
-                work,
-                held,
-                serving.metrics,
-            )
-        )
-        prompt = given[number]
-        readers += [
-            ExternalCompletionReader(prompt if request.echo and isinstance(prompt, str) else "") for _ in choices
-        ]
+        streams.append(generate_external(serving, external, prompt, choices, work))
+        text = given[number]
+        readers += [ExternalCompletionReader(text if request.echo and isinstance(text, str) else "") for _ in choices]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
     head = (f"cmpl-{record.id}", int(time.time()), model.public_name, model.fingerprint, request.include_usage)
     return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))

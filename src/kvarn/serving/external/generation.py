@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
-from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
+from kvarn.observe.metrics import GenerationObserver
 from kvarn.replica.external.answer import ChoicePart, ReportedUsage
 from kvarn.replica.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.context import ServingContext
 from kvarn.serving.external.deltas import ChoiceReader
 from kvarn.serving.external.model import ExternalModel
 from kvarn.serving.held_bytes import HeldBytes
@@ -17,6 +19,20 @@ from kvarn.serving.moderation.output_watch import OutputWatch
 from kvarn.serving.timeouts import StageTimeoutError
 from kvarn.serving.work import TokenUsage, Work
 from kvarn.wire.openai.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalPrompt:
+    """A prompt as it is sent to another server."""
+
+    path: str
+    """Below the server's address."""
+    body: dict[str, Any]
+    """The request's."""
+    key: bytes
+    """Its beginning, by which a replica is chosen."""
+    tokens: int
+    """Estimated or counted."""
 
 
 class TokenAccount:
@@ -118,16 +134,7 @@ class _Choices:
 
 
 async def generate_external(
-    model: ExternalModel,
-    key: bytes,
-    path: str,
-    body: dict[str, Any],
-    readers: Sequence[ChoiceReader],
-    watch: Callable[[], OutputWatch | None],
-    prompt_tokens: int,
-    work: Work,
-    held: HeldBytes,
-    metrics: GatewayMetrics,
+    serving: ServingContext, model: ExternalModel, prompt: ExternalPrompt, readers: Sequence[ChoiceReader], work: Work
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Send a prompt to a replica of a model; yields what comes of each choice.
 
@@ -135,16 +142,11 @@ async def generate_external(
     it pays.
 
     Args:
+        serving: Moderates the choices, counts the memory of the ends that are held back, and shows latencies.
         model: Whose replica answers.
-        key: The beginning of the prompt, by which the replica is chosen.
-        path: Below the replica's address.
-        body: The request's.
+        prompt: What is sent.
         readers: One for each choice, in order.
-        watch: Makes the moderation of a choice.
-        prompt_tokens: Of the prompt, estimated or counted.
         work: Where its tokens are counted.
-        held: Counts the ends that are held back.
-        metrics: Where its latencies are shown.
 
     Raises:
         ApiError: No replica takes requests, or the answer cannot be moderated now.
@@ -152,13 +154,14 @@ async def generate_external(
         ExternalFailedError: The server failed.
         StageTimeoutError: A stage took too long.
     """
-    observer = metrics.generation(model.served.name, work.record.received)
-    account = TokenAccount(work.usage, prompt_tokens, model.count_tokens)
-    choices = _Choices(readers, [watch() for _ in readers], account, observer, held)
+    observer = serving.metrics.generation(model.served.name, work.record.received)
+    account = TokenAccount(work.usage, prompt.tokens, model.count_tokens)
+    watches, held = [serving.moderation.watch(work) for _ in readers], HeldBytes(serving.held, work.record)
+    choices = _Choices(readers, watches, account, observer, held)
     reported, running = None, len(readers)
     try:
         try:
-            async with aclosing(model.answer(key, path, body, work)) as parts:
+            async with aclosing(model.answer(prompt.key, prompt.path, prompt.body, work)) as parts:
                 async for part in parts:
                     reported = part.usage or reported
                     for choice in part.choices:

@@ -37,7 +37,7 @@ class GuardModel:
         worst = unflagged(self.config.threshold)
         try:
             async with asyncio.timeout(self.config.model_timeout_s):
-                model = self.models.find(self.name).when_ready()
+                model = self.models.find(self.name).require_ready()
                 for prompt in await self._prompts(text, model, claim):
                     verdict = await self._ask(prompt, model, claim)
                     scores = {name: max(score, worst.scores.get(name, 0.0)) for name, score in verdict.scores.items()}

@@ -136,7 +136,7 @@ class AdmissionStage:
     def _replica_for(self, work: Work) -> ReplicaAdmission:
         """The replica that was chosen for the work or, where that would refuse it, the next best that would not."""
         model = self._models[work.model].version_of(work.replica)
-        replicas, first, route = model.replicas, work.choice, work.route
+        replicas, first, route = model.replicas, work.replica_choice, work.route_request
         if work.replica not in replicas:  # it has gone since it was chosen
             again = None if route is None else replicas.choose_late(route)
             if again is None:

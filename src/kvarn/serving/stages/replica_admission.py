@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from starlette.requests import ClientDisconnect
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
@@ -16,6 +14,7 @@ from kvarn.admission.engine_view import EngineView
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.serving.client_left import ClientLeft, until_client_leaves
 from kvarn.serving.models import ServedModel
 from kvarn.serving.tiers import priority_of
 from kvarn.serving.work import Outcome, RequestRecord, Work
@@ -104,7 +103,7 @@ class ReplicaAdmission:
 
     def demand_of(self, work: Work) -> Demand:
         """What a piece of work would need of this engine."""
-        tenant, early, choice = work.principal.organization_id, work.record.early_demand, work.choice
+        tenant, early, choice = work.principal.organization_id, work.record.early_demand, work.replica_choice
         cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
         expected = self.traffic.expected_prompt(work.prompt_tokens)
         return Demand(
@@ -147,7 +146,7 @@ class ReplicaAdmission:
         )
         return self.controller.predicted_ttft_s(demand, self.update())
 
-    async def enter(self, demand: Demand, client_left: Callable[[], Awaitable[None]] | None) -> Refusal | None:
+    async def enter(self, demand: Demand, client_left: ClientLeft) -> Refusal | None:
         """Wait for admission; None once the request may go to the engine.
 
         Raises:
@@ -165,7 +164,7 @@ class ReplicaAdmission:
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll_while_some_wait())
         try:
-            return await _first(decision, client_left)
+            return await until_client_leaves(decision, client_left)
         except BaseException:
             if self._waiting.pop(demand, None) is not None:
                 self.controller.withdraw(demand)
@@ -214,20 +213,3 @@ class ReplicaAdmission:
 
     def _show_length(self) -> None:
         self._metrics.waiting(self._model, self.name, self.controller.queue.by_priority())
-
-
-async def _first(
-    decision: asyncio.Future[Refusal | None], client_left: Callable[[], Awaitable[None]] | None
-) -> Refusal | None:
-    """The decision, unless the client leaves first."""
-    if client_left is None:
-        return await asyncio.shield(decision)  # the decision must be known also where the caller is cancelled
-    gone: asyncio.Future[None] = asyncio.ensure_future(client_left())
-    either: set[asyncio.Future[Any]] = {decision, gone}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not decision.done():
-            raise ClientDisconnect
-        return decision.result()
-    finally:
-        gone.cancel()

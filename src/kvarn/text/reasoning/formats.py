@@ -55,11 +55,6 @@ class ReasoningFormat:
         """As `phase_after`, of a prompt's token ids."""
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
-    def end_token_ids(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The token ids of each text that ends the reasoning; a single one where the tokenizer has a token for it. A
-        text that is no token of its own may be written with other tokens too: then `ends` says what to look for."""
-        return [tokenizer.encode(end, add_special_tokens=False) for end in self.ends]
-
 
 def _tags(
     name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, markers: tuple[str, ...] = (), opened: bool = False

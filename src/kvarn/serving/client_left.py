@@ -1,0 +1,33 @@
+"""Waiting for something as long as the client of a request is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+
+ResultT = TypeVar("ResultT")
+ClientLeft = Callable[[], Awaitable[None]] | None
+"""Returns once the client has left; None: nobody can tell."""
+
+
+async def until_client_leaves(result: asyncio.Future[ResultT], client_left: ClientLeft) -> ResultT:
+    """What a future gives, which goes on where this is cancelled or the client leaves.
+
+    Raises:
+        ClientDisconnect: The client left before.
+        Exception: That of the future.
+    """
+    waited: set[asyncio.Future[Any]] = {result}
+    if client_left is not None:
+        waited.add(asyncio.ensure_future(client_left()))
+    try:
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+        return result.result()
+    finally:
+        for gone in waited - {result}:
+            gone.cancel()
