@@ -15,7 +15,7 @@ GIB = 1024**3
 PROCESS_BYTES = GIB // 2
 """Of an engine process besides weights and KV cache: the libraries, and activations of a step."""
 
-_BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25, "int4": 4.5}
+_BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25, "fp8": 8.25, "int4": 4.5}
 """Of a weight in memory, with its scales. float16 is held as float32."""
 
 

@@ -135,8 +135,11 @@ class Kernels:
         return dtype
 
     def quantize(self, weight: torch.Tensor, to: Quantization) -> Weight:
-        """A float weight [out, in] as int8 or int4."""
-        return quantize(weight, to)
+        """A float weight [out, in] with fewer bits, on this device; the same bits on all.
+
+        Raises UnsupportedByBackendError where the backend does not multiply such weights.
+        """
+        return quantize(weight.to(self.device), to)
 
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None

@@ -55,6 +55,14 @@ def is_host_memory(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+def device_allocations(device: torch.device) -> int:
+    """How often this process has taken memory of a GPU from torch's pool so far; 0 for main memory, which nobody
+    counts."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])
+
+
 def give_back_freed() -> None:
     """Return memory that was freed, but kept for later, to the operating system.
 
