@@ -78,8 +78,10 @@ class HardwareConfig(Section):
     memory_gib: float | None = Field(None, gt=0)
     """Memory in GiB. Default: predicted from the size of the checkpoint, its quantisation and the KV cache."""
 
-    gpus: float = Field(0.0, ge=0)
-    """GPUs."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's whole memory that a replica takes: weights, KV cache and what a step needs. With several
+    processes (ranks) each takes so much of a GPU of its own. Replicas are placed on one GPU as long as their shares
+    fit; what other programs hold is not used. See docs/gpu.md."""
 
 
 class AutoscaleConfig(Section):

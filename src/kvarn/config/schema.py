@@ -146,7 +146,7 @@ class ModelConfig(Section):
 
     kv_cache_gib: float | None = Field(None, gt=0)
     """Memory of the KV cache in GiB. Default: a tenth of the machine's memory (a third where one full context needs
-    it), on a GPU nine tenths of what the weights leave; at most what `max_num_seqs` full contexts need."""
+    it), on a GPU what weights leave of `hardware.gpu_memory_utilization`; at most `max_num_seqs` full contexts."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container

@@ -1,12 +1,14 @@
 """An engine for tests of the process around it: the real `EngineCore` and services over an executor that counts.
 
 The next token is the last one plus one. The spec's `directory` holds a script as JSON: `step_s` seconds a step takes,
-`fail_at_token` a token whose computation raises, `fail_to_load` a message to fail with.
+`fail_at_token` a token whose computation raises, `fail_to_load` a message to fail with, `architecture_from` a variable
+of its environment.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -61,7 +63,7 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     config = spec.model_config.engine
     card = ModelCard(
         kind=script.get("kind", "generate"),
-        architecture="Scripted",
+        architecture=os.environ.get(script.get("architecture_from", ""), "Scripted"),
         dtype="none",
         vocab_size=VOCAB_SIZE,
         max_context_length=65_536,

@@ -44,10 +44,12 @@ from kvarn.worker import (
     DraftProposer,
     EagleProposer,
     EncoderRunner,
+    GpuBudget,
     InProcessExecutor,
     NgramProposer,
     PipelinedExecutor,
     plan_kv_blocks,
+    step_bytes,
 )
 from kvarn.worker.ranks import RanksExecutor
 
@@ -215,18 +217,23 @@ def _build_decoder(
 
 def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> int:
     """Blocks of the KV cache, the same on each rank: what the memory of all of them has room for."""
-    layout, own_free = layout_of(config), model.kernels.free_memory_bytes()
-    free_elsewhere = [each.free_bytes for each in others if each.free_bytes is not None]
+    layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
+    memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
+    gpu = None
+    if memories:
+        least = min(memories, key=lambda memory: memory.usable(share))
+        beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs)
+        gpu = GpuBudget(least, share, layout.world_size, beside)
+        log.info("the memory of the GPU: %s", gpu, extra={"model": config.name})
     weight_bytes = model.layer_bytes + model.head_bytes
     return plan_kv_blocks(
         model.spec,
         model.kv_dtype,
         kv_cache_gib=config.kv_cache_gib,
-        max_num_seqs=config.engine.max_num_seqs,
+        max_num_seqs=engine.max_num_seqs,
         max_context_length=max_context_length,
         weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
-        memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
-        free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
+        gpu=gpu,
         copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
     )
 

@@ -54,7 +54,7 @@ def main() -> int:
             send_frame(answers, msgspec.msgpack.encode(Loaded(problem=problem)))
             return 1
         assert isinstance(model, Decoder), "encoders have one rank"
-        loaded = Loaded(model.layer_bytes, model.head_bytes, model.kernels.free_memory_bytes())
+        loaded = Loaded(model.layer_bytes, model.head_bytes, model.kernels.device_memory())
         send_frame(answers, msgspec.msgpack.encode(loaded))
         return _run(spec, model, group, frames)
 

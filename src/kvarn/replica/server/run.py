@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import os
 import signal
 import sys
 import time
@@ -48,6 +49,9 @@ def run_engine(began: float) -> int:
     exit_when_closed(sys.stdin.fileno())
     configure_logging(spec.log_level, form=spec.log_format)
     pin_to_cpus(spec.cpus)
+    if spec.gpus:
+        # Before anything asks for a GPU; ranks inherit it and take the one of their number.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
     phases = {
         "interpreter": began - spec.spawned_at,
         "import": imported - began,
