@@ -42,8 +42,9 @@ class FleetConfig(Section):
     """Seconds between two looks at the database for changed deployments, and at the replicas."""
 
     warm_pool: int = Field(0, ge=0)
-    """Engine processes that wait with their libraries imported and a checkpoint's weights mapped: one for each of so
-    many of the most popular models that have no replica now (`autoscale.min_replicas` 0)."""
+    """Engine processes that wait with their libraries imported and a checkpoint's weights mapped, on a GPU asleep with
+    the weights in main memory: one for each of so many of the most popular models that have no replica now
+    (`autoscale.min_replicas` 0)."""
 
     lease_s: float = Field(15.0, gt=0)
     """Of several gateways with one database one looks after the fleet; another takes over this many seconds after it

@@ -16,7 +16,7 @@ from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.launcher import Launcher, LaunchError
-from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
@@ -65,6 +65,9 @@ class FleetController:
         self._unclaimed: set[str] = set()
         """Replicas of an earlier controller whose version is still being prepared here."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._falling_asleep: dict[str, asyncio.Task[None]] = {}
+        self._waiting_for_room: dict[str, str] = {}
+        """Why a replica that sleeps is not activated yet."""
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
@@ -99,9 +102,10 @@ class FleetController:
         """Change nothing any more; what runs goes on."""
         await self._loop.stop()
         await self._versions.stop()
-        for task in self._leaving.values():
+        tasks = [*self._leaving.values(), *self._falling_asleep.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """Look at once, at the database too."""
@@ -130,6 +134,7 @@ class FleetController:
                 version=each.status.version,
                 phase=self._phase(name, each),
                 warm=each.spec.warm,
+                can_sleep=bool(each.spec.gpus),
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -184,7 +189,9 @@ class FleetController:
                     self._start(self._versions.known[action.model, action.version].desired, warm=action.warm)
                 case Drain() if not self._stays(action.name):
                     self._drain(action.name)
-                case Activate():
+                case Sleep() if not self._stays(action.name):
+                    self._sleep(action.name)
+                case Activate() if action.name not in self._falling_asleep:
                     self._activate(action.name)
         self._forget(targets)
 
@@ -268,9 +275,33 @@ class FleetController:
 
     def _activate(self, name: str) -> None:
         supervisor = self._engines.supervisors[name]
+        try:
+            self._launcher.resume(supervisor.spec)
+        except LaunchError as error:
+            if self._waiting_for_room.get(name) != str(error):
+                log.warning("a replica that sleeps cannot be activated: %s", error, extra={"replica": name})
+            self._waiting_for_room[name] = str(error)
+            return
+        self._waiting_for_room.pop(name, None)
         log.info("a replica that waits is activated", extra={"replica": name})
         supervisor.activate()
         self._tell_of(supervisor)
+
+    def _sleep(self, name: str) -> None:
+        log.info("a replica is put to sleep", extra={"replica": name})
+        self._falling_asleep[name] = asyncio.create_task(self._fall_asleep(name), name=f"put {name} to sleep")
+
+    async def _fall_asleep(self, name: str) -> None:
+        supervisor = self._engines.supervisors[name]
+        version = self._versions.known.get((supervisor.status.model, supervisor.status.version))
+        try:
+            await supervisor.sleep(0.0 if version is None else version.desired.model.update.drain_timeout_s)
+            supervisor.subscribe(self._changed)
+            if supervisor.lifecycle.phase is ReplicaPhase.WARM:  # one that has failed starts as any other
+                self._launcher.rest(name)
+        finally:
+            self._falling_asleep.pop(name, None)
+        self._loop.wake()
 
     def _tell_of(self, supervisor: EngineSupervisor) -> None:
         for listener in self._versions.listeners:

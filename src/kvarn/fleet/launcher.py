@@ -75,6 +75,18 @@ class Launcher(Protocol):
         """A replica is gone for good, and others may have its place."""
         ...
 
+    def rest(self, replica: str) -> None:
+        """A replica sleeps: others may have its GPU meanwhile."""
+        ...
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """A replica that rested is to be activated.
+
+        Raises:
+            LaunchError: Others have its GPU now.
+        """
+        ...
+
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """What is missing for so many more replicas, in words; empty: nothing, or nobody knows yet."""
         ...
@@ -141,6 +153,17 @@ class LocalLauncher:
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`."""
         self._places.vacate(replica)
+
+    def rest(self, replica: str) -> None:
+        """See `Launcher.rest`."""
+        self._places.rest(replica)
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """See `Launcher.resume`."""
+        try:
+            self._places.resume(spec)
+        except NoRoomError as error:
+            raise LaunchError(str(error)) from error
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`."""

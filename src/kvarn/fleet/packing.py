@@ -134,6 +134,13 @@ def place(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]
     return Placement(device.name, needs, room.gpus_for(needs) or ())
 
 
+def has_gpus(gpus: Collection[str], needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> bool:
+    """Whether there is room for a replica's ranks on these GPUs, by UUID."""
+    rooms = [_Room.on(device, placed) for device in devices]
+    free = {uuid: share for room in rooms for share, _, uuid in room.shares}
+    return all(free[uuid] + _LEAST_SHARE >= needs.gpu_share for uuid in gpus)
+
+
 def crowd(needs: Needs, device: Device, placed: Collection[Placement]) -> Placement:
     """A place for what runs whether there is room or not: GPUs that have room, then those with most left."""
     emptiest = sorted(_Room.on(device, placed).shares, key=lambda share: (-share[0], share[1]))

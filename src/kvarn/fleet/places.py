@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from kvarn.fleet.gpus import ranks_on_gpus
-from kvarn.fleet.packing import Device, Needs, Placement, crowd, describe_room, needs_of, place, this_machine
+from kvarn.fleet.packing import (
+    Device,
+    Needs,
+    Placement,
+    crowd,
+    describe_room,
+    has_gpus,
+    needs_of,
+    place,
+    this_machine,
+)
 from kvarn.replica.spec import ReplicaSpec
 
 
@@ -66,6 +77,28 @@ class Places:
     def vacate(self, replica: str) -> None:
         """A replica is gone for good, and others may have its place."""
         self._placed.pop(replica, None)
+
+    def rest(self, replica: str) -> None:
+        """A replica sleeps: others may have its shares of GPUs. Its other needs stay."""
+        found = self._placed.get(replica)
+        if found is not None:
+            needs = dataclasses.replace(found.needs, gpu_share=0.0)
+            self._placed[replica] = dataclasses.replace(found, needs=needs)
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """A replica that rested has its shares of the same GPUs again.
+
+        Raises:
+            NoRoomError: Others have them.
+        """
+        found = self._placed.get(spec.replica)
+        if found is None:
+            return
+        needs = self._needs_of(spec)
+        others = [each for each in self._placed.values() if each is not found]
+        if not has_gpus(found.gpus, needs, self._devices, others):
+            raise NoRoomError(f"it waits for its GPU: {describe_room(needs, self._devices, others)}")
+        self._placed[spec.replica] = dataclasses.replace(found, needs=needs)
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """What is missing for so many more replicas, in words; empty: nothing."""

@@ -162,6 +162,12 @@ class RayLauncher:
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`: Ray's places end with their engines."""
 
+    def rest(self, replica: str) -> None:
+        """See `Launcher.rest`: Ray's places are kept."""
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """See `Launcher.resume`."""
+
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`: Ray tells when it is asked for a place."""
         return ""

@@ -60,6 +60,22 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     if "fail_to_load" in script:
         raise ValueError(script["fail_to_load"])
     time.sleep(script.get("load_s", 0.0))
+    return _service(spec, script)
+
+
+class SleepingScript:
+    """Falls asleep, and wakes, at once."""
+
+    nbytes = 0
+
+    def __init__(self, spec: ReplicaSpec, script: dict[str, Any]) -> None:
+        self._made_from = spec, script
+
+    def wake(self, report: ReportProgress) -> GenerateService | EmbedService:
+        return _service(*self._made_from)
+
+
+def _service(spec: ReplicaSpec, script: dict[str, Any]) -> GenerateService | EmbedService:
     config = spec.model_config.engine
     card = ModelCard(
         kind=script.get("kind", "generate"),
@@ -72,4 +88,4 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     )
     if card.kind == "embed":
         return EmbedService(CountingEncoder(script), config, card)
-    return GenerateService(CountingExecutor(script), config, card)
+    return GenerateService(CountingExecutor(script), config, card, sleep=lambda: SleepingScript(spec, script))

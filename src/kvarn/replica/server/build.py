@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from kvarn.replica.server.kv_tiers import build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
+from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
@@ -96,6 +97,16 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
         if ranks is not None:
             ranks.close()
         raise
+
+
+def _rebuild(model: Decoder, spec: ReplicaSpec, restore: Callable[[], None], report: ReportProgress) -> GenerateService:
+    """The service of a model that slept."""
+    config, phases = spec.model_config, _Phases(report)
+    with phases("load weights"):
+        restore()
+    service = _build(model, spec, config, phases, None)
+    assert isinstance(service, GenerateService), "a decoder generates"
+    return service
 
 
 def _build(
@@ -190,6 +201,7 @@ def _build_decoder(
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
     )
+    may_sleep = ranks is None and spec.role == "both"
     peer = None if tiers is None else (tiers.store, spec.prefill_socket, tiers.digest, tiers.block_bytes)
     return GenerateService(
         executor,
@@ -206,6 +218,7 @@ def _build_decoder(
         micro_batches=config.pipeline_parallel_size,
         ranks=ranks,
         experts=ExpertLoads(model, config.experts.load_file),
+        sleep=partial(SleepingModel, model, partial(_rebuild, model, spec)) if may_sleep else None,
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
         prefill_server=PrefillServer(*peer, spec.endpoint.directory)
         if peer is not None and spec.role == "prefill"

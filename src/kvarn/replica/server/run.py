@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,11 +24,14 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
+from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.warm import mapped, wait_until_activated
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.replica.transport import Inbox, Outbox
 from kvarn.wire.messages import Progress, Ready
 from kvarn.wire.supervision import Failed
+
+Service = GenerateService | EmbedService
 
 EXIT_FAILED = 1
 """Exit status after `Failed`."""
@@ -93,21 +98,46 @@ def _serve(
     heartbeat: HeartbeatThread,
 ) -> None:
     module, _, function = spec.factory.partition(":")
-    build = getattr(importlib.import_module(module), function)
-    with mapped(Path(spec.directory)) if spec.warm else nullcontext():
-        if spec.warm:
-            began = time.monotonic()
-            if not wait_until_activated(inbox, router, heartbeat):
-                return
-            phases = phases | {"wait to be activated": time.monotonic() - began}
-            assert router.supervisor is not None, "it has activated this process"
-            supervisor = router.supervisor
+    make: Callable[[ReportProgress], Service] = partial(getattr(importlib.import_module(module), function), spec)
+    reading: AbstractContextManager[object] = mapped(Path(spec.directory)) if spec.warm else nullcontext()
+    waits = spec.warm
+    while True:
+        with reading:
+            if waits:
+                began = time.monotonic()
+                if not wait_until_activated(inbox, router, heartbeat):
+                    return
+                phases = phases | {"wait to be activated": time.monotonic() - began}
+                assert router.supervisor is not None, "it has activated this process"
+                supervisor = router.supervisor
+            with heartbeat.loading():
+                service = make(_reporter(supervisor))
+        total_s = time.monotonic() - spec.spawned_at
+        sleep = _turn_loop(service, phases, total_s, supervisor, inbox, router, heartbeat)
+        if sleep is None:
+            return
+        del service
+        began = time.monotonic()
         with heartbeat.loading():
-            service: GenerateService | EmbedService = build(
-                spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
-            )
+            sleeping = sleep()
+        phases = {"fall asleep": time.monotonic() - began}
+        log.info("the engine sleeps", extra={"model": spec.model_config.name, "weight_bytes": sleeping.nbytes})
+        make, reading, waits = sleeping.wake, nullcontext(), True
+
+
+def _turn_loop(
+    service: Service,
+    phases: dict[str, float],
+    total_s: float,
+    supervisor: Outbox,
+    inbox: Inbox,
+    router: ResponseRouter,
+    heartbeat: HeartbeatThread,
+) -> Callable[[], SleepingModel] | None:
+    """Serve until stopped, drained or told to sleep. Returns what puts the model to sleep, None where the process
+    ends."""
     try:
-        phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
+        phases = phases | service.card.start_s | {"total": total_s}
         start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
         ready = Ready(card=msgspec.structs.replace(service.card, start_s=start_s))
         loop = EngineLoop(service, inbox, router, heartbeat, ready)
@@ -117,5 +147,11 @@ def _serve(
         gc.enable()
         supervisor.send(ready)
         loop.run()
+        return service.sleep if loop.sleeps else None
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         service.shutdown()
+
+
+def _reporter(supervisor: Outbox) -> ReportProgress:
+    return lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
