@@ -134,7 +134,7 @@ class FleetController:
                 version=each.status.version,
                 phase=self._phase(name, each),
                 warm=each.spec.warm,
-                can_sleep=bool(each.spec.gpus),
+                can_sleep=_can_sleep(each),
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -347,3 +347,9 @@ class FleetController:
     def _changed(self, _: ReplicaStatus) -> None:
         if self._loop.running:
             self._loop.wake()
+
+
+def _can_sleep(supervisor: EngineSupervisor) -> bool:
+    """Whether a replica can wait with its weights in main memory: a decoder in one process, on a GPU."""
+    card = supervisor.status.card
+    return len(supervisor.spec.gpus) == 1 and card is not None and card.kind == "generate"

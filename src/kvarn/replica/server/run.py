@@ -100,7 +100,7 @@ def _serve(
     module, _, function = spec.factory.partition(":")
     make: Callable[[ReportProgress], Service] = partial(getattr(importlib.import_module(module), function), spec)
     reading: AbstractContextManager[object] = mapped(Path(spec.directory)) if spec.warm else nullcontext()
-    waits = spec.warm
+    waits, since = spec.warm, spec.spawned_at
     while True:
         with reading:
             if waits:
@@ -112,15 +112,16 @@ def _serve(
                 supervisor = router.supervisor
             with heartbeat.loading():
                 service = make(_reporter(supervisor))
-        total_s = time.monotonic() - spec.spawned_at
+        total_s = time.monotonic() - since
         sleep = _turn_loop(service, phases, total_s, supervisor, inbox, router, heartbeat)
         if sleep is None:
             return
         del service
-        began = time.monotonic()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to drain, and its handler holds the service
+        since = time.monotonic()
         with heartbeat.loading():
             sleeping = sleep()
-        phases = {"fall asleep": time.monotonic() - began}
+        phases = {"fall asleep": time.monotonic() - since}
         log.info("the engine sleeps", extra={"model": spec.model_config.name, "weight_bytes": sleeping.nbytes})
         make, reading, waits = sleeping.wake, nullcontext(), True
 
@@ -149,7 +150,6 @@ def _turn_loop(
         loop.run()
         return service.sleep if loop.sleeps else None
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         service.shutdown()
 
 
