@@ -81,8 +81,8 @@ def test_loading_takes_the_quantized_model_and_one_layer(tmp_path: Path, quantiz
         model = load_model(tmp_path, dtype="float32", kernels="triton", quantization=quantization)
     assert isinstance(model, Decoder)
     largest = 2 * 512 * 128 * 4
-    assert memory.held < 2.5 * largest, "the plain model would take ten times the largest layer"
-    assert largest < memory.most - memory.held + largest <= 2.3 * largest
+    assert memory.held < 3.5 * largest, "the plain model would take eleven times the largest weight"
+    assert memory.held < memory.most <= memory.held + 1.3 * largest
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
