@@ -37,6 +37,8 @@ class Needs:
     """One for each rank; 0: it computes on processors."""
     gpu_share: float = 0.0
     """Of the memory of each of them."""
+    weight_bytes: int = 0
+    """Of main memory, more, while it sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,10 @@ def needs_of(model: ModelConfig, directory: Path, machine_bytes: int, gpus: int 
     else:
         kv_bytes = int(model.kv_cache_gib * GIB) if model.kv_cache_gib is not None else machine_bytes // 10
         memory = weight_bytes(model, directory) + kv_bytes + PROCESS_BYTES
-    share = hardware.gpu_memory_utilization if gpus else 0.0
-    return Needs(memory, hardware.cpus or model.threads or 0.0, gpus, share)
+    cpus = hardware.cpus or model.threads or 0.0
+    if not gpus:
+        return Needs(memory, cpus)
+    return Needs(memory, cpus, gpus, hardware.gpu_memory_utilization, weight_bytes(model, directory))
 
 
 def weight_bytes(model: ModelConfig, directory: Path) -> int:

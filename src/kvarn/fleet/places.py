@@ -79,10 +79,11 @@ class Places:
         self._placed.pop(replica, None)
 
     def rest(self, replica: str) -> None:
-        """A replica sleeps: others may have its shares of GPUs. Its other needs stay."""
+        """A replica sleeps: others may have its shares of GPUs. Its weights are in main memory."""
         found = self._placed.get(replica)
         if found is not None:
-            needs = dataclasses.replace(found.needs, gpu_share=0.0)
+            memory = found.needs.memory_bytes + found.needs.weight_bytes
+            needs = dataclasses.replace(found.needs, memory_bytes=memory, gpu_share=0.0)
             self._placed[replica] = dataclasses.replace(found, needs=needs)
 
     def resume(self, spec: ReplicaSpec) -> None:
