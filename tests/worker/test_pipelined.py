@@ -69,7 +69,7 @@ class Addresses(PipelinedExecutor):
     """Notes where each step's inputs and caches are, by its shape."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, fill_up=True, **options)
+        super().__init__(*arguments, **options)
         self.found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
 
     def _compute_and_draw(self, inputs: Any, adapters: Any, draws: Any) -> tuple[torch.Tensor, ...]:
@@ -85,7 +85,7 @@ def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_mod
     run = stack(tiny_model("llama"), executor_type=Addresses)
     run.generate(requests(KINDS[:3]))
     found = run.executor.found.values()
-    assert max(len(steps) for steps in found) > 3
+    assert sum(len(steps) > 1 for steps in found) > 2
     assert all(len(set(steps)) == 1 for steps in found)
 
 

@@ -145,7 +145,7 @@ def has_gpus(gpus: Collection[str], needs: Needs, devices: Sequence[Device], pla
     return all(free[uuid] + _LEAST_SHARE >= needs.gpu_share for uuid in gpus)
 
 
-def crowd(needs: Needs, device: Device, placed: Collection[Placement]) -> Placement:
+def place_without_room(needs: Needs, device: Device, placed: Collection[Placement]) -> Placement:
     """A place for what runs whether there is room or not: GPUs that have room, then those with most left."""
     emptiest = sorted(_Room.on(device, placed).shares, key=lambda share: (-share[0], share[1]))
     return Placement(device.name, needs, tuple(uuid for _, _, uuid in emptiest[: needs.gpus]))

@@ -13,11 +13,11 @@ from kvarn.fleet.packing import (
     Device,
     Needs,
     Placement,
-    crowd,
     describe_room,
     has_gpus,
     needs_of,
     place,
+    place_without_room,
     this_machine,
 )
 from kvarn.replica.spec import ReplicaSpec
@@ -68,7 +68,7 @@ class Places:
             needs, placed = self._needs_of(spec), self._placed.values()
             found = place(needs, self._devices, placed)
             if found is None and anyway:
-                found = crowd(needs, self._devices[0], placed)
+                found = place_without_room(needs, self._devices[0], placed)
             if found is None:
                 raise NoRoomError(f"this machine has no room for it: {describe_room(needs, self._devices, placed)}")
             self._placed[spec.replica] = found

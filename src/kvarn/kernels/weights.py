@@ -145,8 +145,10 @@ def _stacked(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Ten
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     lengths = [len(tensor) for tensor in tensors]
     joined = torch.empty((sum(lengths), *tensors[0].shape[1:]), dtype=dtype, device=device)
-    for to, tensor in zip(joined.split(lengths), tensors, strict=True):
-        to.copy_(tensor)
+    end = 0
+    for tensor, length in zip(tensors, lengths, strict=True):
+        joined[end : end + length] = tensor
+        end += length
     return joined
 
 

@@ -47,7 +47,7 @@ class BatchShape:
         repeats = fill_up and decodes and may_repeat and rows <= BUCKETS[-1]
         if repeats:
             rows = next(bucket for bucket in BUCKETS if bucket >= rows)
-        return BatchShape(rows, widest(width) if fill_up else width, decodes, repeats)
+        return BatchShape(rows, wide_enough(width) if fill_up else width, decodes, repeats)
 
 
 class StepArrays(NamedTuple, Generic[Array]):
@@ -139,7 +139,7 @@ def sampling_tensors(draws: DrawArrays[torch.Tensor]) -> SamplingTensors:
     return SamplingTensors(draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms)
 
 
-def widest(blocks: int) -> int:
+def wide_enough(blocks: int) -> int:
     """Blocks of a sequence in the tables of captured steps that have room for so many."""
     return max(NARROWEST, 1 << max(0, blocks - 1).bit_length())
 

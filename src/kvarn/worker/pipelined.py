@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from kvarn.worker.device_step import (
     paged_batch,
     sampling_tensors,
     step_arrays,
-    widest,
+    wide_enough,
 )
 from kvarn.worker.errors import InvalidLogitsError, ReplayAllocationError
 from kvarn.worker.executor import InProcessExecutor
@@ -41,7 +41,10 @@ from kvarn.worker.inputs import FlatRows, Ints, flatten_rows
 from kvarn.worker.slots import NO_LOGPROBS
 
 IN_FLIGHT = 2
-_NO_SLOTS: Ints = np.zeros(0, dtype=np.int64)
+
+
+def _no_slots() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -50,9 +53,9 @@ class _Running:
 
     plan: StepPlan
     submitted: float
-    slots: Ints = _NO_SLOTS
+    slots: Ints = field(default_factory=_no_slots)
     """Of the rows that draw."""
-    epochs: Ints = _NO_SLOTS
+    epochs: Ints = field(default_factory=_no_slots)
     fetched: Fetched | None = None
     result: StepResult | None = None
 
@@ -79,7 +82,7 @@ class PipelinedExecutor(InProcessExecutor):
         self._drawn = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         """The token that each slot drew last; the last entry is for rows that fill a batch up."""
         rows = next((bucket for bucket in BUCKETS if bucket >= max_num_seqs), max_num_seqs)
-        blocks = widest(-(-self.max_context_length // BLOCK_SIZE))
+        blocks = wide_enough(-(-self.max_context_length // BLOCK_SIZE))
         # Room for the largest step that is captured: it reads the same addresses each time.
         self._staging = Staging(self._device, rows * (4 * blocks + 256) + 2**20, IN_FLIGHT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.errors import Fp8WeightsError
 from kvarn.kernels.torch.quantize import INT4_GROUP
 from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 
@@ -13,12 +13,10 @@ from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 def quantize(backend: _native.Backend, weight: torch.Tensor, to: Quantization) -> Weight:
     """A float weight [out, in] as int8 or int4, in the bits of `kvarn.kernels.torch.quantize`.
 
-    Raises UnsupportedByBackendError for fp8.
+    Raises Fp8WeightsError.
     """
     if to == "fp8":
-        raise UnsupportedByBackendError(
-            "fp8 weights need the kernels of GPUs: set `device` to cuda, or `quantization` to int8"
-        )
+        raise Fp8WeightsError
     is_bf16 = weight.dtype == torch.bfloat16
     plain = (weight if is_bf16 else weight.float()).contiguous()
     out, in_features = plain.shape
