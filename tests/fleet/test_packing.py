@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
+from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
 from kvarn.fleet.packing import (
     GIB,
@@ -23,7 +24,7 @@ from kvarn.fleet.packing import (
     place,
     weight_bytes,
 )
-from kvarn.fleet.places import NoRoomError, Places
+from kvarn.fleet.places import Places
 from kvarn.kernels import dispatch
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
@@ -98,7 +99,7 @@ def test_each_replica_runs_on_the_gpus_of_its_place(tmp_path: Path) -> None:
     places = Places([Device("cpu", 64 * GIB, gpus=GPUS[:2])], lambda spec: Needs(GIB, gpus=1, gpu_share=0.5))
     specs = [ReplicaSpec(model="{}", directory="", replica=str(number)) for number in range(6)]
     assert [places.occupy(spec).gpus for spec in specs[:4]] == [("GPU-0",), ("GPU-0",), ("GPU-1",), ("GPU-1",)]
-    with pytest.raises(NoRoomError, match=r"50% of each of 1 GPUs .*, 0% of GPU 0, 0% of GPU 1 are free"):
+    with pytest.raises(LaunchError, match=r"50% of each of 1 GPUs .*, 0% of GPU 0, 0% of GPU 1 are free"):
         places.occupy(specs[4])
     assert places.lacks_room(specs[4], 1).startswith("this machine has room for 0 of them")
     assert places.occupy(specs[2]).gpus == ("GPU-1",), "it keeps its place when it is started again"
@@ -148,7 +149,7 @@ def test_a_replica_keeps_its_place_through_restarts_until_it_is_gone_for_good() 
     places.occupy(first)
     places.vacate("1")
     for other in (first, third):
-        with pytest.raises(NoRoomError, match="no room"):
+        with pytest.raises(LaunchError, match="no room"):
             places.occupy(other)
     places.vacate("2")
     places.occupy(third)

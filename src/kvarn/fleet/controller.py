@@ -15,7 +15,8 @@ from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launcher import Launcher, LaunchError
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.launcher import Launcher
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
@@ -134,7 +135,7 @@ class FleetController:
                 version=each.status.version,
                 phase=self._phase(name, each),
                 warm=each.spec.warm,
-                can_sleep=_can_sleep(each),
+                can_sleep=_generates(each) and self._launcher.can_rest(name),
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -349,7 +350,6 @@ class FleetController:
             self._loop.wake()
 
 
-def _can_sleep(supervisor: EngineSupervisor) -> bool:
-    """Whether a replica can wait with its weights in main memory: a decoder in one process, on a GPU."""
+def _generates(supervisor: EngineSupervisor) -> bool:
     card = supervisor.status.card
-    return len(supervisor.spec.gpus) == 1 and card is not None and card.kind == "generate"
+    return card is not None and card.kind == "generate"

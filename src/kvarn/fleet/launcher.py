@@ -7,15 +7,11 @@ from typing import Protocol
 
 import msgspec
 
-from kvarn.fleet.places import NoRoomError, Places
+from kvarn.fleet.places import Places
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.spec import ReplicaSpec
-
-
-class LaunchError(Exception):
-    """No process can be started, such as for want of a place; the message says why."""
 
 
 class LaunchedEngine(Protocol):
@@ -73,6 +69,10 @@ class Launcher(Protocol):
 
     def vacate(self, replica: str) -> None:
         """A replica is gone for good, and others may have its place."""
+        ...
+
+    def can_rest(self, replica: str) -> bool:
+        """Whether a replica can leave its place to others and come back to it: that of one process on a GPU."""
         ...
 
     def rest(self, replica: str) -> None:
@@ -154,16 +154,17 @@ class LocalLauncher:
         """See `Launcher.vacate`."""
         self._places.vacate(replica)
 
+    def can_rest(self, replica: str) -> bool:
+        """See `Launcher.can_rest`."""
+        return self._places.can_rest(replica)
+
     def rest(self, replica: str) -> None:
         """See `Launcher.rest`."""
         self._places.rest(replica)
 
     def resume(self, spec: ReplicaSpec) -> None:
         """See `Launcher.resume`."""
-        try:
-            self._places.resume(spec)
-        except NoRoomError as error:
-            raise LaunchError(str(error)) from error
+        self._places.resume(spec)
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`."""
@@ -171,10 +172,7 @@ class LocalLauncher:
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
-        try:
-            return launch_local(self._places.occupy(spec))
-        except NoRoomError as error:
-            raise LaunchError(str(error)) from error
+        return launch_local(self._places.occupy(spec))
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.gpus import ranks_on_gpus
 from kvarn.fleet.packing import (
     Device,
@@ -35,10 +36,6 @@ def places_of_this_machine() -> Places:
     return Places([machine], needs)
 
 
-class NoRoomError(Exception):
-    """A replica fits nowhere; the message says what is missing."""
-
-
 class Places:
     """The places of replicas. Each keeps its own from its first launch until it is gone for good.
 
@@ -59,7 +56,7 @@ class Places:
         """Give a replica a place; `anyway`: whether there is room or not. Returns the spec with its GPUs.
 
         Raises:
-            NoRoomError: There is none.
+            LaunchError: There is none.
         """
         if not self._devices:
             return spec
@@ -70,13 +67,18 @@ class Places:
             if found is None and anyway:
                 found = place_without_room(needs, self._devices[0], placed)
             if found is None:
-                raise NoRoomError(f"this machine has no room for it: {describe_room(needs, self._devices, placed)}")
+                raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._devices, placed)}")
             self._placed[spec.replica] = found
         return msgspec.structs.replace(spec, gpus=found.gpus)
 
     def vacate(self, replica: str) -> None:
         """A replica is gone for good, and others may have its place."""
         self._placed.pop(replica, None)
+
+    def can_rest(self, replica: str) -> bool:
+        """Whether a replica has one GPU: those of several processes cannot sleep."""
+        found = self._placed.get(replica)
+        return found is not None and len(found.gpus) == 1
 
     def rest(self, replica: str) -> None:
         """A replica sleeps: others may have its shares of GPUs. Its weights are in main memory."""
@@ -90,7 +92,7 @@ class Places:
         """A replica that rested has its shares of the same GPUs again.
 
         Raises:
-            NoRoomError: Others have them.
+            LaunchError: Others have them.
         """
         found = self._placed.get(spec.replica)
         if found is None:
@@ -98,7 +100,7 @@ class Places:
         needs = self._needs_of(spec)
         others = [each for each in self._placed.values() if each is not found]
         if not has_gpus(found.gpus, needs, self._devices, others):
-            raise NoRoomError(f"it waits for its GPU: {describe_room(needs, self._devices, others)}")
+            raise LaunchError(f"it waits for its GPU: {describe_room(needs, self._devices, others)}")
         self._placed[spec.replica] = dataclasses.replace(found, needs=needs)
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:

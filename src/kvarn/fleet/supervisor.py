@@ -12,7 +12,8 @@ import msgspec
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
-from kvarn.fleet.launcher import LaunchedEngine, Launcher, LaunchError, LocalLauncher, launch_local
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.launcher import LaunchedEngine, Launcher, LocalLauncher, launch_local
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.replica_lifecycle import (
     Command,
