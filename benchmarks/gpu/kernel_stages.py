@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.run import Session
-from benchmarks.gpu.shapes import SHAPES, random_quantized
+from benchmarks.gpu.shapes import SHAPES
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.weights import Weight
@@ -54,10 +54,7 @@ def layers(session: Session) -> Iterator[tuple[str, int, int, str]]:
 def make_weight(session: Session, inputs: int, outputs: int, form: str) -> Weight:
     """A random weight in one of `FORMATS`."""
     plain = torch.randn(outputs, inputs, device=session.device) / inputs**0.5
-    if form == "fp8":
-        scales = plain.abs().amax(1) / 448
-        return Weight((plain / scales[:, None]).to(torch.float8_e4m3fn), scales)
-    return random_quantized(plain, form) if form.startswith("int") else Weight(plain.to(session.dtype))  # type: ignore[arg-type]
+    return Weight(plain.to(session.dtype)) if form == "plain" else session.kernels.quantize(plain, form)  # type: ignore[arg-type]
 
 
 def correctness(session: Session) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvarn.kernels.backend import Kernels
-from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
+from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.hf_config import DecoderConfig
@@ -97,22 +96,8 @@ class RandomCheckpoint:
         pass
 
 
-def random_quantized(weight: torch.Tensor, to: Quantization) -> Weight:
-    """Random codes: what they stand for does not matter here, and is of the right size."""
-    (rows, columns), device = weight.shape, weight.device
-    if to == "int8":
-        values = torch.randint(-127, 128, weight.shape, dtype=torch.int8, device=device)
-        return Weight(values, torch.full((rows,), 1 / 73 / math.sqrt(columns), device=device))
-    values = torch.randint(0, 16, weight.shape, dtype=torch.uint8, device=device)
-    scales = torch.full((rows, -(-columns // 128)), 1 / 5 / math.sqrt(columns), dtype=torch.float16, device=device)
-    multipliers = torch.ones(rows, -(-columns // MULTIPLIED), dtype=torch.int8, device=device)
-    return Weight(values, scales, group=128, multipliers=multipliers)
-
-
 def random_decoder(shape: str, kernels: Kernels, quantization: Quantization | None = None) -> Decoder:
     """A decoder of one of `SHAPES`, in bfloat16, or float32 where bfloat16 is not multiplied."""
-    quantize: Callable[..., Weight] = random_quantized
-    kernels.quantize = quantize  # type: ignore[method-assign]
     checkpoint: Any = RandomCheckpoint(SHAPES[shape], kernels.device)
     loader = WeightLoader(checkpoint, kernels, kernels.preferred_dtype(), Parallel(), quantization)
     config = checkpoint.validated(DecoderConfig)

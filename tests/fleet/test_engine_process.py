@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvarn.config.replica import ReplicaConfig
+from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
@@ -285,6 +287,16 @@ async def test_a_start_that_takes_too_long_is_given_up(make_replica):
     replica = make_replica(load_s=60.0, config={"start_timeout_s": 0.5})
     with pytest.raises(ReplicaLostError, match=r"not ready after 0\.5 s"):
         await replica.wait_until_ready()
+
+
+async def test_an_engine_sees_the_gpus_of_its_place_and_no_others(make_spec):
+    spec = msgspec.structs.replace(make_spec(architecture_from="CUDA_VISIBLE_DEVICES"), gpus=("GPU-b", "GPU-a"))
+    supervisor = EngineSupervisor(spec, ReplicaConfig())
+    supervisor.start()
+    try:
+        assert (await supervisor.wait_until_ready()).architecture == "GPU-b,GPU-a"
+    finally:
+        await supervisor.stop()
 
 
 async def test_embeddings_of_many_requests_share_the_engine(make_replica, submit):

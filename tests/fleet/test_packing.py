@@ -1,4 +1,5 @@
-"""Where there is room for a replica, against brute force; and what one needs, against real checkpoints."""
+"""Where there is room for a replica, on processors and GPUs, against brute force; and what one needs, against real
+checkpoints."""
 
 from __future__ import annotations
 
@@ -10,8 +11,21 @@ from hypothesis import strategies as st
 
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.launcher import LaunchError, LocalLauncher
-from kvarn.fleet.packing import GIB, PROCESS_BYTES, Device, Needs, needs_of, place, weight_bytes
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
+from kvarn.fleet.packing import (
+    GIB,
+    GPU_PROCESS_BYTES,
+    PROCESS_BYTES,
+    Device,
+    Needs,
+    Placement,
+    needs_of,
+    place,
+    weight_bytes,
+)
+from kvarn.fleet.places import Places
+from kvarn.kernels import dispatch
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
@@ -21,52 +35,124 @@ devices = st.lists(st.integers(0, 20), min_size=1, max_size=4).map(
 )
 
 
-@given(needs, devices, st.dictionaries(st.sampled_from(["d0", "d1", "d2"]), st.lists(needs, max_size=3)))
+placements = st.lists(st.builds(Placement, st.sampled_from(["d0", "d1", "d2"]), needs), max_size=9)
+
+
+@given(needs, devices, placements)
 def test_a_replica_goes_where_the_least_is_left_and_nowhere_only_if_it_fits_nowhere(
-    wanted: Needs, machine: list[Device], used: dict[str, list[Needs]]
+    wanted: Needs, machine: list[Device], placed: list[Placement]
 ) -> None:
     def after(device: Device) -> tuple[float, float]:
-        on_it = [*used.get(device.name, []), wanted]
+        on_it = [*(each.needs for each in placed if each.device == device.name), wanted]
         return (
             device.memory_bytes - sum(each.memory_bytes for each in on_it),
             device.cpus - sum(each.cpus for each in on_it),
         )
 
     fitting = [device for device in machine if min(after(device)) >= 0]
-    chosen = place(wanted, machine, used)
+    chosen = place(wanted, machine, placed)
     if chosen is None:
         assert fitting == []
     else:
-        assert chosen in fitting
-        assert after(chosen)[0] == min(after(device)[0] for device in fitting)
+        (device,) = (each for each in fitting if each.name == chosen.device)
+        assert after(device)[0] == min(after(each)[0] for each in fitting)
 
 
 @given(st.lists(needs, max_size=10), devices)
 def test_replicas_placed_one_after_another_never_pass_what_a_device_has(
     arriving: list[Needs], machine: list[Device]
 ) -> None:
-    used: dict[str, list[Needs]] = {}
+    placed: list[Placement] = []
     for each in arriving:
-        chosen = place(each, machine, used)
+        chosen = place(each, machine, placed)
         if chosen is not None:
-            used.setdefault(chosen.name, []).append(each)
+            placed.append(chosen)
     for device in machine:
-        assert sum(each.memory_bytes for each in used.get(device.name, [])) <= device.memory_bytes
-        assert sum(each.cpus for each in used.get(device.name, [])) <= device.cpus
+        on_it = [each.needs for each in placed if each.device == device.name]
+        assert sum(each.memory_bytes for each in on_it) <= device.memory_bytes
+        assert sum(each.cpus for each in on_it) <= device.cpus
+
+
+GPUS = tuple(Gpu(number, f"GPU-{number}", 80 * GIB) for number in range(3))
+gpu_needs = st.builds(Needs, st.just(0), st.just(0.0), st.integers(1, 3), st.integers(1, 10).map(lambda n: n / 10))
+
+
+@given(st.lists(gpu_needs, max_size=12))
+def test_replicas_fill_gpus_up_to_the_last_tenth_and_never_share_more_than_there_is(arriving: list[Needs]) -> None:
+    machine, placed = Device("cpu", 0, gpus=GPUS), list[Placement]()
+    for each in arriving:
+        tenths = {
+            gpu.uuid: 10 - sum(round(10 * p.needs.gpu_share) for p in placed if gpu.uuid in p.gpus) for gpu in GPUS
+        }
+        chosen = place(each, [machine], placed)
+        fitting = [uuid for uuid, free in tenths.items() if free >= round(10 * each.gpu_share)]
+        assert (chosen is None) == (len(fitting) < each.gpus)
+        if chosen is not None:
+            assert len(set(chosen.gpus)) == each.gpus and set(chosen.gpus) <= set(fitting)
+            assert sum(tenths[uuid] for uuid in chosen.gpus) == sum(
+                sorted(tenths[uuid] for uuid in fitting)[: each.gpus]
+            )
+            placed.append(chosen)
+
+
+def test_each_replica_runs_on_the_gpus_of_its_place(tmp_path: Path) -> None:
+    places = Places([Device("cpu", 64 * GIB, gpus=GPUS[:2])], lambda spec: Needs(GIB, gpus=1, gpu_share=0.5))
+    specs = [ReplicaSpec(model="{}", directory="", replica=str(number)) for number in range(6)]
+    assert [places.occupy(spec).gpus for spec in specs[:4]] == [("GPU-0",), ("GPU-0",), ("GPU-1",), ("GPU-1",)]
+    with pytest.raises(LaunchError, match=r"50% of each of 1 GPUs .*, 0% of GPU 0, 0% of GPU 1 are free"):
+        places.occupy(specs[4])
+    assert places.lacks_room(specs[4], 1).startswith("this machine has room for 0 of them")
+    assert places.occupy(specs[2]).gpus == ("GPU-1",), "it keeps its place when it is started again"
+    assert places.occupy(specs[5], anyway=True).gpus == ("GPU-0",)
+    places.vacate("2")
+    assert places.occupy(specs[4]).gpus == ("GPU-1",)
+
+
+def nvidia_smi(folder: Path, answer: str) -> None:
+    """The driver's command, as it answers on some machine."""
+    command = folder / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    command.chmod(0o755)
+
+
+def test_gpus_are_those_that_the_driver_names_and_the_environment_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, "0, GPU-aa, 81559, 9.0\n1, GPU-ab, 143771, 9.0\n2, GPU-b, 24576, 8.6")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    every = find_gpus()
+    assert every[1] == Gpu(1, "GPU-ab", 143771 * 2**20, (9, 0)) and len(every) == 3
+    for visible, numbers in (("2,0", [2, 0]), ("GPU-ab", [1]), ("1,MIG-7,0", [1]), ("", []), ("-1", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert [gpu.number for gpu in find_gpus()] == numbers
+    nvidia_smi(tmp_path, "NVIDIA-SMI has failed")
+    assert find_gpus() == ()
+
+
+def test_a_replica_takes_a_gpu_for_each_rank_where_its_model_computes_on_gpus() -> None:
+    model = ModelConfig(name="m", path="p", device="cuda", tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert ranks_on_gpus(model, GPUS) == ranks_on_gpus(model, ()) == 4
+    assert ranks_on_gpus(model.model_copy(update={"device": "cpu"}), GPUS) == 0
+    automatic = model.model_copy(update={"device": "auto"})
+    assert ranks_on_gpus(automatic, ()) == ranks_on_gpus(automatic, [Gpu(0, "GPU-0", GIB, (8, 6))]) == 0
+    assert LEAST_CAPABILITY == dispatch.LEAST_CAPABILITY
+    needs = needs_of(model, Path("/nowhere"), 64 * GIB, gpus=4)
+    assert needs == Needs(4 * GPU_PROCESS_BYTES, 0.0, 4, 0.9)
 
 
 def test_a_replica_keeps_its_place_through_restarts_until_it_is_gone_for_good() -> None:
-    launcher = LocalLauncher([Device("cpu", 64 * GIB, cpus=8.0)], lambda spec: Needs(GIB, 8.0))
+    places = Places([Device("cpu", 64 * GIB, cpus=8.0)], lambda spec: Needs(GIB, 8.0))
     first, second, third = (ReplicaSpec(model="{}", directory="", replica=name) for name in ("1", "2", "3"))
     for running in (first, second):
-        launcher.occupy(running, anyway=True)
-    launcher.occupy(first)
-    launcher.vacate("1")
+        places.occupy(running, anyway=True)
+    places.occupy(first)
+    places.vacate("1")
     for other in (first, third):
         with pytest.raises(LaunchError, match="no room"):
-            launcher.occupy(other)
-    launcher.vacate("2")
-    launcher.occupy(third)
+            places.occupy(other)
+    places.vacate("2")
+    places.occupy(third)
 
 
 def test_what_a_replica_needs_is_its_weights_its_cache_and_its_process() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import ReplicaPhase
 from replica_world import STAYING, ReplicaWorld
 
@@ -32,6 +32,7 @@ observations = st.lists(
         version=st.integers(1, 3),
         phase=st.sampled_from(list(ReplicaPhase)),
         warm=st.booleans(),
+        can_sleep=st.booleans(),
         load=st.floats(0, 10),
     ).map(lambda each: replace(each, warm=each.warm and not each.ready)),
     max_size=12,
@@ -135,6 +136,19 @@ def test_scaling_in_drains_the_least_loaded_and_first_those_that_are_not_ready()
     ]
     assert plan([Target("m", 1, 2)], observed) == [Drain("starting")]
     assert plan([Target("m", 1, 1)], observed) == [Drain("starting"), Drain("idle")]
+
+
+def test_of_replicas_that_are_too_many_those_on_a_gpu_join_the_pool_and_others_are_replaced_in_it() -> None:
+    observed = [Observed(name, "m", 1, P.READY, can_sleep=name != "c") for name in "abc"]
+    assert plan([Target("m", 1, 0, warm=1)], observed) == [Sleep("a"), Drain("b"), Drain("c")]
+    assert plan([Target("m", 1, 0, warm=1)], observed[2:]) == [Start("m", 1, warm=True), Drain("c")]
+    assert plan([Target("m", 2, 1, warm=1, max_unavailable=1)], observed[:1]) == [
+        Start("m", 2),
+        Start("m", 2, warm=True),
+        Drain("a"),
+    ], "one of another version never sleeps"
+    asleep = [replace(observed[0], phase=P.WARM, warm=True)]
+    assert plan([Target("m", 1, 1)], asleep) == [Activate("a")]
 
 
 def test_a_warm_replica_is_activated_before_another_is_started_and_the_pool_is_filled_again() -> None:

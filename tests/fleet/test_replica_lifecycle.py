@@ -38,6 +38,8 @@ class Machines:
             case CommandKind.ACTIVATE if state == "warm":
                 self.processes[run] = "ready"
                 self.reports.append(("ready", run))
+            case CommandKind.SLEEP if state == "ready":
+                self.processes[run] = "falling asleep"
             case CommandKind.DRAIN if state == "ready":
                 self.processes[run] = "draining"
             case CommandKind.STOP | CommandKind.KILL if command.kind is CommandKind.KILL or state is not None:
@@ -91,7 +93,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
 
     @rule(run=RUNS)
     def a_process_gets_on(self, run: int) -> None:
-        following = {"starting": "warm" if self.warm else "ready"}
+        following = {"starting": "warm" if self.warm else "ready", "falling asleep": "warm"}
         state = following.get(self.machines.processes.get(run, ""))
         if state is not None:
             self.machines.processes[run] = state
@@ -116,6 +118,12 @@ class LifeOfAReplica(RuleBasedStateMachine):
     def it_shall_take_requests(self) -> None:
         self.warm = False
         self.send(self.life.activate(self.now))
+
+    @precondition(lambda self: self.life.phase not in LEAVING)
+    @rule()
+    def it_shall_sleep(self) -> None:
+        self.warm = True
+        self.send(self.life.sleep(self.now, 5))
 
     @precondition(lambda self: self.life.phase not in LEAVING)
     @rule()
@@ -217,6 +225,26 @@ def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() ->
     life.ended(1, "killed", 18)
     assert life.phase is ReplicaPhase.GONE
     assert life.wake_at is None
+
+
+def test_a_replica_that_does_not_fall_asleep_in_time_is_started_anew() -> None:
+    life = ready_life()
+    assert life.sleep(10, 5) == [Command(CommandKind.SLEEP, 1)]
+    assert life.tick(10 + 5 + TIMES.sleep_s - 0.1) == []
+    assert life.tick(10 + 5 + TIMES.sleep_s) == [Command(CommandKind.KILL, 1)]
+    life.ended(1, "killed", 140)
+    assert life.tick(141) == [Command(CommandKind.LAUNCH, 2)]
+    life.launched(2, 142)
+    assert life.warmed(2, 143) == [] and life.phase is ReplicaPhase.WARM
+
+
+def test_a_replica_that_is_wanted_again_while_it_falls_asleep_is_activated_once_it_sleeps() -> None:
+    life = ready_life()
+    life.sleep(10, 5)
+    assert life.activate(11) == []
+    assert life.warmed(1, 12) == [Command(CommandKind.ACTIVATE, 1)]
+    life.became_ready(1, 13)
+    assert life.phase is ReplicaPhase.READY
 
 
 def test_a_silent_process_is_replaced_while_it_is_still_being_killed() -> None:

@@ -100,6 +100,12 @@ class Machines:
     def vacate(self, replica: str) -> None:
         """Nobody counts places."""
 
+    def can_rest(self, replica: str) -> bool:
+        return False
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """None has rested."""
+
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         return ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,11 @@ from kvarn.fleet.replica_lifecycle import ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.fleet.warm_pool import HALF_LIFE_S, LEAST, Popularity, most_popular
 from kvarn.replica.client.protocol import ReplicaState
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
+from kvarn.wire.messages import ModelCard, Submit
+from kvarn.wire.sampling import SamplingParams
 
 requests = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.floats(0, 20_000)), max_size=30)
 
@@ -52,6 +56,24 @@ def demo_spec() -> ReplicaSpec:
     return ReplicaSpec(model=config.model_dump_json(), directory=directory, warm=True, log_level="warning")
 
 
+async def ready(supervisor: EngineSupervisor) -> ModelCard:
+    async with asyncio.timeout(120):
+        return await supervisor.wait_until_ready()
+
+
+async def answer(supervisor: EngineSupervisor) -> list[int]:
+    """Tokens of a greedy answer, by a client of its own."""
+    client = ZmqReplicaClient("m")
+    try:
+        client.update(supervisor.status)
+        request = Submit(
+            request_id="r", prompt_token_ids=[5, 6, 7], sampling=SamplingParams(temperature=0, max_tokens=8, seed=0)
+        )
+        return [token async for delta in client.generate(request) for token in delta.token_ids]
+    finally:
+        client.close()
+
+
 async def until_warm(supervisor: EngineSupervisor) -> None:
     async with asyncio.timeout(120):
         while supervisor.lifecycle.phase is not ReplicaPhase.WARM:  # noqa: ASYNC110  another process
@@ -72,6 +94,28 @@ async def test_a_process_waits_until_it_is_activated_and_then_loads_the_model_on
         phases = list(card.start_s)
         assert phases.index("import") < phases.index("wait to be activated") < phases.index("load weights")
         assert phases.count("allocate the KV cache") == 1
+    finally:
+        await supervisor.stop()
+
+
+async def test_an_engine_that_slept_answers_as_before_in_the_same_process() -> None:
+    spec = msgspec.structs.replace(demo_spec(), warm=False)
+    supervisor = EngineSupervisor(spec, ReplicaConfig(heartbeat_timeout_s=60, start_timeout_s=120))
+    heard: list[ReplicaState] = []
+    supervisor.start()
+    try:
+        await ready(supervisor)
+        pid, want = supervisor.pid, await answer(supervisor)
+        for _ in range(2):
+            supervisor.subscribe(lambda status: heard.append(status.state))
+            await supervisor.sleep(5)
+            assert supervisor.lifecycle.phase is ReplicaPhase.WARM
+            assert heard[-2:] == [ReplicaState.DRAINING, ReplicaState.GONE]
+            supervisor.activate()
+            card = await ready(supervisor)
+            assert supervisor.pid == pid and await answer(supervisor) == want
+            assert {"fall asleep", "wait to be activated", "load weights"} <= card.start_s.keys()
+            assert heard[-1] is ReplicaState.GONE, "who was told that it is gone hears no more"
     finally:
         await supervisor.stop()
 

@@ -72,5 +72,5 @@ def test_freed_memory_can_be_given_back():
     kept = [torch.ones(8 << 10, dtype=torch.uint8) for _ in range(8192)]  # too small to be mapped one by one
     last = kept[-1]
     kept.clear()  # `last` lies above the others, so that the C library cannot shrink its heap by itself
-    give_back_freed()
+    give_back_freed(torch.device("cpu"))
     assert resident_bytes() - before < 16 << 20 and last.all()

@@ -1,4 +1,4 @@
-"""Plain weights quantized, in torch and by the compiled kernels of every instruction set: how much is lost."""
+"""Plain weights quantized, in torch and by the compiled kernels of every instruction set: bits, and what is lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Quantization, Weight
 from profiles import examples
@@ -82,12 +83,33 @@ def test_half_types_are_quantized_as_the_numbers_they_are(value: torch.dtype, ei
 @pytest.mark.parametrize("columns", [1, 33, 128, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_kernels_quantize_as_torch_does(compiled: Quantize, dtype: torch.dtype, columns: int) -> None:
-    """int8 to the bit. The sums that choose an int4 scale have another order: a few weights may differ by a step."""
+    """To the bit: sums have one order, whoever takes them."""
     weight = random_weight(50, columns).to(dtype)
     weight[3] = 0
-    found, want = compiled(weight, "int8"), quantize(weight, "int8")
-    assert torch.equal(found.values, want.values)
-    assert found.scales is not None and want.scales is not None and torch.equal(found.scales, want.scales)
-    found, want = compiled(weight, "int4"), quantize(weight, "int4")
-    assert (found.values != want.values).float().mean() < 0.01
-    assert abs(relative_error(weight.float(), found) - relative_error(weight.float(), want)) < 1e-3
+    for to in ("int8", "int4"):
+        found, want = compiled(weight, to), quantize(weight, to)
+        assert torch.equal(found.values, want.values)
+        assert found.scales is not None and want.scales is not None and torch.equal(found.scales, want.scales)
+        assert (found.multipliers is None) == (want.multipliers is None) == (to == "int8")
+        assert found.multipliers is None or torch.equal(found.multipliers, want.multipliers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fp8_is_the_nearest_of_its_numbers_and_the_largest_weight_the_largest_of_them(dtype: torch.dtype) -> None:
+    weight = random_weight(20, 130).to(dtype)
+    weight[3] = 0
+    quantized = kernels_for("torch").quantize(weight, "fp8")
+    assert quantized.format == "fp8" and quantized.scales is not None
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    every = every[every.isfinite()]
+    scaled = weight.double() / quantized.scales[:, None].clamp(min=1e-30).double()
+    nearest = (scaled[..., None] - every.double()).abs().amin(-1)
+    # The scale is rounded, and so is the quotient: a tie may go either way.
+    assert ((quantized.values.double() - scaled).abs() <= nearest * (1 + 1e-4) + 1e-4).all()
+    assert quantized.values.float().abs().amax(1).eq(448).sum() == 19
+    assert torch.equal(quantized.dequantized()[3], torch.zeros(130))
+
+
+def test_the_compiled_kernels_refuse_fp8_and_say_what_to_do(compiled: Quantize) -> None:
+    with pytest.raises(UnsupportedByBackendError, match="`quantization` to int8"):
+        compiled(random_weight(4, 64), "fp8")

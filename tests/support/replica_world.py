@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 
 P = ReplicaPhase
@@ -30,11 +30,17 @@ class ReplicaWorld:
                 case Start():
                     self.started += 1
                     name = f"r{self.started}"
-                    self.replicas[name] = Observed(name, action.model, action.version, P.PENDING, action.warm)
+                    can_sleep = self.random.random() < 0.5
+                    new = Observed(name, action.model, action.version, P.PENDING, action.warm, can_sleep)
+                    self.replicas[name] = new
                 case Activate():
                     each = self.replicas[action.name]
-                    phase = P.STARTING if each.phase is P.WARM else each.phase
+                    phase = P.STARTING if each.phase in (P.WARM, P.FALLING_ASLEEP) else each.phase
                     self.replicas[action.name] = replace(each, warm=False, phase=phase)
+                case Sleep():
+                    each = self.replicas[action.name]
+                    assert each.ready and each.can_sleep
+                    self.replicas[action.name] = replace(each, warm=True, phase=P.FALLING_ASLEEP)
                 case Drain():
                     each = self.replicas[action.name]
                     self.replicas[action.name] = replace(each, phase=P.DRAINING if each.ready else P.STOPPING)
@@ -48,6 +54,7 @@ class ReplicaWorld:
             P.PENDING: P.STARTING,
             P.STARTING: P.WARM if each.warm else P.READY,
             P.WARM: P.WARM if each.warm else P.READY,
+            P.FALLING_ASLEEP: P.WARM,
             P.BACKING_OFF: P.PENDING,
             P.DRAINING: P.STOPPING,
             P.STOPPING: P.GONE,

@@ -3,18 +3,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.memory import usable_memory
+from kvarn.kernels.memory import DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
-from kvarn.worker import CacheTooLargeError, CacheTooSmallError, plan_kv_blocks
+from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_kv_blocks, step_bytes
 
 GIB = 1024**3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def spec(tiny_model: Callable[[str], Decoder]) -> DecoderSpec:
     """3 layers, 2 key-value heads of 16: 384 bytes a token in bfloat16, 6 KiB a block."""
     return dataclasses.replace(tiny_model("llama").spec, max_context_length=4096)
@@ -51,11 +53,55 @@ def test_the_default_grows_to_one_full_context_but_not_past_a_third_of_the_memor
         plan_kv_blocks(spec, "bfloat16", memory_bytes=2 * needed, **size)
 
 
-def test_on_a_device_with_memory_of_its_own_it_takes_nine_tenths_of_what_is_free(spec: DecoderSpec) -> None:
-    sizes = {"kv_cache_gib": None, "max_num_seqs": 1000, "max_context_length": 16}
-    block = plan_kv_blocks(spec, "bfloat16", free_bytes=10 * 2**30, **sizes)
-    assert block == min(9 * 2**30 // (kv_bytes_per_token(spec, "bfloat16") * BLOCK_SIZE), 1000)
-    assert plan_kv_blocks(spec, "bfloat16", free_bytes=2**20, **sizes) < block
+GPU_SIZES = {"kv_cache_gib": None, "max_num_seqs": 10**9, "max_context_length": 16}
+
+
+@given(
+    total=st.integers(1, 200),
+    held=st.lists(st.tuples(st.floats(0.05, 1), st.integers(0, 100)), min_size=1, max_size=4),
+    stranger=st.integers(0, 100),
+)
+def test_engines_that_start_one_after_another_on_a_gpu_stay_within_their_shares_and_the_gpu(
+    spec: DecoderSpec, total: int, held: list[tuple[float, int]], stranger: int
+) -> None:
+    """A GPU of `total` GiB, of which a program that is not Kvarn holds some; engines by share and weights."""
+    taken = min(stranger, total) * GIB
+    for share, weights in held:
+        own = weights * GIB
+        if taken + own > total * GIB:
+            break  # refused before
+        memory = DeviceMemory(total * GIB, total * GIB - taken - own, own)
+        budget = GpuBudget(memory, share, ranks=1, step_bytes=GIB)
+        try:
+            cache = plan_kv_blocks(spec, "bfloat16", gpu=budget, **GPU_SIZES) * 6144
+        except CacheTooSmallError as error:
+            assert f"{total}.0 GiB (gpu_memory_utilization)" in str(error)
+            assert own + GIB + 6144 > total * GIB * share or taken + own + GIB + 6144 > total * GIB
+            break
+        taken += own + cache + GIB
+        assert own + cache + GIB <= total * GIB * share + 1
+        assert taken <= total * GIB
+        # Nothing is left that another block would fit into.
+        assert own + cache + GIB + 6144 > total * GIB * share or taken + 6144 > total * GIB
+
+
+def test_a_share_that_weights_and_one_sequence_pass_is_an_error_with_all_figures(spec: DecoderSpec) -> None:
+    budget = GpuBudget(DeviceMemory(80 * GIB, 30 * GIB, 38 * GIB), 0.5, ranks=1, step_bytes=GIB)
+    with pytest.raises(CacheTooSmallError) as caught:
+        plan_kv_blocks(spec, "bfloat16", gpu=budget, **(GPU_SIZES | {"max_context_length": 4_000_000}))
+    for figure in ("0.5 of a GPU's 80.0 GiB", "weights take 38.0", "other processes hold 12.0", "holds 2796192 tokens"):
+        assert figure in str(caught.value)
+    with pytest.raises(CacheTooLargeError, match=r"31 GiB does not fit: 30\.0 GiB are free"):
+        plan_kv_blocks(spec, "bfloat16", gpu=budget, **(GPU_SIZES | {"kv_cache_gib": 31}))
+
+
+def test_ranks_have_a_cache_for_the_gpu_that_has_least_for_it(spec: DecoderSpec) -> None:
+    budget = GpuBudget(DeviceMemory(80 * GIB, 60 * GIB, 8 * GIB), 0.9, ranks=4, step_bytes=2 * GIB)
+    assert plan_kv_blocks(spec, "bfloat16", gpu=budget, **GPU_SIZES) == 4 * 58 * GIB // 6144
+
+
+def test_a_step_of_a_larger_budget_needs_more(spec: DecoderSpec) -> None:
+    assert step_bytes(spec, 2048, 8) < step_bytes(spec, 8192, 8) < step_bytes(spec, 8192, 4096)
 
 
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:

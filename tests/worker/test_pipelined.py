@@ -65,6 +65,30 @@ def test_tokens_are_those_of_one_step_at_a_time(
     assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
 
 
+class Addresses(PipelinedExecutor):
+    """Notes where each step's inputs and caches are, by its shape."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+
+    def _compute_and_draw(self, inputs: Any, adapters: Any, draws: Any) -> tuple[torch.Tensor, ...]:
+        tensors = (*inputs, *(draws or ()))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        own = (*tensors, self._drawn, *self._cache.keys, *self._cache.values)
+        self.found.setdefault(shapes, []).append(tuple(tensor.data_ptr() for tensor in own))
+        return super()._compute_and_draw(inputs, adapters, draws)
+
+
+def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
+    """So that a device may repeat a captured one."""
+    run = stack(tiny_model("llama"), executor_type=Addresses)
+    run.generate(requests(KINDS[:3]))
+    found = run.executor.found.values()
+    assert sum(len(steps) > 1 for steps in found) > 2
+    assert all(len(set(steps)) == 1 for steps in found)
+
+
 def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
     executor = PipelinedExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
     with pytest.raises(ProtocolError, match="no plan was submitted"):

@@ -129,6 +129,7 @@ FLAGS = {
     "--kv-disk-size": Flag("models.kv_tiers.disk_gib", metavar="GIB"),
     "--kv-disk-directory": Flag("models.kv_tiers.directory", parser=absolute_path, metavar="PATH"),
     "--device": Flag("models.device"),
+    "--gpu-memory-utilization": Flag("models.hardware.gpu_memory_utilization", metavar="SHARE"),
     "--kernels": Flag("models.kernels"),
     "--enable-lora": Flag("models.lora.enabled"),
     "--lora-modules": Flag(

@@ -42,8 +42,9 @@ class FleetConfig(Section):
     """Seconds between two looks at the database for changed deployments, and at the replicas."""
 
     warm_pool: int = Field(0, ge=0)
-    """Engine processes that wait with their libraries imported and a checkpoint's weights mapped: one for each of so
-    many of the most popular models that have no replica now (`autoscale.min_replicas` 0)."""
+    """Engine processes that wait with their libraries imported and a checkpoint's weights mapped, on a GPU asleep with
+    the weights in main memory: one for each of so many of the most popular models that have no replica now
+    (`autoscale.min_replicas` 0)."""
 
     lease_s: float = Field(15.0, gt=0)
     """Of several gateways with one database one looks after the fleet; another takes over this many seconds after it
@@ -78,8 +79,10 @@ class HardwareConfig(Section):
     memory_gib: float | None = Field(None, gt=0)
     """Memory in GiB. Default: predicted from the size of the checkpoint, its quantisation and the KV cache."""
 
-    gpus: float = Field(0.0, ge=0)
-    """GPUs."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's whole memory that a replica takes: weights, KV cache and what a step needs. With several
+    processes (ranks) each takes so much of a GPU of its own. Replicas are placed on one GPU as long as their shares
+    fit; what other programs hold is not used. See docs/gpu.md."""
 
 
 class AutoscaleConfig(Section):

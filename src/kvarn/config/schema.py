@@ -122,9 +122,9 @@ class ModelConfig(Section):
     it natively, else float32. `float16` (or `half`): float16 checkpoints keep their exact values, held and computed as
     float32; `auto` rounds them to bfloat16, with a warning."""
 
-    quantization: Literal["int8", "int4"] | None = None
-    """Quantise plain weights when the model is loaded: int8 with a scale an output, or int4 with a scale for 128 inputs
-    and a multiplier for 32. Weights that the checkpoint holds quantised stay as they are (docs/quantization.md)."""
+    quantization: Literal["int8", "int4", "fp8"] | None = None
+    """Quantise plain weights when the model is loaded: int8 or (on GPUs) fp8 with a scale an output, int4 with one for
+    128 inputs and a multiplier for 32. What the checkpoint holds quantised stays so (docs/quantization.md)."""
 
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
     """Type of cached keys and values. `auto`: the weights' type, bfloat16 where they are quantised. int8 (on
@@ -144,7 +144,7 @@ class ModelConfig(Section):
 
     kv_cache_gib: float | None = Field(None, gt=0)
     """Memory of the KV cache in GiB. Default: a tenth of the machine's memory (a third where one full context needs
-    it), on a GPU nine tenths of what the weights leave; at most what `max_num_seqs` full contexts need."""
+    it), on a GPU what weights leave of `hardware.gpu_memory_utilization`; at most `max_num_seqs` full contexts."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container

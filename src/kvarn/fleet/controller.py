@@ -15,8 +15,9 @@ from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launcher import Launcher, LaunchError
-from kvarn.fleet.reconciler import Activate, Drain, Observed, Start, Target, plan
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.launcher import Launcher
+from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
@@ -66,6 +67,9 @@ class FleetController:
         self._unclaimed: set[str] = set()
         """Replicas of an earlier controller whose version is still being prepared here."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._falling_asleep: dict[str, asyncio.Task[None]] = {}
+        self._waiting_for_room: dict[str, str] = {}
+        """Why a replica that sleeps is not activated yet."""
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
@@ -100,9 +104,10 @@ class FleetController:
         """Change nothing any more; what runs goes on."""
         await self._loop.stop()
         await self._versions.stop()
-        for task in self._leaving.values():
+        tasks = [*self._leaving.values(), *self._falling_asleep.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """Look at once, at the database too."""
@@ -131,6 +136,7 @@ class FleetController:
                 version=each.status.version,
                 phase=self._phase(name, each),
                 warm=each.spec.warm,
+                can_sleep=_generates(each) and self._launcher.can_rest(name),
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -163,7 +169,9 @@ class FleetController:
                     self._start(self._versions.known[action.model, action.version].desired, warm=action.warm)
                 case Drain() if not self._stays(action.name):
                     self._drain(action.name)
-                case Activate():
+                case Sleep() if not self._stays(action.name):
+                    self._sleep(action.name)
+                case Activate() if action.name not in self._falling_asleep:
                     self._activate(action.name)
         self._forget(targets)
 
@@ -276,9 +284,33 @@ class FleetController:
 
     def _activate(self, name: str) -> None:
         supervisor = self._engines.supervisors[name]
+        try:
+            self._launcher.resume(supervisor.spec)
+        except LaunchError as error:
+            if self._waiting_for_room.get(name) != str(error):
+                log.warning("a replica that sleeps cannot be activated: %s", error, extra={"replica": name})
+            self._waiting_for_room[name] = str(error)
+            return
+        self._waiting_for_room.pop(name, None)
         log.info("a replica that waits is activated", extra={"replica": name})
         supervisor.activate()
         self._tell_of(supervisor)
+
+    def _sleep(self, name: str) -> None:
+        log.info("a replica is put to sleep", extra={"replica": name})
+        self._falling_asleep[name] = asyncio.create_task(self._fall_asleep(name), name=f"put {name} to sleep")
+
+    async def _fall_asleep(self, name: str) -> None:
+        supervisor = self._engines.supervisors[name]
+        version = self._versions.known.get((supervisor.status.model, supervisor.status.version))
+        try:
+            await supervisor.sleep(0.0 if version is None else version.desired.model.update.drain_timeout_s)
+            supervisor.subscribe(self._changed)
+            if supervisor.lifecycle.phase is ReplicaPhase.WARM:  # one that has failed starts as any other
+                self._launcher.rest(name)
+        finally:
+            self._falling_asleep.pop(name, None)
+        self._loop.wake()
 
     def _tell_of(self, supervisor: EngineSupervisor) -> None:
         for listener in self._versions.listeners:
@@ -324,3 +356,8 @@ class FleetController:
     def _changed(self, _: ReplicaStatus) -> None:
         if self._loop.running:
             self._loop.wake()
+
+
+def _generates(supervisor: EngineSupervisor) -> bool:
+    card = supervisor.status.card
+    return card is not None and card.kind == "generate"

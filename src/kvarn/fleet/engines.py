@@ -15,6 +15,7 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
+from kvarn.fleet.places import Places, places_of_this_machine
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.replica_lifecycle import LEAVING
 from kvarn.fleet.supervisor import EngineSupervisor
@@ -62,6 +63,8 @@ class Engines:
         self.directories = {name: each.directory for name, each in found.items()}
         """Of the checkpoints."""
         is_local = config.fleet.launcher == "local"
+        self.places = places_of_this_machine() if is_local else Places()
+        """Of the replicas of this machine."""
         max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores and is_local else None
@@ -81,6 +84,7 @@ class Engines:
                 shares = share_cpus(self._cpus, count)
                 for replica, cpus in zip(_names(model.name, version, count), shares, strict=True):
                     named = msgspec.structs.replace(spec, replica=replica, cpus=cpus)
+                    named = self.places.occupy(named, anyway=True)
                     supervisor = self.supervisors[replica] = EngineSupervisor(named, config.replica)
                     supervisor.launch(process)
                     process = None
@@ -147,6 +151,7 @@ class Engines:
         directory = make_socket_directory()
         self._sockets.append(directory)
         second = prefill_spec(spec, model, str(directory / "prefill"))
+        second = self.places.occupy(second, anyway=True)
         self._prefills.append(EngineSupervisor(second, config.replica))
         return msgspec.structs.replace(spec, role="decode", prefill_socket=second.prefill_socket)
 
@@ -165,4 +170,6 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
     threads = model.disaggregation.prefill_threads or model.threads
     changes = {"kv_tiers": tiers, "threads": threads, "speculation": SpeculationConfig(method="none")}
     config = model.model_copy(update=changes)
-    return msgspec.structs.replace(spec, model=config.model_dump_json(), role="prefill", prefill_socket=path)
+    name = f"{replica_names(model.name, 1)[0]} (prefill)"
+    changes_of_spec = {"model": config.model_dump_json(), "replica": name, "role": "prefill", "prefill_socket": path}
+    return msgspec.structs.replace(spec, **changes_of_spec)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from kvarn.fleet.packing import Device, Needs, describe_room, place
+from kvarn.fleet.places import Places
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.spec import ReplicaSpec
-
-
-class LaunchError(Exception):
-    """No process can be started, such as for want of a place; the message says why."""
 
 
 class LaunchedEngine(Protocol):
@@ -76,6 +71,22 @@ class Launcher(Protocol):
         """A replica is gone for good, and others may have its place."""
         ...
 
+    def can_rest(self, replica: str) -> bool:
+        """Whether a replica can leave its place to others and come back to it: that of one process on a GPU."""
+        ...
+
+    def rest(self, replica: str) -> None:
+        """A replica sleeps: others may have its GPU meanwhile."""
+        ...
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """A replica that rested is to be activated.
+
+        Raises:
+            LaunchError: Others have its GPU now.
+        """
+        ...
+
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """What is missing for so many more replicas, in words; empty: nothing, or nobody knows yet."""
         ...
@@ -125,22 +136,13 @@ def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> Loc
 
 
 class LocalLauncher:
-    """Child processes. They end with this one, so there is none to adopt.
-
-    Args:
-        devices: Where there is room for them; empty: nobody counts.
-        needs_of: What a replica needs.
-    """
+    """Child processes. They end with this one, so there is none to adopt. `places`: which part of this machine replicas
+    have; by default nobody counts."""
 
     on_this_machine = True
 
-    def __init__(
-        self, devices: Sequence[Device] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
-    ) -> None:
-        self._devices = devices
-        self._needs_of = needs_of
-        self._placed: dict[str, tuple[str, Needs]] = {}
-        """The device and the needs of each replica, from its first launch until it is gone for good."""
+    def __init__(self, places: Places | None = None) -> None:
+        self._places = places or Places()
 
     def start(self) -> None:
         """Nothing has to run."""
@@ -148,47 +150,29 @@ class LocalLauncher:
     async def stop(self) -> None:
         """Nothing has to end."""
 
-    def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> None:
-        """Give a replica a place, which it keeps until `vacate`; `anyway`: it runs already, whether there is room or
-        not.
-
-        Raises:
-            LaunchError: There is none.
-        """
-        if not self._devices or spec.replica in self._placed:
-            return
-        needs, used = self._needs_of(spec), self._used()
-        found = place(needs, self._devices, used)
-        if found is None and anyway:
-            found = self._devices[0]
-        if found is None:
-            raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._devices, used)}")
-        self._placed[spec.replica] = found.name, needs
-
-    def _used(self) -> dict[str, list[Needs]]:
-        used = dict[str, list[Needs]]()
-        for device, each in self._placed.values():
-            used.setdefault(device, []).append(each)
-        return used
-
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`."""
-        self._placed.pop(replica, None)
+        self._places.vacate(replica)
+
+    def can_rest(self, replica: str) -> bool:
+        """See `Launcher.can_rest`."""
+        return self._places.can_rest(replica)
+
+    def rest(self, replica: str) -> None:
+        """See `Launcher.rest`."""
+        self._places.rest(replica)
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """See `Launcher.resume`."""
+        self._places.resume(spec)
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`."""
-        needs, used = self._needs_of(spec), self._used()
-        for placed in range(count if self._devices else 0):
-            found = place(needs, self._devices, used)
-            if found is None:
-                return f"this machine has room for {placed} of them: {describe_room(needs, self._devices, used)}"
-            used.setdefault(found.name, []).append(needs)
-        return ""
+        return self._places.lacks_room(spec, count)
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
-        self.occupy(spec)
-        return launch_local(spec)
+        return launch_local(self._places.occupy(spec))
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
+from kvarn.fleet.gpus import Gpu, find_gpus
 
 GIB = 1024**3
 PROCESS_BYTES = GIB // 2
 """Of an engine process besides weights and KV cache: the libraries, and activations of a step."""
 
-_BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25, "int4": 4.5}
+_BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25, "fp8": 8.25, "int4": 4.5}
 """Of a weight in memory, with its scales. float16 is held as float32."""
+
+
+GPU_PROCESS_BYTES = 3 * GIB
+"""Of main memory, of a process that computes on a GPU: the driver and its libraries, pinned memory."""
+_LEAST_SHARE = 1e-6
+"""Shares of a GPU that differ by less are the same: they are sums of decimal fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +31,86 @@ class Needs:
     """Of one replica."""
 
     memory_bytes: int
+    """Of main memory."""
     cpus: float = 0.0
-    gpus: float = 0.0
+    gpus: int = 0
+    """One for each rank; 0: it computes on processors."""
+    gpu_share: float = 0.0
+    """Of the memory of each of them."""
+    weight_bytes: int = 0
+    """Of main memory, more, while it sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A machine's memory and cores, or one accelerator."""
+    """A machine's memory, cores and GPUs."""
 
     name: str
     memory_bytes: int
     cpus: float = float("inf")
+    gpus: tuple[Gpu, ...] = ()
 
 
-def needs_of(model: ModelConfig, directory: Path, machine_bytes: int) -> Needs:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a replica is."""
+
+    device: str
+    """The name."""
+    needs: Needs
+    gpus: tuple[str, ...] = ()
+    """UUIDs of those that it has a share of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What replicas leave of a device."""
+
+    memory_bytes: int
+    cpus: float
+    shares: tuple[tuple[float, int, str], ...]
+    """Of each GPU: what is free, its number and its UUID; the fullest first."""
+
+    @staticmethod
+    def on(device: Device, placed: Iterable[Placement]) -> _Room:
+        own = [each for each in placed if each.device == device.name]
+        free = {gpu.uuid: 1.0 - sum(p.needs.gpu_share for p in own if gpu.uuid in p.gpus) for gpu in device.gpus}
+        return _Room(
+            device.memory_bytes - sum(each.needs.memory_bytes for each in own),
+            device.cpus - sum(each.needs.cpus for each in own),
+            tuple(sorted((free[gpu.uuid], gpu.number, gpu.uuid) for gpu in device.gpus)),
+        )
+
+    def gpus_for(self, needs: Needs) -> tuple[str, ...] | None:
+        """The fullest GPUs that have room for its ranks; None: there are too few."""
+        fitting = [uuid for free, _, uuid in self.shares if free + _LEAST_SHARE >= needs.gpu_share]
+        return tuple(fitting[: needs.gpus]) if len(fitting) >= needs.gpus else None
+
+    def fits(self, needs: Needs) -> bool:
+        return self.memory_bytes >= needs.memory_bytes and self.cpus >= needs.cpus and self.gpus_for(needs) is not None
+
+
+def needs_of(model: ModelConfig, directory: Path, machine_bytes: int, gpus: int = 0) -> Needs:
     """What a replica of a model needs.
 
     Args:
         model: Its configuration.
         directory: Of its checkpoint.
         machine_bytes: Memory of the machine it runs on, of which the KV cache takes a tenth by default.
+        gpus: That it computes on, with weights and KV cache in their memory.
     """
     hardware = model.hardware
     if hardware.memory_gib is not None:
         memory = int(hardware.memory_gib * GIB)
+    elif gpus:
+        memory = gpus * GPU_PROCESS_BYTES
     else:
         kv_bytes = int(model.kv_cache_gib * GIB) if model.kv_cache_gib is not None else machine_bytes // 10
         memory = weight_bytes(model, directory) + kv_bytes + PROCESS_BYTES
-    return Needs(memory, hardware.cpus or model.threads or 0.0, hardware.gpus)
+    cpus = hardware.cpus or model.threads or 0.0
+    if not gpus:
+        return Needs(memory, cpus)
+    return Needs(memory, cpus, gpus, hardware.gpu_memory_utilization, weight_bytes(model, directory))
 
 
 def weight_bytes(model: ModelConfig, directory: Path) -> int:
@@ -68,37 +127,46 @@ def weight_bytes(model: ModelConfig, directory: Path) -> int:
     return int(size * _BITS[held] / (32 if stored == "float32" else 16))
 
 
-def place(needs: Needs, devices: Sequence[Device], used: Mapping[str, Collection[Needs]]) -> Device | None:
-    """The device on which there is room, of several the one on which least is left after it (best fit); None: nowhere.
+def place(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> Placement | None:
+    """The device on which there is room, of several the one on which least is left after it (best fit), and the fullest
+    of its GPUs; None: nowhere. `placed`: the replicas that have a place."""
+    rooms = [(_Room.on(device, placed), device) for device in devices]
+    fitting = [(room, device) for room, device in rooms if room.fits(needs)]
+    if not fitting:
+        return None
+    room, device = min(fitting, key=lambda each: (each[0].memory_bytes, each[1].name))
+    return Placement(device.name, needs, room.gpus_for(needs) or ())
 
-    Args:
-        needs: Of the replica.
-        devices: All.
-        used: What replicas that are placed need, by the device's name.
-    """
 
-    def left(device: Device) -> tuple[int, float]:
-        on_it = used.get(device.name, ())
-        memory = device.memory_bytes - sum(each.memory_bytes for each in on_it) - needs.memory_bytes
-        return memory, device.cpus - sum(each.cpus for each in on_it) - needs.cpus
+def has_gpus(gpus: Collection[str], needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> bool:
+    """Whether there is room for a replica's ranks on these GPUs, by UUID."""
+    rooms = [_Room.on(device, placed) for device in devices]
+    free = {uuid: share for room in rooms for share, _, uuid in room.shares}
+    return all(free[uuid] + _LEAST_SHARE >= needs.gpu_share for uuid in gpus)
 
-    room = [(left(device), device) for device in devices]
-    fitting = [(after, device) for after, device in room if min(after) >= 0]
-    return min(fitting, key=lambda each: (each[0], each[1].name))[1] if fitting else None
+
+def place_without_room(needs: Needs, device: Device, placed: Collection[Placement]) -> Placement:
+    """A place for what runs whether there is room or not: GPUs that have room, then those with most left."""
+    emptiest = sorted(_Room.on(device, placed).shares, key=lambda share: (-share[0], share[1]))
+    return Placement(device.name, needs, tuple(uuid for _, _, uuid in emptiest[: needs.gpus]))
 
 
 def this_machine() -> Device:
-    """This machine's memory and cores."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("cpu", memory, float(os.cpu_count() or 1))
+    """This machine's memory, cores and GPUs."""
+    return Device("cpu", main_memory(), float(os.cpu_count() or 1), find_gpus())
 
 
-def describe_room(needs: Needs, devices: Sequence[Device], used: Mapping[str, Collection[Needs]]) -> str:
+def main_memory() -> int:
+    """This machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def describe_room(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> str:
     """What a replica needs and what is free, in words."""
-    free = [
-        f"{(device.memory_bytes - sum(each.memory_bytes for each in used.get(device.name, ()))) / GIB:.1f} GiB and "
-        f"{device.cpus - sum(each.cpus for each in used.get(device.name, ())):g} cores"
-        for device in devices
-    ]
+    free = []
+    for room in (_Room.on(device, placed) for device in devices):
+        gpus = "".join(f", {max(0.0, share):.0%} of GPU {number}" for share, number, _ in room.shares)
+        free.append(f"{room.memory_bytes / GIB:.1f} GiB and {room.cpus:g} cores{gpus if needs.gpus else ''}")
     cpus = f" and {needs.cpus:g} cores" if needs.cpus else ""
-    return f"it needs {needs.memory_bytes / GIB:.1f} GiB{cpus}, and {', '.join(free)} are free"
+    gpus = f", {needs.gpu_share:.0%} of each of {needs.gpus} GPUs (gpu_memory_utilization)" if needs.gpus else ""
+    return f"it needs {needs.memory_bytes / GIB:.1f} GiB{cpus}{gpus}, and {', '.join(free)} are free"

@@ -93,7 +93,9 @@ class Agent:
 
     def _place(self, request: Launch) -> Launched:
         needs = request.needs
-        wanted = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory_bytes}
+        # Ray gives shares of one GPU, or whole ones.
+        gpus = needs.gpu_share if needs.gpus == 1 else float(needs.gpus)
+        wanted = {"CPU": needs.cpus, "GPU": gpus, "memory": needs.memory_bytes}
         bundle = {name: amount for name, amount in wanted.items() if amount}
         group = placement_group([bundle], strategy="STRICT_PACK", name=self._prefix + request.name, lifetime="detached")
         if not group.wait(request.timeout_s) or request.name in self._killed:
@@ -108,7 +110,7 @@ class Agent:
             "max_task_retries": 0,
             "max_concurrency": 8,
             "num_cpus": needs.cpus,
-            "num_gpus": needs.gpus,
+            "num_gpus": gpus,
             "memory": needs.memory_bytes,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
         }

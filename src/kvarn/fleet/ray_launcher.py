@@ -14,7 +14,8 @@ import msgspec
 
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
-from kvarn.fleet.launcher import LaunchedEngine, LaunchError
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.fleet.packing import Needs
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.restart import keep_running
@@ -161,6 +162,16 @@ class RayLauncher:
 
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`: Ray's places end with their engines."""
+
+    def can_rest(self, replica: str) -> bool:
+        """See `Launcher.can_rest`: Ray's places end with their engines."""
+        return False
+
+    def rest(self, replica: str) -> None:
+        """See `Launcher.rest`."""
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """See `Launcher.resume`."""
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`: Ray tells when it is asked for a place."""

@@ -48,7 +48,9 @@ class Observed:
     version: int
     phase: ReplicaPhase
     warm: bool = False
-    """It was started for the warm pool and not activated since."""
+    """It was started for the warm pool, or put to sleep, and not activated since."""
+    can_sleep: bool = False
+    """It computes on a GPU, and may wait with its weights in main memory."""
     load: float = 0.0
     """Work on it, in any unit: the least loaded is drained first."""
 
@@ -69,7 +71,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Have a warm replica take requests."""
+    """Have a warm replica take requests, as soon as it is."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Have a replica join the warm pool, its weights in main memory."""
 
     name: str
 
@@ -81,7 +90,7 @@ class Drain:
     name: str
 
 
-Action = Start | Activate | Drain
+Action = Start | Activate | Sleep | Drain
 
 
 def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Action]:
@@ -114,10 +123,11 @@ def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
     actions: list[Action] = [Activate(each.name) for each in pool[:missing]]
     actions += [Start(target.model, target.version)] * (missing - len(actions))
     pool = pool[missing:]
-    actions += [Start(target.model, target.version, warm=True)] * (target.warm - len(pool))
 
     current.sort(key=_leaves_first)
     surplus = current[: max(0, len(current) - target.replicas)]
+    sleepers = [each for each in surplus if each.ready and each.can_sleep][: max(0, target.warm - len(pool))]
+    actions += [Start(target.model, target.version, warm=True)] * (target.warm - len(pool) - len(sleepers))
     least_ready = target.replicas - target.max_unavailable
     ready = sum(each.ready for each in serving)
     for each in sorted([*surplus, *old], key=_leaves_first):
@@ -125,7 +135,7 @@ def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
             if ready <= least_ready:
                 continue
             ready -= 1
-        actions.append(Drain(each.name))
+        actions.append(Sleep(each.name) if each in sleepers else Drain(each.name))
     actions += [Drain(each.name) for each in [*outdated_pool, *pool[target.warm :]]]
     return actions
 

@@ -5,6 +5,8 @@
        |            v   its process ended, fell silent or could not be started
        +------ BACKING_OFF
 
+A replica on a GPU may also be put to sleep and be woken: READY -> FALLING_ASLEEP -> WARM -> READY.
+
 A replica has one process at a time, its *run*, and runs are numbered. A run that is given up may still be there: its
 machine may be cut off, or its launch still under way. It is killed again and again until the launcher says that it is
 gone, and the replica is `GONE` only when that is known of all its runs. Where several runs answer, the current one
@@ -25,9 +27,11 @@ class ReplicaPhase(StrEnum):
     STARTING = "starting"
     """The process loads the model."""
     WARM = "warm"
-    """The weights are mapped; there is no KV cache, and no requests are taken."""
+    """The weights are mapped, or wait in main memory; there is no KV cache, and no requests are taken."""
     READY = "ready"
     """Requests are taken."""
+    FALLING_ASLEEP = "falling asleep"
+    """No new requests are taken; when those that run have ended, the weights leave the GPU."""
     DRAINING = "draining"
     """No new requests are taken; the process ends when those that run have ended or moved."""
     STOPPING = "stopping"
@@ -48,6 +52,7 @@ class CommandKind(StrEnum):
     LAUNCH = "launch"
     ACTIVATE = "activate"
     """Make the KV cache and take requests."""
+    SLEEP = "sleep"
     DRAIN = "drain"
     STOP = "stop"
     KILL = "kill"
@@ -67,6 +72,8 @@ class LifecycleTimeouts:
 
     launch_s: float = 600.0
     """In which a launch must succeed or fail."""
+    sleep_s: float = 120.0
+    """In which the weights must leave the GPU."""
     stop_s: float = 2.0
     """Between being told to end and being killed."""
     kill_again_s: float = 2.0
@@ -138,6 +145,14 @@ class ReplicaLifecycle:
         self._warm = False
         return [Command(CommandKind.ACTIVATE, self.run)] if self.phase is ReplicaPhase.WARM else []
 
+    def sleep(self, now: float, drain_s: float) -> list[Command]:
+        """Be warm when what runs has ended, in `drain_s` seconds. One that takes no requests yet will be warm, too."""
+        self._warm = True
+        if self.phase is not ReplicaPhase.READY:
+            return []
+        self.phase, self._deadline = ReplicaPhase.FALLING_ASLEEP, now + drain_s + self._times.sleep_s
+        return self._done([Command(CommandKind.SLEEP, self.run)])
+
     def drain(self, now: float, drain_s: float) -> list[Command]:
         """End when what runs has ended, after `drain_s` seconds at the latest; what takes no requests is stopped at
         once. Idempotent."""
@@ -172,8 +187,9 @@ class ReplicaLifecycle:
         return self._done([])
 
     def warmed(self, run: int, now: float) -> list[Command]:
-        """A run's weights are mapped."""
-        if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING):
+        """A run's weights are mapped, or wait in main memory."""
+        before = (ReplicaPhase.PENDING, ReplicaPhase.STARTING, ReplicaPhase.FALLING_ASLEEP)
+        if run != self.run or self.phase not in before:
             return []
         self.phase, self._deadline = ReplicaPhase.WARM, None
         return self._done([] if self._warm else [Command(CommandKind.ACTIVATE, run)])
@@ -214,6 +230,9 @@ class ReplicaLifecycle:
                     reason = f"no process was there after {self._times.launch_s:g} s"
                     commands = self._give_up(self.run, now)
                     self._back_off(reason, now)
+                case ReplicaPhase.FALLING_ASLEEP:
+                    commands = self._give_up(self.run, now)
+                    self._back_off("it did not fall asleep", now)
                 case ReplicaPhase.BACKING_OFF:
                     commands = self._launch(now)
                 case ReplicaPhase.DRAINING:

@@ -12,7 +12,8 @@ import msgspec
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
-from kvarn.fleet.launcher import LaunchedEngine, Launcher, LaunchError, LocalLauncher, launch_local
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.launcher import LaunchedEngine, Launcher, LocalLauncher, launch_local
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.replica_lifecycle import (
     Command,
@@ -24,7 +25,7 @@ from kvarn.fleet.replica_lifecycle import (
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
 from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
-from kvarn.wire.supervision import Drain, Heartbeat, Warm
+from kvarn.wire.supervision import Drain, Heartbeat, Sleep, Warm
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +109,22 @@ class EngineSupervisor:
         return self.status.card
 
     def activate(self) -> None:
-        """Have a process that waits with its weights mapped load the model and take requests. Idempotent."""
+        """Have a process that waits with its weights mapped, or asleep, make the model's service and take requests.
+        Idempotent."""
         self.spec = msgspec.structs.replace(self.spec, warm=False)  # of the next run too
+        if self.status.state is ReplicaState.GONE:
+            self._update(state=ReplicaState.STARTING)
         self._do(self.lifecycle.activate(self._now()))
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Take nothing new, let what runs end, and wait with the weights in main memory until `activate`. Clients hear
+        that the replica is gone, and nothing after that: they subscribe again."""
+        self.spec = msgspec.structs.replace(self.spec, warm=True)  # of the next run too
+        self._do(self.lifecycle.sleep(self._now(), timeout_s))
+        while self.lifecycle.phase is ReplicaPhase.FALLING_ASLEEP:
+            await self._changed.wait()
+        self.retire()
+        self._listeners.clear()
 
     async def stop(self) -> None:
         """End the engine now; requests in flight fail with `ReplicaLostError`. Idempotent."""
@@ -199,6 +213,9 @@ class EngineSupervisor:
                     self._spawn(self._launch(command.run))
                 case CommandKind.ACTIVATE if run is not None:
                     run.activate()
+                case CommandKind.SLEEP if run is not None:
+                    run.send(Sleep())
+                    self._update(state=ReplicaState.DRAINING, stage="fall asleep")
                 case CommandKind.DRAIN if run is not None:
                     run.send(Drain())
                     self._update(state=ReplicaState.DRAINING, stage="drain")
@@ -299,7 +316,7 @@ class EngineSupervisor:
                     self._down("an earlier controller had told the engine to end")
             case Warm():
                 self._do(self.lifecycle.warmed(run, self._now()))
-                log.info("the engine waits with its weights mapped", extra=self._names | {"pid": self.pid})
+                log.info("the engine waits to be activated", extra=self._names | {"pid": self.pid})
                 self._update(stage="wait to be activated")
             case Progress():
                 self._update(stage=message.stage, fraction=message.fraction)

@@ -17,7 +17,7 @@ from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.greedy import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
-from kvarn.kernels.memory import usable_memory, zeros_on_demand
+from kvarn.kernels.memory import DeviceMemory, usable_memory, zeros_on_demand
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention
@@ -110,11 +110,12 @@ class Kernels:
             return usable_memory()
         return int(torch.accelerator.get_memory_info(self.device)[1])
 
-    def free_memory_bytes(self) -> int | None:
-        """Memory of a device of its own that nobody uses now; None where the device's memory is the machine's."""
+    def device_memory(self) -> DeviceMemory | None:
+        """Memory of a device of its own; None where the device's memory is the machine's."""
         if self.device.type == "cpu" or torch.accelerator.current_accelerator() is None:
             return None
-        return int(torch.accelerator.get_memory_info(self.device)[0])
+        free, total = torch.accelerator.get_memory_info(self.device)
+        return DeviceMemory(int(total), int(free), int(torch.accelerator.memory_reserved(self.device)))
 
     @property
     def computes_beside_host(self) -> bool:
@@ -135,8 +136,11 @@ class Kernels:
         return dtype
 
     def quantize(self, weight: torch.Tensor, to: Quantization) -> Weight:
-        """A float weight [out, in] as int8 or int4."""
-        return quantize(weight, to)
+        """A float weight [out, in] with fewer bits, on this device; the same bits on all.
+
+        Raises UnsupportedByBackendError where the backend does not multiply such weights.
+        """
+        return quantize(weight.to(self.device), to)
 
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None

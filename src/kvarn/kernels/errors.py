@@ -59,3 +59,10 @@ class MissingTritonError(MissingKernelsError):
 
     def __init__(self, failure: ImportError) -> None:
         KernelError.__init__(self, f"Triton cannot be loaded ({failure}): install it with `pip install kvarn[gpu]`")
+
+
+class Fp8WeightsError(UnsupportedByBackendError):
+    """The compiled kernels multiply no fp8 weights."""
+
+    def __init__(self) -> None:
+        super().__init__("fp8 weights need the kernels of GPUs: set `device` to cuda, or `quantization` to int8")

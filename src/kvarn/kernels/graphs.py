@@ -33,6 +33,10 @@ class StepGraphs:
         """Graphs there are."""
         return len(self._captured)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a step with this key would be repeated."""
+        return key in self._captured
+
     def run(self, key: Hashable, step: Step) -> tuple[torch.Tensor, ...]:
         """What `step` returns. It reads and writes the same memory whenever it is called with an equal key, and what it
         returns is good until another step runs."""

@@ -6,6 +6,7 @@ import ctypes
 import math
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +17,26 @@ GIB = 1024**3
 
 HUGE_PAGE = 2 * 1024 * 1024
 """Bytes. Memory of at least this size lies in huge pages where the system gives them: fewer address look-ups fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a GPU's memory."""
+
+    total: int
+    free: int
+    """That no process holds."""
+    own: int
+    """That this process's tensors hold."""
+
+    @property
+    def others(self) -> int:
+        """What other processes hold, and what the driver needs for this one."""
+        return self.total - self.free - self.own
+
+    def usable(self, share: float) -> int:
+        """What this process may still take if it takes this share of the whole memory, and no more than is free."""
+        return min(int(self.total * share) - self.own, self.free)
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -55,8 +76,16 @@ def is_host_memory(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def give_back_freed() -> None:
-    """Return memory that was freed, but kept for later, to the operating system.
+def device_allocations(device: torch.device) -> int:
+    """How often this process has taken memory of a GPU from torch's pool so far; 0 for main memory, which nobody
+    counts."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])
+
+
+def give_back_freed(device: torch.device) -> None:
+    """Return memory that was freed, but kept for later, to the operating system and, of a GPU, to its driver.
 
     The C library keeps what small and middle-sized tensors leave behind: after loading a model of 1.2 GB that was
     300 MB which are not needed again.
@@ -64,6 +93,8 @@ def give_back_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def usable_memory(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int:

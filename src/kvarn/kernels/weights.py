@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
 import torch
 
 from kvarn.kernels.errors import KernelInputError
 
-Quantization = Literal["int8", "int4"]
-"""What a plain weight becomes: int8, a scale an output; int4, a scale for 128 inputs of an output, times a whole number
-for 32 of them."""
+Quantization = Literal["int8", "int4", "fp8"]
+"""What a plain weight becomes: int8 or fp8, a scale an output; int4, a scale for 128 inputs of an output, times a whole
+number for 32 of them."""
+
+FP8 = torch.float8_e4m3fn
 
 MULTIPLIED = 32
 """Inputs that share a multiplier."""
@@ -20,16 +23,17 @@ MULTIPLIED = 32
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The weight [out, in] of a linear layer: float numbers, or whole numbers with scales.
+    """The weight [out, in] of a linear layer: float numbers, or numbers of fewer bits with scales.
 
     int8: values[n, k] * scales[n]; multiplied with activations quantized to int8, a scale for each token.
+    fp8: values[n, k] * scales[n]; multiplied with plain activations.
     int4: (values[n, k] - zeros[n, g]) * multipliers[n, k // 32] * scales[n, g], where g = k // group.
     """
 
     values: torch.Tensor
-    """[out, in]: a float type; int8, -127 to 127; or for int4 uint8, 0 to 15."""
+    """[out, in]: a float type; int8, -127 to 127; `FP8`; or for int4 uint8, 0 to 15."""
     scales: torch.Tensor | None = None
-    """int8: [out] float32. int4: [out, in / group] float16."""
+    """int8 and fp8: [out] float32. int4: [out, in / group] float16."""
     zeros: torch.Tensor | None = None
     """int4: [out, in / group] uint8, 0 to 15 (16 where a format counts from one); None: 8 everywhere."""
     group: int = 0
@@ -40,14 +44,16 @@ class Weight:
     """int4 without zeros: [out, in / 32] int8, -15 to 15; None: 1 everywhere."""
 
     @property
-    def format(self) -> Literal["float", "int8", "int4"]:
+    def format(self) -> Literal["float", "int8", "int4", "fp8"]:
         """What the values are."""
-        return "float" if self.scales is None else "int4" if self.group else "int8"
+        if self.scales is None:
+            return "float"
+        return "int4" if self.group else "fp8" if self.values.dtype == FP8 else "int8"
 
     def dequantized(self) -> torch.Tensor:
         """[out, in] float32: the numbers the weight stands for, columns as they are stored."""
         match self.format:
-            case "int8":
+            case "int8" | "fp8":
                 return self.values.float() * self._scales[:, None]
             case "int4":
                 zeros = 8.0 if self.zeros is None else self._of_columns(self.zeros.float())
@@ -102,11 +108,12 @@ class Weight:
         return of_groups.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
 
 
-def concatenate(weights: Sequence[Weight]) -> Weight | None:
-    """Weights one below the other; None where they are quantized in different ways."""
+def concatenate(weights: Sequence[Weight], device: torch.device) -> Weight | None:
+    """Weights one below the other on a device, to which each is copied once; None where they are quantized in different
+    ways."""
     first = weights[0]
     if len(weights) == 1:
-        return first
+        return first.to(device)
     same = all(
         weight.format == first.format
         and weight.group == first.group
@@ -120,15 +127,29 @@ def concatenate(weights: Sequence[Weight]) -> Weight | None:
     zeros = None
     if any(weight.zeros is not None for weight in weights):
         eights = (torch.full(scale.shape, 8, dtype=torch.uint8) for scale in scales)
-        zeros = torch.cat([eight if w.zeros is None else w.zeros for w, eight in zip(weights, eights, strict=True)])
+        own = [eight if w.zeros is None else w.zeros for w, eight in zip(weights, eights, strict=True)]
+        zeros = _stacked(own, device)
     multipliers = [weight.multipliers for weight in weights if weight.multipliers is not None]
     return replace(
         first,
-        values=torch.cat([weight.values for weight in weights]),
-        scales=torch.cat(scales) if scales else None,
+        values=_stacked([weight.values for weight in weights], device),
+        scales=_stacked(scales, device) if scales else None,
         zeros=zeros,
-        multipliers=torch.cat(multipliers) if multipliers else None,
+        input_order=None if first.input_order is None else first.input_order.to(device),
+        multipliers=_stacked(multipliers, device) if multipliers else None,
     )
+
+
+def _stacked(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Tensors one below the other, as `torch.cat` gives them, but on a device and without a copy on the way."""
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    lengths = [len(tensor) for tensor in tensors]
+    joined = torch.empty((sum(lengths), *tensors[0].shape[1:]), dtype=dtype, device=device)
+    end = 0
+    for tensor, length in zip(tensors, lengths, strict=True):
+        joined[end : end + length] = tensor
+        end += length
+    return joined
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from kvarn import __version__
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB, give_back_freed
 from kvarn.kernels.weights import Quantization
@@ -55,6 +56,7 @@ def load_model(
     kernels: str = "auto",
     packed_cache: Path | None = None,
     kind: Literal["auto", "generate", "embed"] = "auto",
+    gpu_memory_utilization: float = 1.0,
 ) -> Model:
     """Load the checkpoint in directory `path`.
 
@@ -72,6 +74,7 @@ def load_model(
         kernels: The backend's name; `auto`: see `kernels_for`.
         packed_cache: Directory where packed weights are kept from one start to the next.
         kind: What a decoder is loaded for; `auto`: to embed where sentence-transformers' modules.json is beside it.
+        gpu_memory_utilization: Share of a GPU's memory that the model and its KV cache may take.
 
     Raises:
         ModelError: It says what is wrong with the checkpoint.
@@ -93,35 +96,32 @@ def load_model(
     if architecture in ENCODERS:
         config = checkpoint.validated(EncoderConfig)
         encoder = encoder_spec(architecture, path, config, max_context_length=max_context_length)
-        check_memory(backend.memory_bytes(), loader.min_bytes)
+        check_memory(backend, gpu_memory_utilization, loader.min_bytes)
         model: Model = Encoder(replace(encoder, num_parameters=loader.num_parameters), loader)
     else:
         decoder_config = checkpoint.validated(DecoderConfig)
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
-        embeds = kind != "generate" and has_sentence_modules(path)
-        model = (_load_causal_encoder if embeds else _load_decoder)(decoder, path, loader, kv_cache_dtype)
+        if kind != "generate" and has_sentence_modules(path):
+            check_memory(backend, gpu_memory_utilization, loader.min_bytes)
+            model = CausalEncoder(decoder, sentence_modules(path), loader)
+        else:
+            kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
+            kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype)
+            check_memory(backend, gpu_memory_utilization, loader.min_bytes, kv_bytes)
+            model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
-    give_back_freed()
+    give_back_freed(backend.device)
     return model
 
 
-def _load_decoder(
-    spec: DecoderSpec, path: Path, loader: WeightLoader, kv_cache_dtype: KvDtype | Literal["auto"]
-) -> Decoder:
+def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:
     plain = loader.dtype == torch.float32 and not loader.quantization
     chosen: KvDtype = "float32" if plain else "bfloat16"
-    kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
+    kv_dtype = chosen if wanted == "auto" else wanted
     if spec.latent is not None and kv_dtype == "int8":
         raise UnsupportedModelError("latent rows are cached in bfloat16 or float32: set kv_cache_dtype to one, or auto")
-    kv_bytes = spec.max_context_length * kv_bytes_per_token(spec, kv_dtype)
-    check_memory(loader.kernels.memory_bytes(), loader.min_bytes, kv_bytes)
-    return Decoder(spec, loader, kv_dtype)
-
-
-def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, _: str) -> CausalEncoder:
-    check_memory(loader.kernels.memory_bytes(), loader.min_bytes)
-    return CausalEncoder(spec, sentence_modules(path), loader)
+    return kv_dtype
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -154,11 +154,23 @@ def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) 
         _log.warning("the checkpoint's float16 weights are rounded to bfloat16; dtype float16 keeps their values")
 
 
-def check_memory(memory: int, weight_bytes: float, kv_bytes: int = 0) -> None:
-    """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than the device has."""
-    if weight_bytes + kv_bytes > memory:
-        cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""
-        raise NotEnoughMemoryError(
-            f"the weights take {weight_bytes / GIB:.1f} GiB{cache}, but this machine has {memory / GIB:.1f} GiB of "
-            "memory: lower max_context_length, set quantization, or take a smaller model"
+def check_memory(kernels: Kernels, share: float, weight_bytes: float, kv_bytes: int = 0) -> None:
+    """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than the machine has, or more
+    than this share of a GPU or than other processes leave of it."""
+    device = kernels.device_memory()
+    memory = kernels.memory_bytes() if device is None else device.usable(share)
+    if weight_bytes + kv_bytes <= memory:
+        return
+    cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""
+    if device is None:
+        has, advice = f"this machine has {memory / GIB:.1f} GiB of memory", ""
+    else:
+        has = (
+            f"{share:g} of the GPU's {device.total / GIB:.1f} GiB (gpu_memory_utilization) and what other processes "
+            f"leave of them, {device.free / GIB:.1f} GiB, allow {memory / GIB:.1f} GiB"
         )
+        advice = "raise gpu_memory_utilization, "
+    raise NotEnoughMemoryError(
+        f"the weights take {weight_bytes / GIB:.1f} GiB{cache}, but {has}: {advice}lower max_context_length, set "
+        "quantization, or take a smaller model"
+    )

@@ -22,7 +22,7 @@ from kvarn.models.row_parallel import RowParallelLinear
 Role = Literal["layer", "expert", "head", "router"]
 
 HEAD_QUANTIZATION: Quantization = "int8"
-"""What the output head becomes, in both modes. See docs/quantization.md for what it costs and saves."""
+"""What the output head becomes, in all modes. See docs/quantization.md for what it costs and saves."""
 _log = logging.getLogger(__name__)
 
 
@@ -141,7 +141,8 @@ class WeightLoader:
         if self._format.name:
             total: float = sum(file.stat().st_size for file in self._checkpoint.files)
         else:
-            total = self.num_parameters * {None: self.dtype.itemsize, "int8": 1.0, "int4": 0.5}[self._quantization]
+            held = {None: self.dtype.itemsize, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
+            total = self.num_parameters * held[self._quantization]
         return total / self.parallel.world_size
 
     def linear(self, spec: LinearSpec) -> Linear:
@@ -242,7 +243,7 @@ class WeightLoader:
             whole = self._read(stack.name, spec.expert, (stack.rows, spec.inputs.size))
             whole = whole if stack.order is None else whole.rows(stack.order)
             parts += [whole.rows(rows) for rows in stack.held]
-        joined = concatenate(parts)
+        joined = concatenate(parts, self.kernels.device)
         if joined is not None:
             return joined
         self._warn_once(

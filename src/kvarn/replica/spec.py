@@ -72,6 +72,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
     cpus: tuple[int, ...] = ()
     """Logical CPUs to run on; empty: those of the parent."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs to run on, one for each rank; empty: those of the parent."""
     warm: bool = False
     """Wait for `Activate` before anything of the model is made."""
     factory: str = DEFAULT_FACTORY

@@ -19,11 +19,16 @@ class Drain(Message, frozen=True, kw_only=True):
 
 
 class Warm(Message, frozen=True, kw_only=True):
-    """The process has imported its libraries and mapped the weights, and waits for `Activate`."""
+    """The process waits for `Activate`: it has mapped the weights, or keeps them in main memory (`Sleep`)."""
+
+
+class Sleep(Message, frozen=True, kw_only=True):
+    """Refuse new requests, end those that run, then free the GPU, keep the weights in main memory and wait for
+    `Activate`. An engine that cannot do that exits."""
 
 
 class Activate(Message, frozen=True, kw_only=True):
-    """Load the model, make the KV cache and take requests."""
+    """Load the model, or bring its weights back, make the KV cache and take requests."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -41,7 +46,7 @@ class Failed(Message, frozen=True, kw_only=True):
     message: str
 
 
-FromSupervisor = Supervise | Activate | Drain
+FromSupervisor = Supervise | Activate | Sleep | Drain
 """To an engine."""
 ToSupervisor = Heartbeat | Warm | Failed
 """From an engine."""

@@ -9,10 +9,11 @@ from kvarn.worker.errors import (
     InvalidLogitsError,
     InvalidSamplingError,
     PlanError,
+    ReplayAllocationError,
     WorkerError,
 )
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.memory import plan_kv_blocks
+from kvarn.worker.memory import GpuBudget, plan_kv_blocks, step_bytes
 from kvarn.worker.ngram import NgramProposer
 from kvarn.worker.pipelined import PipelinedExecutor
 
@@ -22,12 +23,15 @@ __all__ = [
     "DraftProposer",
     "EagleProposer",
     "EncoderRunner",
+    "GpuBudget",
     "InProcessExecutor",
     "InvalidLogitsError",
     "InvalidSamplingError",
     "NgramProposer",
     "PipelinedExecutor",
     "PlanError",
+    "ReplayAllocationError",
     "WorkerError",
     "plan_kv_blocks",
+    "step_bytes",
 ]

@@ -34,6 +34,13 @@ class InvalidLogitsError(WorkerError):
         self.slot = slot
 
 
+class ReplayAllocationError(WorkerError):
+    """A repeated step has taken memory of the device, which it shall never do."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(f"the repeated step {step} has allocated memory of the device")
+
+
 class InvalidSamplingError(WorkerError):
     """The sampling parameters of a slot cannot be met by this model."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
-from kvarn.kernels.memory import GIB, usable_memory
+from kvarn.kernels.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 
@@ -12,6 +14,48 @@ _DEFAULT_SHARE = 10
 """By default the cache takes one part in this many of the machine's memory."""
 _LARGEST_DEFAULT_SHARE = 3
 """It may take up to one part in this many where a single long context needs it."""
+_ACTIVATION_BYTES = 16
+"""Of each number that a layer makes of a token: in float32, with the copies that live at once."""
+_FIXED_BYTES = GIB // 2
+"""Captured steps, scratch memory of kernels and their code."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBudget:
+    """What the ranks of an engine may take of their GPUs, the weights loaded."""
+
+    memory: DeviceMemory
+    """Of the GPU that has the least for it."""
+    share: float
+    """Of a GPU's whole memory that a rank takes."""
+    ranks: int
+    step_bytes: int
+    """What a step needs beside weights and KV cache."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """What is left for the KV cache, of all ranks."""
+        return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
+
+    def __str__(self) -> str:
+        """Where the memory goes."""
+        memory = self.memory
+        return (
+            f"of {self.share:g} of a GPU's {memory.total / GIB:.1f} GiB (gpu_memory_utilization) the weights take "
+            f"{memory.own / GIB:.1f} and a step up to {self.step_bytes / GIB:.1f}; other processes hold "
+            f"{memory.others / GIB:.1f}"
+        )
+
+
+def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int) -> int:
+    """What the largest step needs beside weights and KV cache, estimated on the large side.
+
+    Activations of `token_budget` tokens, logits of `max_num_seqs` rows and what is drawn from, captured steps.
+    """
+    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    mlp = max(spec.intermediate_size, spec.expert_size * spec.experts_per_token + spec.shared_expert_size)
+    activations = token_budget * (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
+    return activations + max_num_seqs * spec.vocab_size * _ACTIVATION_BYTES + _FIXED_BYTES
 
 
 def plan_kv_blocks(
@@ -23,7 +67,7 @@ def plan_kv_blocks(
     max_context_length: int,
     weight_bytes: int = 0,
     memory_bytes: int | None = None,
-    free_bytes: int | None = None,
+    gpu: GpuBudget | None = None,
     copies: int = 1,
 ) -> int:
     """Blocks of the KV cache.
@@ -32,13 +76,13 @@ def plan_kv_blocks(
         spec: Of the decoder.
         dtype: Of keys and values.
         kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
-            needs, up to a third of the machine's; on a device with memory of its own nine tenths of `free_bytes`; but
-            no more than `max_num_seqs` full contexts need.
+            needs, up to a third of the machine's; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full
+            contexts need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
-        weight_bytes: What the loaded weights take.
+        weight_bytes: What the loaded weights take of the machine's memory.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
-        free_bytes: What is free on a device with memory of its own, the weights loaded; None: it is the machine's.
+        gpu: Where keys and values lie on GPUs; None: in the machine's memory.
         copies: Ranks that hold the same key/value head, all in this memory.
 
     Raises:
@@ -47,29 +91,50 @@ def plan_kv_blocks(
     """
     block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
-    memory = usable_memory() if memory_bytes is None else memory_bytes
-    if kv_cache_gib is None:
-        one_context = min(blocks_of_context * block_bytes, memory // _LARGEST_DEFAULT_SHARE)
-        budget = max(memory // _DEFAULT_SHARE, one_context)
-        if free_bytes is not None:
-            budget = free_bytes * 9 // 10  # the rest is for activations and captured steps
-        num_blocks = min(budget // block_bytes, max_num_seqs * blocks_of_context)
-    else:
+    if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
+        _check_fits(kv_cache_gib, budget, weight_bytes, memory_bytes, gpu)
         num_blocks = budget // block_bytes
-        if budget > memory - weight_bytes:
-            raise CacheTooLargeError(
-                f"A KV cache of {kv_cache_gib:g} GiB does not fit into this machine's memory: it has "
-                f"{memory / GIB:.1f} GiB, of which the weights take {weight_bytes / GIB:.1f}. Lower kv_cache_gib."
-            )
+    else:
+        budget = _default_budget(blocks_of_context * block_bytes, memory_bytes) if gpu is None else gpu.cache_bytes
+        num_blocks = min(budget // block_bytes, max_num_seqs * blocks_of_context)
     if num_blocks < blocks_of_context:
-        needed_gib = blocks_of_context * block_bytes / GIB
+        needed_gib = _round_up(blocks_of_context * block_bytes / GIB)
+        most = num_blocks * BLOCK_SIZE
         raise CacheTooSmallError(
-            f"A KV cache of {budget / GIB:.3g} GiB holds {num_blocks * BLOCK_SIZE} tokens, but one context has up to "
-            f"{max_context_length}. Set kv_cache_gib to at least {_round_up(needed_gib)}, or max_context_length to at "
-            f"most {num_blocks * BLOCK_SIZE}."
+            f"A KV cache of {budget / GIB:.3g} GiB holds {most} tokens, but one context has up to "
+            f"{max_context_length}, {needed_gib} GiB"
+            + (
+                f". Set kv_cache_gib to at least {needed_gib}, or max_context_length to at most {most}."
+                if gpu is None or kv_cache_gib is not None
+                else f": {gpu}. Raise gpu_memory_utilization, or set max_context_length to at most {most}."
+            )
         )
     return num_blocks
+
+
+def _default_budget(context_bytes: int, memory_bytes: int | None) -> int:
+    memory = usable_memory() if memory_bytes is None else memory_bytes
+    return max(memory // _DEFAULT_SHARE, min(context_bytes, memory // _LARGEST_DEFAULT_SHARE))
+
+
+def _check_fits(
+    kv_cache_gib: float, budget: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None
+) -> None:
+    if gpu is not None:
+        left = gpu.memory.free * gpu.ranks
+        if budget > left:
+            raise CacheTooLargeError(
+                f"A KV cache of {kv_cache_gib:g} GiB does not fit: {left / GIB:.1f} GiB are free, {gpu}. Lower "
+                "kv_cache_gib, or leave it out."
+            )
+        return
+    memory = usable_memory() if memory_bytes is None else memory_bytes
+    if budget > memory - weight_bytes:
+        raise CacheTooLargeError(
+            f"A KV cache of {kv_cache_gib:g} GiB does not fit into this machine's memory: it has "
+            f"{memory / GIB:.1f} GiB, of which the weights take {weight_bytes / GIB:.1f}. Lower kv_cache_gib."
+        )
 
 
 def _round_up(gib: float) -> str:

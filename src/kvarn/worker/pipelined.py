@@ -9,35 +9,42 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.graphs import StepGraphs
-from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.memory import device_allocations
 from kvarn.kernels.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.worker.constraints import needs_constraints
-from kvarn.worker.errors import InvalidLogitsError
+from kvarn.worker.device_step import (
+    BUCKETS,
+    BatchShape,
+    DrawArrays,
+    StepArrays,
+    draw_arrays,
+    paged_batch,
+    sampling_tensors,
+    step_arrays,
+    wide_enough,
+)
+from kvarn.worker.errors import InvalidLogitsError, ReplayAllocationError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.inputs import FlatRows, Ints, flatten_rows
-from kvarn.worker.philox import uniforms
 from kvarn.worker.slots import NO_LOGPROBS
 
 IN_FLIGHT = 2
-BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 4097, 64))
-"""Numbers of sequences that decode together for which a step is captured; smaller ones are filled up."""
-NARROWEST = 64
-"""Blocks of a sequence that a captured step has room for at least; then powers of two."""
+
+
+def _no_slots() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -45,11 +52,11 @@ class _Running:
     """A step that was given to the device."""
 
     plan: StepPlan
-    slots: Ints
-    """Of the rows that draw."""
-    epochs: Ints
-    fetched: Fetched | None
     submitted: float
+    slots: Ints = field(default_factory=_no_slots)
+    """Of the rows that draw."""
+    epochs: Ints = field(default_factory=_no_slots)
+    fetched: Fetched | None = None
     result: StepResult | None = None
 
 
@@ -64,6 +71,9 @@ class PipelinedExecutor(InProcessExecutor):
     def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
         super().__init__(model, max_num_seqs=max_num_seqs, **options)
         self.graphs = StepGraphs(self._device)
+        self.checks_allocations = False
+        """Raise ReplayAllocationError where a repeated step allocates memory of the device. Asking takes a tenth of a
+        millisecond, so only tests and benchmarks do."""
         self._fill_up = self.graphs.enabled and model.can_be_captured if fill_up is None else fill_up
         self._running: deque[_Running] = deque()
         self._ended = 0.0
@@ -72,7 +82,7 @@ class PipelinedExecutor(InProcessExecutor):
         self._drawn = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         """The token that each slot drew last; the last entry is for rows that fill a batch up."""
         rows = next((bucket for bucket in BUCKETS if bucket >= max_num_seqs), max_num_seqs)
-        blocks = max(NARROWEST, _power_of_two(-(-self.max_context_length // BLOCK_SIZE)))
+        blocks = wide_enough(-(-self.max_context_length // BLOCK_SIZE))
         # Room for the largest step that is captured: it reads the same addresses each time.
         self._staging = Staging(self._device, rows * (4 * blocks + 256) + 2**20, IN_FLIGHT)
 
@@ -83,7 +93,7 @@ class PipelinedExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Give the plan to the device. Raises as `execute`."""
+        """Give the plan to the device. Raises as `execute`, and ReplayAllocationError."""
         started = time.perf_counter()
         for sequence in plan.new_sequences:
             self._epochs[sequence.slot] += 1
@@ -94,8 +104,7 @@ class PipelinedExecutor(InProcessExecutor):
             self._end(running)
         result = self.execute(plan)
         self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
-        none = np.zeros(0, dtype=np.int64)
-        self._running.append(_Running(plan, none, none, None, started, result))
+        self._running.append(_Running(plan, started, result=result))
 
     def collect(self) -> StepResult:
         """Wait for the oldest step. Raises InvalidLogitsError where its logits are not finite."""
@@ -120,37 +129,44 @@ class PipelinedExecutor(InProcessExecutor):
 
     def _start(self, plan: StepPlan, started: float) -> _Running:
         self._apply(plan)
-        none = np.zeros(0, dtype=np.int64)
         if not plan.rows:
-            return _Running(plan, none, none, None, started)
+            return _Running(plan, started)
         self._slots.update_blocks(plan.rows)
         flat = flatten_rows(plan.rows, self._slots)
         drawing = np.array([index for index, row in enumerate(plan.rows) if row.sample], dtype=np.int64)
-        slots = flat.row_slots[drawing]
-        decodes = len(flat.token_ids) == len(plan.rows) == len(drawing)
         adapters = self._adapters_of(flat)
-        size = len(plan.rows)
-        if self._fill_up and decodes and adapters is None:
-            size = next((bucket for bucket in BUCKETS if bucket >= size), size)
-        arrays = _arrays(flat, drawing, size, width=self._width(flat), spare=len(self._drawn) - 1)
-        sampling = self._sampling(slots, size if decodes else len(drawing))
-        sent = self._staging.send([*arrays, *sampling])
-        inputs, columns = _DeviceInputs(*sent[: len(arrays)]), sent[len(arrays) :]
+        shape = BatchShape.of(flat, len(drawing), fill_up=self._fill_up, may_repeat=adapters is None)
+        slots = flat.row_slots[drawing]
+        arrays = step_arrays(flat, drawing, shape, spare_slot=len(self._drawn) - 1)
+        draws = draw_arrays(self._slots, slots, len(arrays.drawing_slots))
+        fetched = self._give(shape, arrays, draws, adapters, len(slots))
+        self._slots.num_output[slots] += 1
+        return _Running(plan, started, slots, self._epochs[slots], fetched)
+
+    def _give(
+        self,
+        shape: BatchShape,
+        arrays: StepArrays[Any],
+        draws: DrawArrays[Any] | None,
+        adapters: AdapterBatch | None,
+        num_drawn: int,
+    ) -> Fetched:
+        """Send a step's arrays, have it computed, or repeated, and its tokens sent back."""
+        key = (shape, draws is not None)
+        is_checked = self.checks_allocations and key in self.graphs
+        allocations = device_allocations(self._device) if is_checked else 0
+        sent = self._staging.send([*arrays, *(draws or ())])
+        inputs = StepArrays(*sent[: len(arrays)])
+        columns = None if draws is None else DrawArrays(*sent[len(arrays) :])
 
         def step() -> tuple[torch.Tensor, ...]:
             return self._compute_and_draw(inputs, adapters, columns)
 
-        repeated = self._fill_up and decodes and adapters is None and size in BUCKETS
-        key = (size, arrays[5].shape[1], bool(sampling))
-        tokens, maxima = self.graphs.run(key, step) if repeated else step()
-        self._slots.num_output[slots] += 1
-        fetched = Fetched.start([tokens[: len(slots)], maxima[: len(slots)]])
-        return _Running(plan, slots, self._epochs[slots], fetched, started)
-
-    def _width(self, flat: FlatRows) -> int:
-        """Blocks of a sequence in the tables that are sent."""
-        width = flat.block_tables.shape[1]
-        return width if not self._fill_up else max(NARROWEST, _power_of_two(width))
+        tokens, maxima = self.graphs.run(key, step) if shape.repeats else step()
+        fetched = Fetched.start([tokens[:num_drawn], maxima[:num_drawn]])
+        if is_checked and device_allocations(self._device) != allocations:
+            raise ReplayAllocationError(str(key))
+        return fetched
 
     def _adapters_of(self, flat: FlatRows) -> AdapterBatch | None:
         if not self.adapters.indices:
@@ -158,33 +174,21 @@ class PipelinedExecutor(InProcessExecutor):
         indices = self._slots.adapter[flat.row_slots][flat.row_of_token]
         return self.adapters.memory.batch(torch.from_numpy(indices)) if indices.max(initial=-1) >= 0 else None
 
-    def _sampling(self, slots: Ints, size: int) -> list[npt.NDArray[Any]]:
-        """Columns of `SamplingTensors` and which rows are greedy; nothing where all are."""
-        table = self._slots
-        temperature = table.temperature[slots]
-        if not (temperature > 0).any():
-            return []
-        numbers = uniforms(table.seed[slots], table.num_output[slots])
-        greedy = temperature <= 0
-        columns = (np.where(greedy, np.float32(1), temperature), table.top_k[slots], table.top_p[slots])
-        fill = (np.float32(1), np.int64(0), np.float64(1), np.float32(0), np.float64(0), np.True_)
-        more = size - len(slots)
-        every: tuple[npt.NDArray[Any], ...] = (*columns, table.min_p[slots], numbers, greedy)
-        return [_filled(column, more, value) for column, value in zip(every, fill, strict=True)]
-
     def _compute_and_draw(
-        self, inputs: _DeviceInputs, adapters: AdapterBatch | None, sampling: list[torch.Tensor]
+        self,
+        inputs: StepArrays[torch.Tensor],
+        adapters: AdapterBatch | None,
+        draws: DrawArrays[torch.Tensor] | None,
     ) -> tuple[torch.Tensor, ...]:
-        """One step on the device: tokens and largest logits of the rows that draw. `sampling`: see `_sampling`."""
+        """One step on the device: tokens and largest logits of the rows that draw."""
         kernels = self._model.kernels
         ids = torch.where(inputs.token_ids < 0, self._drawn[inputs.token_slots], inputs.token_ids)
-        logits = self._model.forward(ids, inputs.batch(adapters), self._cache, inputs.logits_rows, None)
+        logits = self._model.forward(ids, paged_batch(inputs, adapters), self._cache, inputs.logits_rows, None)
         tokens, maxima = kernels.most_likely(logits)
-        if sampling and len(tokens):
-            *columns, greedy = sampling
+        if draws is not None and len(tokens):
             rows = torch.arange(len(tokens), device=tokens.device)
-            drawn = kernels.draw_tokens(logits, rows, maxima, SamplingTensors(*columns))
-            tokens = torch.where(greedy, tokens, drawn)
+            drawn = kernels.draw_tokens(logits, rows, maxima, sampling_tensors(draws))
+            tokens = torch.where(draws.greedy, tokens, drawn)
         self._drawn.index_copy_(0, inputs.drawing_slots, tokens)
         return tokens, maxima
 
@@ -203,54 +207,3 @@ class PipelinedExecutor(InProcessExecutor):
             running.result = StepResult(running.plan.step, rows, now - max(running.submitted, self._ended))
         self._ended = time.perf_counter()
         return running.result
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceInputs:
-    """What a step reads, on the device."""
-
-    token_ids: torch.Tensor
-    """[T] int64; negative: the token that the slot drew last."""
-    token_slots: torch.Tensor
-    positions: torch.Tensor
-    query_starts: torch.Tensor
-    context_lens: torch.Tensor
-    block_tables: torch.Tensor
-    slot_mapping: torch.Tensor
-    logits_rows: torch.Tensor
-    drawing_slots: torch.Tensor
-
-    def batch(self, adapters: AdapterBatch | None) -> PagedBatch:
-        """For the model."""
-        return PagedBatch(
-            self.positions, self.query_starts, self.context_lens, self.block_tables, self.slot_mapping, adapters
-        )
-
-
-def _arrays(flat: FlatRows, drawing: Ints, size: int, width: int, spare: int) -> Sequence[npt.NDArray[Any]]:
-    """The first fields of `_DeviceInputs`, decoding rows filled up to `size` rows that have no slot and no context."""
-    more = size - len(flat.row_slots)
-    starts = np.concatenate([flat.query_starts, flat.query_starts[-1] + 1 + np.arange(more)])
-    tables = np.zeros((size, width), dtype=np.int32)
-    tables[: len(flat.block_tables), : flat.block_tables.shape[1]] = flat.block_tables
-    token_slots = flat.row_slots[flat.row_of_token]
-    logits_rows = np.concatenate([flat.query_starts[1:][drawing] - 1, flat.query_starts[-1] + np.arange(more)])
-    return (
-        _filled(flat.token_ids, more, 0),
-        _filled(token_slots, more, spare),
-        _filled(flat.positions, more, 0),
-        starts.astype(np.int32),
-        _filled(flat.context_lens, more, 0).astype(np.int32),
-        tables,
-        _filled(flat.slot_mapping, more, -1),
-        logits_rows,
-        _filled(flat.row_slots[drawing], more, spare),
-    )
-
-
-def _filled(array: npt.NDArray[Any], more: int, value: Any) -> npt.NDArray[Any]:
-    return np.concatenate([array, np.full(more, value, dtype=array.dtype)]) if more else array
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()

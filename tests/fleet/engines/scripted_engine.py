@@ -1,12 +1,14 @@
 """An engine for tests of the process around it: the real `EngineCore` and services over an executor that counts.
 
 The next token is the last one plus one. The spec's `directory` holds a script as JSON: `step_s` seconds a step takes,
-`fail_at_token` a token whose computation raises, `fail_to_load` a message to fail with.
+`fail_at_token` a token whose computation raises, `fail_to_load` a message to fail with, `architecture_from` a variable
+of its environment.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -58,10 +60,26 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     if "fail_to_load" in script:
         raise ValueError(script["fail_to_load"])
     time.sleep(script.get("load_s", 0.0))
+    return _service(spec, script)
+
+
+class SleepingScript:
+    """Falls asleep, and wakes, at once."""
+
+    nbytes = 0
+
+    def __init__(self, spec: ReplicaSpec, script: dict[str, Any]) -> None:
+        self._made_from = spec, script
+
+    def wake(self, report: ReportProgress) -> GenerateService | EmbedService:
+        return _service(*self._made_from)
+
+
+def _service(spec: ReplicaSpec, script: dict[str, Any]) -> GenerateService | EmbedService:
     config = spec.model_config.engine
     card = ModelCard(
         kind=script.get("kind", "generate"),
-        architecture="Scripted",
+        architecture=os.environ.get(script.get("architecture_from", ""), "Scripted"),
         dtype="none",
         vocab_size=VOCAB_SIZE,
         max_context_length=65_536,
@@ -70,4 +88,4 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     )
     if card.kind == "embed":
         return EmbedService(CountingEncoder(script), config, card)
-    return GenerateService(CountingExecutor(script), config, card)
+    return GenerateService(CountingExecutor(script), config, card, sleep=lambda: SleepingScript(spec, script))

@@ -11,7 +11,7 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.errors import Fp8WeightsError, KernelInputError
 from kvarn.kernels.memory import zeros_on_demand
 from kvarn.kernels.weights import MULTIPLIED, Weight
 
@@ -81,8 +81,11 @@ class PackedWeight:
 def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None) -> PackedWeight:
     """Pack a weight [out, in]: bfloat16 stays so, other floats become float32, quantized weights stay quantized.
 
-    With `activation` the weight is gated: gate above up. Raises KernelInputError for a shape that cannot be packed.
+    With `activation` the weight is gated: gate above up. Raises KernelInputError for a shape that cannot be packed, and
+    Fp8WeightsError.
     """
+    if weight.format == "fp8":
+        raise Fp8WeightsError
     out, in_features = weight.values.shape
     has_zeros, has_multipliers = weight.zeros is not None, weight.multipliers is not None
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"

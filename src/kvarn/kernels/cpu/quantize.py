@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.cpu import _native
+from kvarn.kernels.errors import Fp8WeightsError
 from kvarn.kernels.torch.quantize import INT4_GROUP
 from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 
 
 def quantize(backend: _native.Backend, weight: torch.Tensor, to: Quantization) -> Weight:
-    """A float weight [out, in] as int8 or int4, as `kvarn.kernels.torch.quantize` does; sums have another order."""
+    """A float weight [out, in] as int8 or int4, in the bits of `kvarn.kernels.torch.quantize`.
+
+    Raises Fp8WeightsError.
+    """
+    if to == "fp8":
+        raise Fp8WeightsError
     is_bf16 = weight.dtype == torch.bfloat16
     plain = (weight if is_bf16 else weight.float()).contiguous()
     out, in_features = plain.shape

@@ -40,6 +40,7 @@ class TorchLinear:
         self.activation = activation
         self.quantize_block = {
             "float": None,
+            "fp8": None,
             "int8": 0,
             "int4": next((block for block in INT4_BLOCKS if weight.group % block == 0), None),
         }[weight.format]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from kvarn.replica.server.ranks import (
     layout_of,
     load_part,
 )
+from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
@@ -53,10 +54,12 @@ from kvarn.worker import (
     DraftProposer,
     EagleProposer,
     EncoderRunner,
+    GpuBudget,
     InProcessExecutor,
     NgramProposer,
     PipelinedExecutor,
     plan_kv_blocks,
+    step_bytes,
 )
 from kvarn.worker.collectives import RankLayout
 from kvarn.worker.kv_blocks import block_bytes
@@ -106,6 +109,16 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
         if ranks is not None:
             ranks.close()
         raise
+
+
+def _rebuild(model: Decoder, spec: ReplicaSpec, restore: Callable[[], None], report: ReportProgress) -> GenerateService:
+    """The service of a model that slept."""
+    config, phases = spec.model_config, _Phases(report)
+    with phases("load weights"):
+        restore()
+    service = _build(model, spec, config, phases, None)
+    assert isinstance(service, GenerateService), "a decoder generates"
+    return service
 
 
 def _build(
@@ -204,6 +217,7 @@ def _build_decoder(
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
     )
+    may_sleep = ranks is None and spec.role == "both"
     peer = None if tiers is None else (tiers.store, spec.prefill_socket, tiers.digest, tiers.block_bytes)
     return GenerateService(
         executor,
@@ -220,6 +234,7 @@ def _build_decoder(
         micro_batches=config.pipeline_parallel_size,
         ranks=ranks,
         experts=ExpertLoads(model, config.experts.load_file),
+        sleep=partial(SleepingModel, model, partial(_rebuild, model, spec)) if may_sleep else None,
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
         prefill_server=PrefillServer(*peer, spec.endpoint.directory)
         if peer is not None and spec.role == "prefill"
@@ -231,18 +246,23 @@ def _build_decoder(
 
 def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> int:
     """Blocks of the KV cache, the same on each rank: what the memory of all of them has room for."""
-    layout, own_free = layout_of(config), model.kernels.free_memory_bytes()
-    free_elsewhere = [each.free_bytes for each in others if each.free_bytes is not None]
+    layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
+    memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
+    gpu = None
+    if memories:
+        least = min(memories, key=lambda memory: memory.usable(share))
+        beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs)
+        gpu = GpuBudget(least, share, layout.world_size, beside)
+        log.info("the memory of the GPU: %s", gpu, extra={"model": config.name})
     weight_bytes = model.layer_bytes + model.head_bytes
     return plan_kv_blocks(
         model.spec,
         model.kv_dtype,
         kv_cache_gib=config.kv_cache_gib,
-        max_num_seqs=config.engine.max_num_seqs,
+        max_num_seqs=engine.max_num_seqs,
         max_context_length=max_context_length,
         weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
-        memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
-        free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
+        gpu=gpu,
         copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
     )
 

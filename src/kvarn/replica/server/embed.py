@@ -52,6 +52,8 @@ class EmbedService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
+        self.sleep = None
+        """It cannot: see `GenerateService`."""
         self.block_places: list[BlockPlace] = []
         """There are no cached blocks."""
         self._runner = runner

@@ -24,6 +24,7 @@ from kvarn.replica.server.experts import ExpertLoads
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import RankProcesses
+from kvarn.replica.server.sleep import SleepingModel
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -67,6 +68,7 @@ class GenerateService:
         micro_batches: int = 1,
         ranks: RankProcesses | None = None,
         experts: ExpertLoads | None = None,
+        sleep: Callable[[], SleepingModel] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
@@ -76,8 +78,10 @@ class GenerateService:
         `adapters` are the executor's, `host` makes what loads them; None: there are none. Another process computes
         prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
         grammars. `micro_batches` as `EngineCore`; `ranks` are the processes that the executor runs plans in, beside
-        this one. `experts` counts how often each is visited.
+        this one. `experts` counts how often each is visited. `sleep` takes the model off its device once this service
+        is shut down; None: it cannot.
         """
+        self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=namespace)
         self._costs = costs
         self._executor = executor

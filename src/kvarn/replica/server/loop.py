@@ -42,7 +42,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
-from kvarn.wire.supervision import Drain, Supervise
+from kvarn.wire.supervision import Drain, Sleep, Supervise
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
@@ -198,6 +198,8 @@ class EngineLoop:
         self._router = router
         self._heartbeat = heartbeat
         self._blocks = BlockEventPublisher(service.block_places, router.tell)
+        self.sleeps = False
+        """Whether it ended to sleep."""
         self._stopped = False
         self._draining = False
         self._drain_requested = False
@@ -207,9 +209,10 @@ class EngineLoop:
     def request_drain(self) -> None:
         """Drain at the next turn of the loop. May be called from a signal handler."""
         self._drain_requested = self._heartbeat.draining = True
+        self.sleeps = False
 
     def run(self) -> None:
-        """Turn until told to stop, or until drained. What the service raises passes through."""
+        """Turn until told to stop, or until drained or asleep. What the service raises passes through."""
         while not self._finished():
             changed = self._handle_messages()
             if self._service.has_work() and not self._stopped:
@@ -267,10 +270,13 @@ class EngineLoop:
                     self._change_supervisor(message.address)
                 self._owes_ready = message.knows != "ready"
             case Drain():
-                self._heartbeat.draining = True
+                self._heartbeat.draining, self.sleeps = True, False
+                self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
+            case Sleep():
+                self.sleeps = True
                 self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
             case Stop():
-                self._stopped = True
+                self._stopped, self.sleeps = True, False
             case UnreadableRequest():
                 reason = f"the engine cannot read this request: {message.problem}"
                 refused = Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=reason)

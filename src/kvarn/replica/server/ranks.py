@@ -25,6 +25,7 @@ import torch
 
 from kvarn.config.schema import ModelConfig
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.memory import DeviceMemory
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.checkpoint import Progress
 from kvarn.models.parallel import Parallel, ParallelError
@@ -63,7 +64,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
     layer_bytes: int = 0
     head_bytes: int = 0
-    free_bytes: int | None = None
+    memory: DeviceMemory | None = None
     """Of a device of its own; None: its memory is the machine's."""
     block_bytes: int = 0
     """Of its part of a block of the KV cache."""
@@ -158,6 +159,7 @@ def load_part(
         packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
         parallel=parallel,
         kind=config.kind,
+        gpu_memory_utilization=config.hardware.gpu_memory_utilization,
     )
     if group is not None and not isinstance(model, Decoder):
         raise ParallelError(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,11 +24,14 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
+from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.warm import mapped, wait_until_activated
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Progress, Ready
 from kvarn.wire.supervision import Failed
+
+Service = GenerateService | EmbedService
 
 EXIT_FAILED = 1
 """Exit status after `Failed`."""
@@ -48,6 +54,9 @@ def run_engine(began: float) -> int:
     exit_when_closed(sys.stdin.fileno())
     configure_logging(spec.log_level, form=spec.log_format)
     pin_to_cpus(spec.cpus)
+    if spec.gpus:
+        # Before anything asks for a GPU; ranks inherit it and take the one of their number.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
     phases = {
         "interpreter": began - spec.spawned_at,
         "import": imported - began,
@@ -87,19 +96,44 @@ def _serve(
     heartbeat: HeartbeatThread,
 ) -> None:
     module, _, function = spec.factory.partition(":")
-    build = getattr(importlib.import_module(module), function)
-    with mapped(Path(spec.directory)) if spec.warm else nullcontext():
-        if spec.warm:
-            began = time.monotonic()
-            if not wait_until_activated(inbox, router, heartbeat):
-                return
-            phases = phases | {"wait to be activated": time.monotonic() - began}
+    make: Callable[[ReportProgress], Service] = partial(getattr(importlib.import_module(module), function), spec)
+    reading: AbstractContextManager[object] = mapped(Path(spec.directory)) if spec.warm else nullcontext()
+    waits, since = spec.warm, spec.spawned_at
+    while True:
+        with reading:
+            if waits:
+                began = time.monotonic()
+                if not wait_until_activated(inbox, router, heartbeat):
+                    return
+                phases = phases | {"wait to be activated": time.monotonic() - began}
+            with heartbeat.loading():
+                service = make(partial(_report, router))
+        total_s = time.monotonic() - since
+        sleep = _turn_loop(service, phases, total_s, inbox, router, heartbeat)
+        if sleep is None:
+            return
+        del service
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to drain, and its handler holds the service
+        since = time.monotonic()
         with heartbeat.loading():
-            service: GenerateService | EmbedService = build(
-                spec, lambda stage, fraction: router.supervisor.send(Progress(stage=stage, fraction=fraction))
-            )
+            sleeping = sleep()
+        phases = {"fall asleep": time.monotonic() - since}
+        log.info("the engine sleeps", extra={"model": spec.model_config.name, "weight_bytes": sleeping.nbytes})
+        make, reading, waits = sleeping.wake, nullcontext(), True
+
+
+def _turn_loop(
+    service: Service,
+    phases: dict[str, float],
+    total_s: float,
+    inbox: Inbox,
+    router: ResponseRouter,
+    heartbeat: HeartbeatThread,
+) -> Callable[[], SleepingModel] | None:
+    """Serve until stopped, drained or told to sleep. Returns what puts the model to sleep, None where the process
+    ends."""
     try:
-        phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
+        phases = phases | service.card.start_s | {"total": total_s}
         start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
         ready = Ready(card=msgspec.structs.replace(service.card, start_s=start_s))
         loop = EngineLoop(service, inbox, router, heartbeat, ready)
@@ -109,5 +143,10 @@ def _serve(
         gc.enable()
         router.supervisor.send(ready)
         loop.run()
+        return service.sleep if loop.sleeps else None
     finally:
         service.shutdown()
+
+
+def _report(router: ResponseRouter, stage: str, fraction: float) -> None:
+    router.supervisor.send(Progress(stage=stage, fraction=fraction))

@@ -1,0 +1,114 @@
+"""Which replicas have which part of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.gpus import ranks_on_gpus
+from kvarn.fleet.packing import (
+    Device,
+    Needs,
+    Placement,
+    describe_room,
+    has_gpus,
+    needs_of,
+    place,
+    place_without_room,
+    this_machine,
+)
+from kvarn.replica.spec import ReplicaSpec
+
+
+def places_of_this_machine() -> Places:
+    """All of this machine is free."""
+    machine = this_machine()
+
+    def needs(spec: ReplicaSpec) -> Needs:
+        model = spec.model_config
+        gpus = ranks_on_gpus(model, machine.gpus) if machine.gpus else 0
+        return needs_of(model, Path(spec.directory), machine.memory_bytes, gpus)
+
+    return Places([machine], needs)
+
+
+class Places:
+    """The places of replicas. Each keeps its own from its first launch until it is gone for good.
+
+    Args:
+        devices: Where there is room for them; empty: nobody counts.
+        needs_of: What a replica needs.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
+    ) -> None:
+        self._devices = devices
+        self._needs_of = needs_of
+        self._placed: dict[str, Placement] = {}
+        """By the replica's name."""
+
+    def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> ReplicaSpec:
+        """Give a replica a place; `anyway`: whether there is room or not. Returns the spec with its GPUs.
+
+        Raises:
+            LaunchError: There is none.
+        """
+        if not self._devices:
+            return spec
+        found = self._placed.get(spec.replica)
+        if found is None:
+            needs, placed = self._needs_of(spec), self._placed.values()
+            found = place(needs, self._devices, placed)
+            if found is None and anyway:
+                found = place_without_room(needs, self._devices[0], placed)
+            if found is None:
+                raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._devices, placed)}")
+            self._placed[spec.replica] = found
+        return msgspec.structs.replace(spec, gpus=found.gpus)
+
+    def vacate(self, replica: str) -> None:
+        """A replica is gone for good, and others may have its place."""
+        self._placed.pop(replica, None)
+
+    def can_rest(self, replica: str) -> bool:
+        """Whether a replica has one GPU: those of several processes cannot sleep."""
+        found = self._placed.get(replica)
+        return found is not None and len(found.gpus) == 1
+
+    def rest(self, replica: str) -> None:
+        """A replica sleeps: others may have its shares of GPUs. Its weights are in main memory."""
+        found = self._placed.get(replica)
+        if found is not None:
+            memory = found.needs.memory_bytes + found.needs.weight_bytes
+            needs = dataclasses.replace(found.needs, memory_bytes=memory, gpu_share=0.0)
+            self._placed[replica] = dataclasses.replace(found, needs=needs)
+
+    def resume(self, spec: ReplicaSpec) -> None:
+        """A replica that rested has its shares of the same GPUs again.
+
+        Raises:
+            LaunchError: Others have them.
+        """
+        found = self._placed.get(spec.replica)
+        if found is None:
+            return
+        needs = self._needs_of(spec)
+        others = [each for each in self._placed.values() if each is not found]
+        if not has_gpus(found.gpus, needs, self._devices, others):
+            raise LaunchError(f"it waits for its GPU: {describe_room(needs, self._devices, others)}")
+        self._placed[spec.replica] = dataclasses.replace(found, needs=needs)
+
+    def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
+        """What is missing for so many more replicas, in words; empty: nothing."""
+        needs, placed = self._needs_of(spec), list(self._placed.values())
+        for number in range(count if self._devices else 0):
+            found = place(needs, self._devices, placed)
+            if found is None:
+                return f"this machine has room for {number} of them: {describe_room(needs, self._devices, placed)}"
+            placed.append(found)
+        return ""

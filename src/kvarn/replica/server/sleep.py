@@ -1,0 +1,42 @@
+"""A model whose engine sleeps: nothing of it is left on the GPU, its weights wait in main memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvarn.kernels.memory import give_back_freed
+from kvarn.kernels.offload import Offloaded, tensors_of
+from kvarn.models import Decoder
+from kvarn.replica.spec import ReportProgress
+
+if TYPE_CHECKING:
+    from kvarn.replica.server.generate import GenerateService
+
+Rebuild = Callable[[Callable[[], None], ReportProgress], "GenerateService"]
+"""Makes the service of a model again: given what brings its weights back, and what is told of the progress."""
+
+
+class SleepingModel:
+    """Takes the weights off the device. The service that used them must be shut down and forgotten: its KV cache and
+    its captured steps go with it.
+
+    Args:
+        model: Whose weights they are.
+        rebuild: Makes a service of it.
+    """
+
+    def __init__(self, model: Decoder, rebuild: Rebuild) -> None:
+        self._rebuild = rebuild
+        # An executor and what it calls refer to each other, and were taken out of all collections at the start.
+        gc.unfreeze()
+        gc.collect()
+        self._weights = Offloaded(tensors_of(model))
+        self.nbytes = self._weights.nbytes
+        """Of the weights."""
+        give_back_freed(model.kernels.device)
+
+    def wake(self, report: ReportProgress) -> GenerateService:
+        """Bring the weights back and make a service with a new KV cache. Raises what building one does."""
+        return self._rebuild(self._weights.restore, report)

@@ -1,0 +1,129 @@
+"""Two models that take turns on one GPU: the one that nobody asks for sleeps. Processes are real, the GPU is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.controller import FleetController
+from kvarn.fleet.desired import Desired
+from kvarn.fleet.engines import Engines
+from kvarn.fleet.gpus import Gpu
+from kvarn.fleet.launcher import LaunchedEngine, LocalLauncher, launch_local
+from kvarn.fleet.packing import GIB, Device, Needs
+from kvarn.fleet.places import Places
+from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.replica.spec import ReplicaSpec
+
+P = ReplicaPhase
+
+
+class ScriptedLauncher(LocalLauncher):
+    """Starts scripted engines on a machine with one GPU, of which a replica takes nine tenths."""
+
+    def __init__(self) -> None:
+        gpus = (Gpu(0, "GPU-0", 80 * GIB),)
+        super().__init__(Places([Device("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
+        self.launched: list[str] = []
+
+    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+        placed = self._places.occupy(spec)
+        self.launched.append(spec.model_config.name)
+        return launch_local(msgspec.structs.replace(placed, factory="scripted_engine:build", directory=json.dumps({})))
+
+
+class Counts:
+    """`ReplicaCounts` of a test: models that are asked for have a replica, others that once had one have a process."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self.known: set[str] = set()
+
+    def count(self, desired: Desired, running: int) -> int:
+        return int(desired.model.name in self.asked)
+
+    def warm(self, model: str) -> int:
+        return int(model in self.known - self.asked)
+
+    def forget(self) -> None:
+        """There is one controller."""
+
+
+class Turns:
+    """The controller of two models, and where their replicas are in their lives."""
+
+    def __init__(self, directory: Path) -> None:
+        models = [{"name": name, "path": "kvarn-demo"} for name in "ab"]
+        replica = {"separate_cores": False, "restart_backoff_s": 0.1}
+        settings = {"models": models, "data_dir": str(directory), "fleet": {"poll_s": 0.1}, "replica": replica}
+        config = KvarnConfig.model_validate(settings)
+        desired = {model.name: Desired(model, replicas=0) for model in config.models}
+        self.engines = Engines(config, desired=desired)
+        self.launcher, self.counts = ScriptedLauncher(), Counts()
+        self.controller = FleetController(config, self.engines, self.launcher, desired, counts=self.counts)
+        self.controller.start()
+
+    @property
+    def phases(self) -> dict[str, ReplicaPhase]:
+        return {each.status.model: each.lifecycle.phase for each in self.engines.supervisors.values()}
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        return {each.status.model: each.pid for each in self.engines.supervisors.values()}
+
+    async def ask_for(self, *models: str) -> None:
+        self.counts.known |= self.counts.asked
+        self.counts.asked = set(models)
+        self.controller.wake()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(120):
+            while not condition():  # noqa: ASYNC110  other processes
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.controller.stop()
+        await self.engines.stop()
+
+
+@pytest.fixture
+async def turns(tmp_path: Path) -> AsyncGenerator[Turns, None]:
+    made = Turns(tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_two_models_take_turns_on_a_gpu_without_a_process_being_started_again(
+    turns: Turns, caplog: pytest.LogCaptureFixture
+) -> None:
+    await turns.ask_for("a")
+    await turns.until(lambda: turns.phases == {"a": P.READY})
+    await turns.ask_for("b")
+    await turns.until(lambda: turns.phases == {"a": P.WARM, "b": P.READY})
+    pids = turns.pids
+    await turns.ask_for("a", "b")
+    await turns.until(lambda: "it waits for its GPU" in caplog.text)
+    assert turns.phases == {"a": P.WARM, "b": P.READY}
+    await turns.ask_for("a")
+    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.WARM})
+    await turns.ask_for("b")
+    await turns.until(lambda: turns.phases == {"a": P.WARM, "b": P.READY})
+    assert turns.pids == pids and turns.launcher.launched == ["a", "b"]
+
+
+async def test_a_replica_whose_process_dies_while_it_sleeps_waits_as_a_new_process(turns: Turns) -> None:
+    await turns.ask_for("a")
+    await turns.until(lambda: turns.phases == {"a": P.READY})
+    await turns.ask_for()
+    await turns.until(lambda: turns.phases == {"a": P.WARM})
+    (supervisor,), (pid,) = turns.engines.supervisors.values(), turns.pids.values()
+    supervisor.kill()
+    await turns.until(lambda: turns.phases == {"a": P.WARM} and turns.pids != {"a": pid})
+    await turns.ask_for("a")
+    await turns.until(lambda: turns.phases == {"a": P.READY})
