@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB, give_back_freed
 from kvarn.kernels.weights import Quantization
@@ -100,10 +101,26 @@ def load_model(
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
         embeds = kind != "generate" and has_sentence_modules(path)
+        if decoder.delta is not None:
+            _check_recurrent(decoder, place, backend, embeds=embeds)
         model = (_load_causal_encoder if embeds else _load_decoder)(decoder, path, loader, kv_cache_dtype)
     loader.finish()
     give_back_freed()
     return model
+
+
+def _check_recurrent(spec: DecoderSpec, place: Parallel, kernels: Kernels, *, embeds: bool) -> None:
+    """Refuse what is not done with recurrent states yet."""
+    problems = (
+        (place.world_size > 1 or place.stage.count > 1, "several ranks: leave out the parallel sizes"),
+        (kernels.computes_beside_host, "a GPU: set device to cpu"),
+        (embeds, "embeddings: set kind to generate"),
+    )
+    for asked, what in problems:
+        if asked:
+            raise UnsupportedModelError(
+                f"{spec.architecture} has layers with recurrent states, which are not supported with {what}"
+            )
 
 
 def _load_decoder(
@@ -114,7 +131,7 @@ def _load_decoder(
     kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
     if spec.latent is not None and kv_dtype == "int8":
         raise UnsupportedModelError("latent rows are cached in bfloat16 or float32: set kv_cache_dtype to one, or auto")
-    kv_bytes = spec.max_context_length * kv_bytes_per_token(spec, kv_dtype)
+    kv_bytes = spec.max_context_length * kv_bytes_per_token(spec, kv_dtype) + state_bytes(spec)
     check_memory(loader.kernels.memory_bytes(), loader.min_bytes, kv_bytes)
     return Decoder(spec, loader, kv_dtype)
 

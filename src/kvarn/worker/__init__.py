@@ -12,7 +12,7 @@ from kvarn.worker.errors import (
     WorkerError,
 )
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.memory import plan_kv_blocks
+from kvarn.worker.memory import plan_cache
 from kvarn.worker.ngram import NgramProposer
 from kvarn.worker.pipelined import PipelinedExecutor
 
@@ -29,5 +29,5 @@ __all__ = [
     "PipelinedExecutor",
     "PlanError",
     "WorkerError",
-    "plan_kv_blocks",
+    "plan_cache",
 ]

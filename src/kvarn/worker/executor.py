@@ -21,6 +21,7 @@ from kvarn.worker.kv_blocks import BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import SlotTable
+from kvarn.worker.states import SlotStates
 
 
 class InProcessExecutor(SynchronousExecutor):
@@ -28,10 +29,11 @@ class InProcessExecutor(SynchronousExecutor):
 
     Args:
         model: The loaded decoder.
-        num_blocks: Blocks of the KV cache; see `plan_kv_blocks`.
+        num_blocks: Blocks of the KV cache; see `plan_cache`.
         max_num_seqs: Slots: plans name them 0 to `max_num_seqs - 1`.
         max_context_length: Tokens of the longest sequence; default: the model's own limit.
         connector: Where plans store KV blocks beyond the cache; the engine must have the same.
+        num_snapshots: Copies of recurrent states that plans may ask for, where the model has such states.
         eagle: A proposer that is told of each step; the engine must have the same.
 
     Raises:
@@ -45,6 +47,7 @@ class InProcessExecutor(SynchronousExecutor):
         num_blocks: int,
         max_num_seqs: int,
         max_context_length: int | None = None,
+        num_snapshots: int = 0,
         connector: KVConnector | None = None,
         eagle: EagleProposer | None = None,
     ) -> None:
@@ -56,7 +59,8 @@ class InProcessExecutor(SynchronousExecutor):
         self.num_blocks = num_blocks
         self.max_context_length = limit if max_context_length is None else max_context_length
         self._model = model
-        self._cache = model.new_kv_cache(num_blocks)
+        self._cache = model.new_kv_cache(num_blocks, max_num_seqs + num_snapshots)
+        self._states = None if self._cache.states is None else SlotStates(self._cache.states, max_num_seqs)
         self._eagle = eagle
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
@@ -108,7 +112,7 @@ class InProcessExecutor(SynchronousExecutor):
             return None
         self._slots.update_blocks(plan.rows)
         adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters)
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._states)
         states = None if self._eagle is None else self._eagle.states()
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
         return inputs, logits, states
@@ -121,6 +125,8 @@ class InProcessExecutor(SynchronousExecutor):
             self.adapters.drop(adapter)
         for sequence in plan.new_sequences:
             self._slots.admit(sequence)
+            if self._states is not None:
+                self._states.admit(sequence)
             if self._eagle is not None:
                 self._eagle.admit(sequence)
         copy_blocks(self._cache, plan.copies)

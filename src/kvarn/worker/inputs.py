@@ -15,6 +15,7 @@ from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import PagedBatch
 from kvarn.worker.slots import BASE_MODEL, SlotTable
+from kvarn.worker.states import SlotStates
 
 Ints = npt.NDArray[np.int64]
 
@@ -120,9 +121,13 @@ def flatten_rows(rows: Sequence[Row], slots: SlotTable) -> FlatRows:
 
 
 def build_inputs(
-    rows: Sequence[Row], slots: SlotTable, device: torch.device, adapters: AdapterMemory | None = None
+    rows: Sequence[Row],
+    slots: SlotTable,
+    device: torch.device,
+    adapters: AdapterMemory | None = None,
+    states: SlotStates | None = None,
 ) -> StepInputs:
-    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`: where theirs are."""
+    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `states`: where theirs are."""
     flat = flatten_rows(rows, slots)
     token_ids, row_slots, query_starts = flat.token_ids, flat.row_slots, flat.query_starts
     unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
@@ -154,6 +159,7 @@ def build_inputs(
             block_tables=torch.from_numpy(flat.block_tables).to(device),
             slot_mapping=torch.from_numpy(flat.slot_mapping).to(device),
             adapters=batch_adapters,
+            states=None if states is None else states.batch(rows, row_slots),
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,

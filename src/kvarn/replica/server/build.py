@@ -34,6 +34,7 @@ from kvarn.replica.server.kv_tiers import build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
+from kvarn.replica.server.recurrent import check_recurrent
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
@@ -47,8 +48,9 @@ from kvarn.worker import (
     InProcessExecutor,
     NgramProposer,
     PipelinedExecutor,
-    plan_kv_blocks,
+    plan_cache,
 )
+from kvarn.worker.memory import CachePlan
 from kvarn.worker.ranks import RanksExecutor
 
 log = logging.getLogger(__name__)
@@ -142,6 +144,7 @@ def _build_decoder(
     masks: GrammarMasks,
     ranks: RankProcesses | None,
 ) -> GenerateService:
+    check_recurrent(model, config)
     max_context_length, layout = config.max_context_length or model.spec.max_context_length, layout_of(config)
     tiers = None
     if config.kv_tiers is not None or spec.role != "both":
@@ -153,7 +156,7 @@ def _build_decoder(
     others = [] if ranks is None else ranks.await_loaded()
     costs = _joint_costs(model, others) if others else model.costs
     with phases("allocate the KV cache"):
-        num_blocks = _num_blocks(model, config, max_context_length, others)
+        num_blocks, num_snapshots = _plan_cache(model, config, max_context_length, others)
     if ranks is not None:
         with phases("join the ranks"):
             ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs))
@@ -164,6 +167,7 @@ def _build_decoder(
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
         max_context_length=max_context_length,
+        num_snapshots=num_snapshots,
         connector=connector,
         eagle=proposer if isinstance(proposer, EagleProposer) else None,
     )
@@ -202,6 +206,7 @@ def _build_decoder(
         host=partial(_host_adapters, model, own, spec, load, phases) if layout.pipeline_parallel_size == 1 else None,
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
+        num_snapshots=None if model.spec.delta is None else num_snapshots,
         ranks=ranks,
         experts=ExpertLoads(model, config.experts.load_file),
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
@@ -213,12 +218,12 @@ def _build_decoder(
     )
 
 
-def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> int:
-    """Blocks of the KV cache, the same on each rank: what the memory of all of them has room for."""
+def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> CachePlan:
+    """Of the KV cache, the same on each rank: what the memory of all of them has room for."""
     layout, own_free = layout_of(config), model.kernels.free_memory_bytes()
     free_elsewhere = [each.free_bytes for each in others if each.free_bytes is not None]
     weight_bytes = model.layer_bytes + model.head_bytes
-    return plan_kv_blocks(
+    return plan_cache(
         model.spec,
         model.kv_dtype,
         kv_cache_gib=config.kv_cache_gib,
@@ -272,6 +277,9 @@ def build_proposer(
 ) -> Proposer | None:
     """What guesses tokens, as configured; a draft model is loaded. Raises as `load_draft`."""
     if config.speculation.chosen == "none":
+        return None
+    if model.spec.delta is not None:
+        log.info("no speculation: the model has recurrent states", extra={"model": config.name})
         return None
     if config.speculation.chosen == "ngram":
         return NgramProposer(config.speculation)
