@@ -259,6 +259,7 @@ def report(arms: Sequence[Arm], cases: Sequence[Case], out: Path | None) -> None
     for arm in others:
         print(f"{arm.name}: {arm.acceptance()}")
     if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
         (out / "speculation.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         (out / "speculation.svg").write_text(plot(rows), encoding="utf-8")
 

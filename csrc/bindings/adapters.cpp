@@ -16,7 +16,8 @@ namespace kvarn {
 
 namespace {
 
-using PartTuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, float>;
+// First line, rank, inputs, first output, outputs, scale.
+using PartTuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, float>;
 
 void set_adapter(AdapterTable& table, std::int64_t index, const std::vector<std::uintptr_t>& pages,
                  const std::vector<std::vector<PartTuple>>& layers) {
@@ -24,7 +25,8 @@ void set_adapter(AdapterTable& table, std::int64_t index, const std::vector<std:
     for (const std::uintptr_t page : pages) adapter.pages.push_back(at<const std::byte>(page));
     for (const auto& parts : layers) {
         auto& own = adapter.layers.emplace_back();
-        for (const auto& [line, rank, first_out, outs, scale] : parts) own.push_back({line, rank, first_out, outs, scale});
+        for (const auto& [line, rank, in, first_out, outs, scale] : parts)
+            own.push_back({line, rank, in, first_out, outs, scale});
     }
     const auto place = static_cast<std::size_t>(index);
     if (table.adapters.size() <= place) table.adapters.resize(place + 1);
@@ -55,7 +57,7 @@ void bind_adapters(nb::module_& m) {
              },
              "lines_per_page"_a, "wide"_a)
         .def("set", &set_adapter, "index"_a, "pages"_a, "layers"_a,
-             "Layers: for each, parts (first line, rank, first output, outputs, scale).");
+             "Layers: for each, parts (first line, rank, inputs, first output, outputs, scale).");
     nb::class_<AdapterBatch>(m, "AdapterBatch", "Which rows of a step have which adapter.")
         .def("__init__", &make_batch, "table"_a, "rows"_a, "groups"_a, nb::keep_alive<1, 2>(),
              "Rows group by group; groups: (index of the adapter, rows). Raises ValueError where they do not fit.");

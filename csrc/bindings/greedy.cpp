@@ -114,7 +114,7 @@ class Run {
     void multiply_by(const Product& product, const float* x, std::int64_t rows, float* out, bool accumulate) {
         multiply(backend_.isa, {product.weight, x, rows, product.weight.in, product.norm, product.eps,
                                 product.activation, product.bias, out, product.outputs(), accumulate, nullptr,
-                                &backend_.workspace});
+                                nullptr, &backend_.workspace});
     }
 
     Backend& backend_;

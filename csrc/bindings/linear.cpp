@@ -89,9 +89,14 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
            std::int64_t out_stride, bool accumulate, const AdapterBatch* adapters, std::int64_t layer) {
             LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
                             static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
-                            out_stride, accumulate, nullptr, &self.workspace};
+                            out_stride, accumulate, nullptr, nullptr, &self.workspace};
             const Turn turn(self);
-            if (adapters) call.deltas = deltas_of(self.isa, *adapters, layer, call, self.deltas);
+            PrefetchList next;
+            if (adapters) {
+                call.deltas = deltas_of(self.isa, *adapters, layer, call, self.deltas);
+                next = lines_of_layer(*adapters, layer + 1);
+                call.next = &next;
+            }
             if (is_integer(weight)) {
                 KVARN_CALL(self.isa, linear_integer, call);
             }

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "core/parallel.h"
-#include "linear/float_tile.h"
+#include "linear/adapter_products.h"
 #include "linear/prepare.h"
 #include "simd/simd.h"
 
@@ -17,9 +16,8 @@ namespace kvarn::KVARN_ISA {
 namespace {
 
 constexpr std::int64_t kBlockRows = 48;       // rows of one adapter that are a piece of work
-constexpr std::int64_t kPiecePanels = 16;     // panels of B in a piece
+constexpr std::int64_t kPieceLines = 1024;    // lines of B in a piece, or one panel
 constexpr std::int64_t kRowGap = 16;          // floats between rows: equal places of rows in other cache sets
-constexpr std::int64_t kAhead = 2048;         // bytes by which lines are asked for ahead
 constexpr std::int64_t kPrepareNumbers = 16 * 1024;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -37,43 +35,11 @@ struct Piece {
     std::int64_t panel, panels;
 };
 
-// Lines of an adapter as they follow one another in its pages.
-class Lines {
-  public:
-    Lines(const Adapter& adapter, std::int64_t per_page) : pages_(adapter.pages.data()), per_page_(per_page) {}
-    const std::byte* at(std::int64_t line) const { return pages_[line / per_page_] + line % per_page_ * 64; }
-    // Lines from this one on that are neighbours in memory.
-    std::int64_t together(std::int64_t line) const { return per_page_ - line % per_page_; }
-
-  private:
-    const std::byte* const* pages_;
-    std::int64_t per_page_;
-};
-
-// sums [rows][panels][16] = x * W over `lines` lines of each of `panels` panels, the first of which begins at `first`.
-template <class Form>
-void multiply(const Lines& lines, std::int64_t first, std::int64_t count, int panels, const float* x,
-              std::int64_t x_stride, std::int64_t rows, float* sums, std::int64_t sums_stride) {
-    for (std::int64_t line = 0, run; line < count; line += run) {
-        run = panels > 1 ? count : std::min(count - line, lines.together(first + line));
-        const std::byte* at = lines.at(first + line);
-        TileCall tile{x + line * Form::kInputs, x_stride, at,   static_cast<std::size_t>(count) * 64, run * Form::kInputs,
-                      sums,                     sums_stride, line == 0, at + kAhead, 64};
-        for (std::int64_t r = 0, step; r < rows; r += step) {
-            step = std::min<std::int64_t>(kTileRows, rows - r);
-            tile_of<Form>(step, panels)(tile);
-            tile.x += step * x_stride;
-            tile.sums += step * sums_stride;
-            tile.ask = tile.weights;   // the others read what is near by now
-        }
-    }
-}
-
-template <class Form>
+template <class Lines>
 class Deltas {
   public:
     Deltas(const AdapterBatch& batch, std::int64_t layer, const LinearCall& call)
-        : call_(call), per_page_(batch.table->lines_per_page), in_lines_(ceil_div(call.weight.in, Form::kInputs)) {
+        : call_(call), per_page_(batch.table->lines_per_page), in_lines_(ceil_div(call.weight.in, Lines::kInputs)) {
         for (const AdapterGroup& group : batch.groups) {
             const Adapter& adapter = batch.table->adapters[static_cast<std::size_t>(group.adapter)];
             if (static_cast<std::size_t>(layer) >= adapter.layers.size()) continue;
@@ -84,9 +50,13 @@ class Deltas {
                                    std::min(kBlockRows, group.count - r)});
             const auto begin = batch.rows.begin() + group.first;
             rows_.insert(rows_.end(), begin, begin + group.count);
-            std::int64_t inner = 0;
-            for (const AdapterPart& part : parts) inner += ceil_div(part.rank, kPanel) * kPanel;
+            std::int64_t inner = 0, outs = 0;
+            for (const AdapterPart& part : parts) {
+                inner += ceil_div(part.rank, kPanel) * kPanel;
+                outs += part.outs;
+            }
             inner_ = std::max(inner_, inner);
+            gaps_ |= outs < call.weight.out;
         }
     }
 
@@ -121,19 +91,19 @@ class Deltas {
         parallel_pieces(ceil_div(count, rows_each), [&](std::int64_t piece) {
             for (std::int64_t i = piece * rows_each; i < std::min(count, (piece + 1) * rows_each); ++i) {
                 prepare_row(call_, rows_[static_cast<std::size_t>(i)], x_ + i * x_stride_);
-                std::memset(out_ + i * out_stride_, 0, static_cast<std::size_t>(call_.weight.out) * sizeof(float));
+                if (gaps_) std::fill_n(out_ + i * out_stride_, call_.weight.out, 0.0f);
             }
         });
     }
 
-    // Pieces of at most `most` panels of each part; `panels_of` says how many a part has.
-    template <class PanelsOf>
-    std::vector<Piece> cut(std::int64_t most, PanelsOf panels_of) const {
+    // Pieces of at most most_of(part) of the panels_of(part) panels of each part.
+    template <class PanelsOf, class MostOf>
+    std::vector<Piece> cut(PanelsOf panels_of, MostOf most_of) const {
         std::vector<Piece> pieces;
         for (const Block& block : blocks_) {
             std::int64_t inner = 0;
             for (const AdapterPart& part : *block.parts) {
-                const std::int64_t panels = panels_of(part);
+                const std::int64_t panels = panels_of(part), most = most_of(part);
                 for (std::int64_t p = 0; p < panels; p += most)
                     pieces.push_back({&block, &part, inner, p, std::min(most, panels - p)});
                 inner += ceil_div(part.rank, kPanel) * kPanel;
@@ -143,52 +113,57 @@ class Deltas {
     }
 
     void shrink() const {
-        const auto pieces = cut(1, [](const AdapterPart& part) { return ceil_div(part.rank, kPanel); });
+        const auto pieces = cut([](const AdapterPart& part) { return ceil_div(part.rank, kPanel); },
+                                [](const AdapterPart&) { return std::int64_t{1}; });
         parallel_pieces(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t index) {
             const Piece& piece = pieces[static_cast<std::size_t>(index)];
             const Block& block = *piece.block;
-            float* sums = inner_sums_ + block.first * inner_stride_ + piece.inner + piece.panel * kPanel;
-            multiply<Form>(Lines(*block.adapter, per_page_), piece.part->first_line + piece.panel * in_lines_, in_lines_,
-                           1, x_ + block.first * x_stride_, x_stride_, block.count, sums, inner_stride_);
-            const F16 scale = splat(piece.part->scale);
-            for (std::int64_t r = 0; r < block.count; ++r) store(sums + r * inner_stride_, mul(load(sums + r * inner_stride_), scale));
+            alignas(64) float sums[kBlockRows * kPanel];
+            multiply<Lines>(AdapterLines(*block.adapter, per_page_),
+                           {piece.part->first_line + piece.panel * in_lines_, in_lines_, 1,
+                            x_ + block.first * x_stride_, x_stride_, sums, kPanel, block.count});
+            float* inner = inner_of(piece) + piece.panel * kPanel;
+            for (std::int64_t r = 0; r < block.count; ++r)
+                store(inner + r * inner_stride_, mul(load(sums + r * kPanel), splat(piece.part->scale)));
         });
     }
 
     void expand() const {
-        const auto pieces = cut(kPiecePanels, [](const AdapterPart& part) { return ceil_div(part.outs, kPanel); });
+        const auto lines_of = [](const AdapterPart& part) { return ceil_div(part.rank, Lines::kInputs); };
+        const auto pieces = cut([](const AdapterPart& part) { return ceil_div(part.outs, kPanel); },
+                                [&](const AdapterPart& part) {
+                                    return std::max<std::int64_t>(1, kPieceLines / lines_of(part));
+                                });
         parallel_pieces(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t index) {
             const Piece& piece = pieces[static_cast<std::size_t>(index)];
             const Block& block = *piece.block;
             const AdapterPart& part = *piece.part;
-            const Lines lines(*block.adapter, per_page_);
-            const std::int64_t rank_lines = ceil_div(part.rank, Form::kInputs);
+            const AdapterLines lines(*block.adapter, per_page_);
             const std::int64_t b = part.first_line + ceil_div(part.rank, kPanel) * in_lines_;
-            const float* x = inner_sums_ + block.first * inner_stride_ + piece.inner;
-            alignas(64) float sums[kBlockRows * kTilePanels * kPanel];
-            for (std::int64_t p = piece.panel, step; p < piece.panel + piece.panels; p += step) {
-                const std::int64_t first = b + p * rank_lines;
-                step = panels_at_once(std::min<std::int64_t>(block.count, kTileRows));
-                while (step > 1 && (step > piece.panel + piece.panels - p || step * rank_lines > lines.together(first)))
-                    step /= 2;
-                multiply<Form>(lines, first, rank_lines, static_cast<int>(step), x, inner_stride_, block.count, sums,
-                               kTilePanels * kPanel);
-                put(block, part, p, step, sums);
-            }
+            float* out = out_ + block.first * out_stride_ + part.first_out;
+            const auto product = [&](std::int64_t panel, std::int64_t panels, float* sums, std::int64_t stride) {
+                multiply<Lines>(lines, {b + panel * lines_of(part), lines_of(part), panels, inner_of(piece),
+                                       inner_stride_, sums, stride, block.count});
+            };
+            const std::int64_t whole = std::min(piece.panels, part.outs / kPanel - piece.panel);
+            product(piece.panel, whole, out + piece.panel * kPanel, out_stride_);
+            if (whole == piece.panels) return;
+            // The last panel has fewer outputs, and behind them stand those of another part.
+            alignas(64) float sums[kBlockRows * kPanel];
+            product(piece.panel + whole, 1, sums, kPanel);
+            for (std::int64_t r = 0; r < block.count; ++r)
+                store_first(out + r * out_stride_ + (piece.panel + whole) * kPanel, load(sums + r * kPanel),
+                            static_cast<int>(part.outs % kPanel));
         });
     }
 
-    void put(const Block& block, const AdapterPart& part, std::int64_t panel, std::int64_t panels, const float* sums) const {
-        for (std::int64_t r = 0; r < block.count; ++r)
-            for (std::int64_t p = 0; p < panels; ++p) {
-                const std::int64_t first = (panel + p) * kPanel;
-                const int lanes = static_cast<int>(std::min(kPanel, part.outs - first));
-                float* out = out_ + (block.first + r) * out_stride_ + part.first_out + first;
-                store_first(out, load(sums + (r * kTilePanels + p) * kPanel), lanes);
-            }
+    // Where the results of A of a piece's rows begin.
+    float* inner_of(const Piece& piece) const {
+        return inner_sums_ + piece.block->first * inner_stride_ + piece.inner;
     }
 
     const LinearCall& call_;
+    bool gaps_ = false;   // an adapter leaves some outputs as they are
     std::int64_t per_page_, in_lines_, inner_ = 0, x_stride_ = 0, inner_stride_ = 0, out_stride_ = 0;
     std::vector<Block> blocks_;
     std::vector<std::int64_t> rows_;

@@ -56,6 +56,14 @@ class Multiplier {
 
     explicit Multiplier(std::int64_t) {}
 
+    // How often a panel is read to multiply it by so many rows, `panels` at once.
+    static std::int64_t passes(std::int64_t rows, int panels) {
+        std::int64_t count = 0;
+        for (std::int64_t first = 0; first < rows; first += kTileHeight)
+            count += groups_of(std::min(kTileHeight, rows - first), panels);
+        return count;
+    }
+
     template <class Product, class Ask>
     void multiply(const Block& block, Ask& ask) const {
         [[maybe_unused]] const Bf16DotScope scope{};
@@ -84,12 +92,16 @@ class Multiplier {
                                      dots_that_fit<Ask, R + 1, 4>()}...};
     }
 
+    static std::int64_t groups_of(std::int64_t rows, int panels) {
+        const std::int64_t most = std::min(kBlockRows, kBlockSums / panels);
+        return (rows + most - 1) / most;
+    }
+
     // Rows of one tile, in groups of nearly the same size.
     template <class Ask>
     static void multiply_tile(Block tile, Ask& ask) {
         static constexpr auto dots = dots_of<Ask>(std::make_integer_sequence<int, kBlockRows>());
-        const std::int64_t most = std::min(kBlockRows, kBlockSums / tile.panel_count), rows = tile.row_count;
-        const std::int64_t groups = (rows + most - 1) / most;
+        const std::int64_t rows = tile.row_count, groups = groups_of(rows, tile.panel_count);
         for (std::int64_t g = 0; g < groups; ++g) {
             const std::int64_t count = rows / groups + (g < rows % groups ? 1 : 0);
             dots[static_cast<std::size_t>(count - 1)][static_cast<std::size_t>(tile.panel_count / 2)](tile, ask);

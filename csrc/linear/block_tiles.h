@@ -61,6 +61,9 @@ class Multiplier {
 
     explicit Multiplier(std::int64_t rows) : scope_(shapes(rows)) {}
 
+    // How often a panel is read to multiply it by so many rows, up to 32.
+    static std::int64_t passes(std::int64_t, int) { return 1; }
+
     template <class Product, class Ask>
     void multiply(const Block& block, Ask& ask) const {
         const bool two = block.row_count > kTileHeight;

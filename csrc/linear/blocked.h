@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "linear/prefetch.h"
+
 namespace kvarn::KVARN_ISA {
 
 constexpr std::int64_t kTileHeight = 16;
@@ -51,6 +53,16 @@ struct AskFurtherOn {
         for (std::size_t i = 0; i < kStep; i += kLine) __builtin_prefetch(step + kDistance + i);
     }
     void rows(const std::byte*) const {}
+};
+// The same, and beside them what the call after this one reads.
+struct AskForNextCall : AskFurtherOn {
+    PrefetchShare share;
+
+    explicit AskForNextCall(const PrefetchShare& of_piece) : share(of_piece) {}
+    void panel(const std::byte* step) {
+        AskFurtherOn::panel(step);
+        share.ask();
+    }
 };
 // Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps further on
 // in either, and the lines in which the outputs will be written, a row of them at each step of a panel.

@@ -88,22 +88,29 @@ class BlockedLinear {
     void stream_all() const {
         const std::int64_t together = call_.rows > kTileHeight ? 2 : kStreamPanels;
         const std::int64_t each = piece_panels(2 * kStreamPanels, 1), panels = call_.weight.panels();
-        parallel_pieces((panels + each - 1) / each, [&](std::int64_t piece) {
+        const std::int64_t pieces = (panels + each - 1) / each;
+        parallel_pieces(pieces, [&](std::int64_t piece) {
             const Multiplier multiplier(call_.rows);
-            const std::int64_t end = std::min(panels, (piece + 1) * each);
-            for (std::int64_t panel = piece * each, count; panel < end; panel += count) {
-                count = together;
-                while (count > end - panel) count /= 2;
-                stream(multiplier, panel, static_cast<int>(count));
-            }
+            const std::int64_t first = piece * each, end = std::min(panels, first + each);
+            const auto stream_panels = [&](auto ask) {
+                for (std::int64_t panel = first, count; panel < end; panel += count) {
+                    count = together;
+                    while (count > end - panel) count /= 2;
+                    stream(multiplier, panel, static_cast<int>(count), ask);
+                }
+            };
+            if (!call_.next) return stream_panels(AskFurtherOn{});
+            const std::int64_t passes = Multiplier::passes(call_.rows, static_cast<int>(together));
+            const std::int64_t asks = (end - first) * rows_.steps * passes;
+            stream_panels(AskForNextCall(PrefetchShare(call_.next, piece, pieces, asks)));
         });
     }
 
-    void stream(const Multiplier& multiplier, std::int64_t panel, int panels) const {
+    template <class Ask>
+    void stream(const Multiplier& multiplier, std::int64_t panel, int panels, Ask& ask) const {
         alignas(64) std::byte sums[kStreamRows * kStreamPanels * kLine];
         const Block block{rows_.bytes, rows_.tile_bytes(), call_.rows, step_of(panel, 0), panel_bytes_, panels,
                           rows_.steps, sums, static_cast<std::size_t>(panels) * kLine, true};
-        AskFurtherOn ask;
         multiplier.template multiply<typename Form::Product>(block, ask);
         finish(0, call_.rows, panel, panels, sums);
     }

@@ -42,12 +42,14 @@ struct PreparedRows {
 struct Piece {
     std::int64_t first_row, rows;      // of the prepared rows
     std::int64_t first_panel, panels;
+    std::int64_t number, of;           // among the pieces of the call
 };
 
 // All rows of a piece, tile by tile, on some panels and inputs. `tile` begins at the first row, and `tile.ask` at the
-// block that comes after this one: the last tiles ask for a share of it each, so that memory is read evenly.
+// block that comes after this one: the last tiles ask for a share of it each, so that memory is read evenly. `beside` is
+// what the next call reads: each tile asks for some of it.
 template <class Lines>
-void multiply_rows(TileCall tile, std::int64_t rows, int panels) {
+void multiply_rows(TileCall tile, std::int64_t rows, int panels, PrefetchShare& beside) {
     const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows, asking = std::min(tiles, kAskingTiles);
     const std::byte* next = tile.ask;
     for (std::int64_t t = 0; t < tiles; ++t) {
@@ -55,13 +57,15 @@ void multiply_rows(TileCall tile, std::int64_t rows, int panels) {
         tile.ask = share < 0 ? tile.weights : next + tile.inputs / Lines::kInputs * 64 * share / asking;
         tile.ask_step = static_cast<std::size_t>(share < 0 ? 64 : 64 / asking);
         tile_of<Lines>(count, panels)(tile);
+        beside.ask();
         tile.x += count * tile.x_stride;
         tile.sums += count * tile.sums_stride;
     }
 }
 
 template <class Lines>
-void multiply_panels(const PackedWeight& weight, const PreparedRows& prepared, const Piece& piece, float* sums) {
+void multiply_panels(const LinearCall& call, const PreparedRows& prepared, const Piece& piece, float* sums) {
+    const PackedWeight& weight = call.weight;
     const Sections at = sections(weight);
     const std::int64_t in = weight.in_padded();
     const bool streams = piece.rows <= kTileRows;
@@ -71,6 +75,9 @@ void multiply_panels(const PackedWeight& weight, const PreparedRows& prepared, c
         const auto place = static_cast<std::size_t>(piece.first_panel + panel) * at.panel_bytes;
         return weight.blob + at.values + place + k / Lines::kInputs * 64;
     };
+    const std::int64_t tiles = (piece.rows + kTileRows - 1) / kTileRows;
+    const std::int64_t asks = (piece.panels + together - 1) / together * ((in + block - 1) / block) * tiles;
+    PrefetchShare beside(call.next, piece.number, piece.of, asks);
     for (std::int64_t k = 0; k < in; k += block) {
         for (std::int64_t p = 0, step; p < piece.panels; p += step) {
             step = together;
@@ -81,14 +88,14 @@ void multiply_panels(const PackedWeight& weight, const PreparedRows& prepared, c
             multiply_rows<Lines>({prepared.x + piece.first_row * prepared.stride + k, prepared.stride, lines_of(p, k),
                                   at.panel_bytes, std::min(block, in - k), sums + p * kPanel, kSumsStride, k == 0,
                                   streams ? lines_of(p, k) + kAhead / step : next, 0},
-                                 piece.rows, static_cast<int>(step));
+                                 piece.rows, static_cast<int>(step), beside);
         }
     }
 }
 
 void multiply_piece(const LinearCall& call, const PreparedRows& prepared, const Piece& piece, float* sums) {
     const bool wide = call.weight.format == Format::f32;
-    (wide ? multiply_panels<FloatLines> : multiply_panels<Bf16Lines>)(call.weight, prepared, piece, sums);
+    (wide ? multiply_panels<FloatLines> : multiply_panels<Bf16Lines>)(call, prepared, piece, sums);
     for (std::int64_t r = 0; r < piece.rows; ++r)
         finish_row(call, prepared.first + piece.first_row + r, piece.first_panel, piece.panels, sums + r * kSumsStride);
 }
@@ -103,11 +110,12 @@ void multiply(const LinearCall& call, const PreparedRows& prepared, float* sums)
         piece_panels /= 2;
     const std::int64_t panel_groups = (panels + piece_panels - 1) / piece_panels;
     // All row blocks of some panels come one after another, while those panels are still near.
-    parallel_pieces(panel_groups * row_blocks, [&](std::int64_t index) {
+    const std::int64_t pieces = panel_groups * row_blocks;
+    parallel_pieces(pieces, [&](std::int64_t index) {
         const std::int64_t block = index % row_blocks, first_panel = index / row_blocks * piece_panels;
         const std::int64_t first_row = prepared.count * block / row_blocks;
         const Piece piece{first_row, prepared.count * (block + 1) / row_blocks - first_row, first_panel,
-                          std::min(piece_panels, panels - first_panel)};
+                          std::min(piece_panels, panels - first_panel), index, pieces};
         multiply_piece(call, prepared, piece, sums + omp_get_thread_num() * kRowBlock * kSumsStride);
     });
 }

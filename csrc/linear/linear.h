@@ -24,6 +24,7 @@
 
 #include "core/activation.h"
 #include "core/workspace.h"
+#include "linear/prefetch.h"
 
 namespace kvarn {
 
@@ -83,6 +84,7 @@ struct LinearCall {
     std::int64_t out_stride;
     bool accumulate;             // add to what stands in out
     const float* const* deltas;  // [rows] or null: [out] numbers added to a row's sums before anything else, null for none
+    const PrefetchList* next;    // what the call after this one reads beside its weight, or null
     Workspace* workspace;
 };
 

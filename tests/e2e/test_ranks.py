@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ def ranks(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
         "models": [
             {"name": "two", "tensor_parallel_size": 2, **OPTIONS},
             {"name": "one", "tensor_parallel_invariant": True, **OPTIONS},
+            {"name": "shared", "tensor_parallel_invariant": True, "prefill_context_parallel_size": 2, **OPTIONS},
         ],
         "replica": {"restart_backoff_s": 0.05, "max_restart_backoff_s": 0.5, "step_timeout_s": 10},
         "gateway": {"port": 0, "drain_timeout_s": 2},
@@ -30,14 +33,21 @@ def ranks(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
         yield server
 
 
-def answer(server: Any, model: str, after: int = 0, disturb: Callable[[], None] = lambda: None) -> tuple[str, int]:
+def answer(
+    server: Any,
+    model: str,
+    after: int = 0,
+    disturb: Callable[[], None] = lambda: None,
+    question: str = "What does a router do?",
+    max_tokens: int = 400,
+) -> tuple[str, int]:
     """A streamed answer, and its number of tokens; something is done after so many events of it."""
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": "What does a router do?"}],
+        "messages": [{"role": "user", "content": question}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_tokens": 400,
+        "max_tokens": max_tokens,
         "temperature": 1,
         "seed": 5,
         "ignore_eos": True,
@@ -56,9 +66,9 @@ def answer(server: Any, model: str, after: int = 0, disturb: Callable[[], None] 
     return text, tokens
 
 
-def other_rank(server: Any) -> int:
+def other_rank(server: Any, model: str = "two") -> int:
     """The process of rank 1: the only child of the engine process."""
-    engine = server.engine_pid("two")
+    engine = server.engine_pid(model)
     (child,) = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
     return int(child)
 
@@ -95,3 +105,19 @@ def test_no_rank_outlives_its_engine(ranks: Any) -> None:
     engine = ranks.engine_pid("two")
     ranks.wait_until(lambda: ranks.engine_pid("two") != engine, "the next engine", 60)
     ranks.wait_until(lambda: is_gone(engine) and is_gone(rank), "the processes of the engine before to end")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
+@pytest.mark.chaos
+def test_a_rank_that_is_killed_in_the_middle_of_a_long_prompt_changes_no_answer(ranks: Any) -> None:
+    """It is stopped first, so that the other one waits for its keys and values when it is killed."""
+    ask = partial(answer, ranks, question="What does a router do? " * 60, max_tokens=20)
+    wanted = ask("one")
+    engine, victim = ranks.engine_pid("shared"), other_rank(ranks, "shared")
+    os.kill(victim, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(ask, "shared")
+        ranks.wait_until(lambda: ranks.http.get("/load").json()["server_load"] == 1, "the request to arrive")
+        os.kill(victim, signal.SIGKILL)
+        assert going.result() == wanted
+    assert ranks.engine_pid("shared") != engine, "the engine was started again"

@@ -9,7 +9,7 @@ from kv_connectors import DictConnector
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.engine.kv_tiers import KVTiers
 from kvarn.engine.plan import StepPlan
-from kvarn.engine.prefill_apart import PrefillApart
+from kvarn.engine.prefill_apart import PeerLoad, PrefillApart
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 
@@ -36,9 +36,10 @@ class Peer:
         self.connector = connector
         self.token_s = token_s
         self.asked: list[int] = []
+        self.waiting_tokens = 0
 
-    def prefill_s(self, num_tokens: int) -> float | None:
-        return None if self.token_s is None else self.token_s * num_tokens
+    def load(self) -> PeerLoad | None:
+        return None if self.token_s is None else PeerLoad(self.waiting_tokens, self.token_s)
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes):
         self.asked.append(len(names))
@@ -56,7 +57,7 @@ def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]
     tiers = scheduler.memory.tiers
     assert isinstance(tiers, KVTiers)
     config = DisaggregationConfig(**{"min_tokens": 64, **chosen})
-    tiers.apart = PrefillApart(peer, world.config, scheduler.step_time, scheduler.running, config)
+    tiers.apart = PrefillApart(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
     return world, peer
 
 
@@ -92,7 +93,23 @@ def test_a_prompt_stays_here_where(token_s: float | None, chosen: dict[str, obje
     assert world.cached_tokens("long") == 0
 
 
-def test_without_running_answers_there_is_nothing_to_protect() -> None:
+def test_a_prompt_behind_others_is_computed_elsewhere_and_the_first_here() -> None:
+    world, peer = pair()
+    for name in ("first", "second"):
+        world.submit(name, [*LONG[::-1], 3] if name == "first" else LONG, max_tokens=4)
+    world.run()
+    assert len(peer.asked) == 1
+    assert (world.cached_tokens("first"), world.cached_tokens("second")) == (0, 496)
+
+
+def test_a_peer_that_was_not_measured_is_not_asked_for_more_than_this_engine_would_compute_meanwhile() -> None:
+    world, peer = pair(token_s=0.0)
+    peer.waiting_tokens = 2000
+    answer_beside_a_decode(world)
+    assert peer.asked == []
+
+
+def test_without_anything_else_to_do_an_engine_computes_its_prompt() -> None:
     world, peer = pair()
     world.submit("long", LONG, max_tokens=4)
     world.run()

@@ -95,7 +95,7 @@ class Wire:
 class Pair:
     """The two processes, with a wire between them, and one more that computes all by itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tensor_parallel_size: int = 1) -> None:
         self.wire = Wire(str(folder / "wire"), str(folder / "prefill"))
         model = ModelConfig(
             name="demo",
@@ -106,13 +106,14 @@ class Pair:
             engine=EngineConfig(max_num_seqs=8, token_budget=128),
             kv_tiers=KVTiersConfig(host_gib=0.1),
             disaggregation=DisaggregationConfig(mode="always", min_tokens=64),
+            tensor_parallel_size=tensor_parallel_size,
+            tensor_parallel_invariant=True,
         )
         spec = ReplicaSpec(model=model.model_dump_json(), directory=str(DEMO), heartbeat_interval_s=0.2)
         second = prefill_spec(spec, model, str(folder / "prefill"))
         first = msgspec.structs.replace(spec, role="decode", prefill_socket=str(folder / "wire"))
-        alone = msgspec.structs.replace(
-            spec, model=model.model_copy(update={"kv_tiers": None, "disaggregation": None}).model_dump_json()
-        )
+        changes = {"kv_tiers": None, "disaggregation": None, "tensor_parallel_size": 1}
+        alone = msgspec.structs.replace(spec, model=model.model_copy(update=changes).model_dump_json())
         config = ReplicaConfig(restart_backoff_s=0.1, heartbeat_timeout_s=60.0)
         self.supervisors = {
             name: EngineSupervisor(each, config)
@@ -198,6 +199,16 @@ async def test_prompts_come_from_the_second_engine_and_answers_are_those_of_one(
     for _ in range(3):
         assert await pair.check() == WHOLE
     assert pair.clients["first"].stats.prefills_apart_total >= 3
+
+
+async def test_each_engine_may_be_several_processes(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, tensor_parallel_size=2)
+    try:
+        await pair.start()
+        for _ in range(2):
+            assert await pair.check() == WHOLE
+    finally:
+        await pair.stop()
 
 
 async def test_requests_at_once_some_with_the_same_prompt_get_their_own_answers(pair: Pair) -> None:

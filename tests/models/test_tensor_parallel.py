@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,23 +15,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.parallel import Parallel, ParallelError, Shard
 from kvarn.models.weights import LinearSpec, WeightLoader
-
-TIMEOUT_S = 30
-
-
-class Meeting:
-    """Ranks in the threads of one process put their tensors on a table and take the joint result."""
-
-    def __init__(self, world_size: int) -> None:
-        self.table: list[torch.Tensor] = [torch.empty(0)] * world_size
-        self.barrier = threading.Barrier(world_size)
-
-    def exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        self.table[rank] = tensor
-        self.barrier.wait(TIMEOUT_S)
-        tensors = list(self.table)
-        self.barrier.wait(TIMEOUT_S)
-        return tensors
+from meeting import Meeting
 
 
 class ThreadCollectives:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,17 +17,12 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do
 
 import kvarn
 from kvarn.config.schema import ModelConfig
-from kvarn.grammar.text import from_regex
 from kvarn.models.parallel import ParallelError
 from kvarn.models.pipeline import StageError
-from kvarn.replica.server.build import build_service
 from kvarn.replica.server.experts import ExpertLoadError
-from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.spec import ReplicaSpec
-from kvarn.wire.messages import Grammar, StepOutput, Submit
-from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.collectives import RankLostError
 from profiles import effort
+from rank_services import Answers, build, requests, run
 from tiny_checkpoints import make_decoder
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
@@ -37,8 +31,6 @@ NUM_PROMPTS = 200
 CROWDED = {"kv_cache_gib": 0.0006, "engine": {"token_budget": 48, "max_num_seqs": 12}}
 """Prompts are cut into chunks, and sequences lose their blocks to each other."""
 DEGREES = [(2, 1), (4, 1), (1, 2), (2, 2), *effort(0, 1) * [(4, 2), (8, 1)]]
-
-Answers = dict[tuple[str, int], tuple[list[int], list[Any], list[Any] | None]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,56 +46,6 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("experts")
     make_decoder("qwen3-moe", path)
     return path
-
-
-def build(directory: Path, **settings: Any) -> GenerateService:
-    given = {"kv_cache_gib": 0.05, "max_context_length": 128, "threads": 1} | settings
-    config = ModelConfig(name="m", path=str(directory), **given)
-    spec = ReplicaSpec(model=config.model_dump_json(), directory=str(directory))
-    service = build_service(spec, lambda *_: None)
-    assert isinstance(service, GenerateService)
-    return service
-
-
-def requests(vocabulary: range, count: int, *, with_grammars: bool) -> list[Submit]:
-    """Greedy and sampled, with several choices, penalties, log-probabilities and grammars; some prompts begin alike."""
-    draw = random.Random(3)
-    beginnings = [[draw.choice(vocabulary) for _ in range(33)] for _ in range(4)]
-    samplings: list[dict[str, Any]] = [
-        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
-        {"temperature": 0.9, "n": 3},
-        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
-        {"temperature": 0.0},
-    ]
-    made: list[Submit] = []
-    for index in range(count):
-        prompt = (beginnings[index % 7] if index % 7 < 4 else []) + [
-            draw.choice(vocabulary) for _ in range(draw.randrange(1, 50))
-        ]
-        made.append(
-            Submit(
-                request_id=f"r{index}",
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(seed=index, max_tokens=draw.randrange(1, 16), **samplings[index % 4]),
-                tenant=f"t{index % 2}",
-                grammar=Grammar(text=from_regex("(ab|cd){3,9}[0-9]{4}")) if with_grammars and index % 9 == 0 else None,
-            )
-        )
-    return made
-
-
-def run(service: GenerateService, messages: list[Submit]) -> Answers:
-    for message in messages:
-        assert service.accept(message) is None
-    answers: Answers = {}
-    while service.has_work():
-        for output in service.step():
-            assert isinstance(output, StepOutput), output
-            for delta in output.deltas:
-                tokens, logprobs, of_prompt = answers.get((delta.request_id, delta.index), ([], [], None))
-                told = (tokens + delta.token_ids, logprobs + (delta.logprobs or []), of_prompt or delta.prompt_logprobs)
-                answers[delta.request_id, delta.index] = told
-    return answers
 
 
 @cache
@@ -235,9 +177,7 @@ def test_a_rank_that_ends_while_it_loads_ends_the_start(monkeypatch: pytest.Monk
 def test_what_ranks_cannot_do_is_refused() -> None:
     for settings, message in (
         ({"tensor_parallel_size": 3}, "must be 1, 2, 4 or 8"),
-        ({"tensor_parallel_size": 2, "kv_tiers": {}}, "several processes cannot have kv_tiers"),
-        ({"tensor_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "cannot have an EAGLE-3 head"),
-        ({"pipeline_parallel_size": 2, "disaggregation": {}}, "cannot have disaggregation"),
+        ({"pipeline_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "an EAGLE-3 head"),
         ({"pipeline_parallel_size": 2, "adapters": [{"name": "a", "path": "b"}]}, "several stages"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -20,6 +20,7 @@ from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
 from kvarn.models.parallel import Parallel
 from kvarn.models.pipeline import Stage
 from kvarn.replica.server.build import build_service
+from kvarn.replica.server.recurrent import check_recurrent
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -120,12 +121,13 @@ def _large(spec: DecoderSpec) -> DecoderSpec:
         {"kv_tiers": {"host_gib": 0.05}},
         {"speculation": {"method": "ngram"}},
         {"disaggregation": {}},
+        {"prefill_context_parallel_size": 2},
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_what_states_cannot_do_is_refused_by_name(path: Path, settings: dict[str, Any]) -> None:
+def test_what_states_cannot_do_is_refused_by_name(model: Decoder, path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=f"`{next(iter(settings))}`.*Leave it out"):
-        build_service(_replica(path, **settings), lambda *_: None)
+        check_recurrent(model, _replica(path, **settings).model_config)
 
 
 def test_ranks_are_refused(path: Path) -> None:

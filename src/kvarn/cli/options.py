@@ -142,6 +142,7 @@ FLAGS = {
     "--max-cpu-loras": Flag("models.lora.max_cpu_loras"),
     "--tensor-parallel-size": Flag("models.tensor_parallel_size", "-tp"),
     "--pipeline-parallel-size": Flag("models.pipeline_parallel_size", "-pp"),
+    "--prefill-context-parallel-size": Flag("models.prefill_context_parallel_size", "-pcp"),
     "--expert-parallel": Flag("models.expert_parallel", "--enable-expert-parallel"),
     "--replicas": Flag("models.replicas", "--data-parallel-size"),
     "--host": Flag("gateway.host"),

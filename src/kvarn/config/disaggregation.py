@@ -13,8 +13,8 @@ class DisaggregationConfig(Section):
     """A second engine process computes long prompts for the first, which answers. See docs/disaggregation.md."""
 
     mode: Literal["auto", "always"] = "auto"
-    """Which prompts the second process computes. `auto`: those where that is expected to be no slower and answers run
-    that would be held up; `always`: all that are long enough, for tests and measurements."""
+    """Which prompts the second process computes. `auto`: those where that is expected to be no slower and the first
+    has other requests; `always`: all that are long enough, for tests and measurements."""
 
     min_tokens: int = Field(256, ge=16)
     """Prompts with fewer tokens to compute stay in the first process."""

@@ -159,6 +159,9 @@ class ModelConfig(Section):
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     """Stages of consecutive layers (pipeline parallelism), each in `tensor_parallel_size` processes of its own."""
 
+    prefill_context_parallel_size: int = Field(1, ge=1, le=16)
+    """Copies of all these processes, which share the tokens of long prompts (prefill context parallelism)."""
+
     expert_parallel: bool = False
     """Processes that share a layer hold whole experts of a mixture, in place of a part of each."""
 
@@ -260,13 +263,10 @@ class ModelConfig(Section):
     def _ranks_can_do_it(self) -> ModelConfig:
         if self.tensor_parallel_size not in (1, 2, 4, 8):
             raise ValueError(f"tensor_parallel_size of {self.name!r} must be 1, 2, 4 or 8")
-        if self.tensor_parallel_size * self.pipeline_parallel_size == 1:
-            return self
+        stages, copies = self.pipeline_parallel_size > 1, self.prefill_context_parallel_size > 1
         used = {
-            "kv_tiers": self.kv_tiers,
-            "disaggregation": self.disaggregation,
-            "adapters (with several stages)": self.adapters and self.pipeline_parallel_size > 1,
-            "an EAGLE-3 head": self.speculation.chosen == "eagle3",
+            "adapters (with several stages)": self.adapters and stages,
+            "an EAGLE-3 head (stages or shared prompts)": (stages or copies) and self.speculation.chosen == "eagle3",
         }
         if found := [name for name, value in used.items() if value]:
             raise ValueError(f"{self.name!r} in several processes cannot have {found[0]}: leave it out, or these")

@@ -90,7 +90,8 @@ class EngineCore:
         self.scheduler = Scheduler(config, memory, preemption, step_time, proposer, speculation, micro_batches)
         if tiers is not None and prefill_peer is not None:
             chosen = disaggregation or DisaggregationConfig()
-            tiers.apart = PrefillApart(prefill_peer, config, step_time, self.scheduler.running, chosen)
+            running, queue = self.scheduler.running, self.scheduler.queue
+            tiers.apart = PrefillApart(prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}

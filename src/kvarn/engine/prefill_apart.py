@@ -1,35 +1,43 @@
 """Whether another engine computes a prompt: decided for each request, by the step-time model.
 
-Beside running decodes a prompt is cut into chunks that keep their latency, and still each stretches their steps. Where
-another engine of the same model is expected to be done no later, it computes the prompt, and its blocks are loaded here
-as if they came from a tier. Without running decodes there is nothing to protect, and nothing is sent.
+Beside running decodes a prompt is cut into chunks that keep their latency, and still each stretches their steps; and
+behind other prompts it waits. Where another engine of the same model is expected to be done no later, it computes the
+prompt, and its blocks are loaded here as if they came from a tier. An idle engine computes its prompt itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.engine.plan import KVFetch
-from kvarn.engine.request import Sequence
+from kvarn.engine.request import Sequence, WaitingQueue
 from kvarn.engine.step import StepBuilder
-from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.step_time import StepShape, StepTimeModel
 
 _SPARE_S = 0.5
 """Added to what a prompt is expected to take elsewhere, before it is given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerLoad:
+    """What another engine has to do, and how fast it is."""
+
+    waiting_tokens: int
+    """Tokens of prompts that it was asked for and has not sent."""
+    token_s: float
+    """Seconds for each token, the transfer included; 0 before it was measured."""
+
+
 class PrefillPeer(Protocol):
     """Another engine of the same model, which computes prompts and sends their blocks."""
 
-    def prefill_s(self, num_tokens: int) -> float | None:
-        """Seconds in which it would have computed so many tokens, those it was asked for before included.
-
-        None where it cannot be reached; 0 before it was measured.
-        """
+    def load(self) -> PeerLoad | None:
+        """What it has to do; None where it cannot be reached."""
         ...
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
@@ -48,6 +56,7 @@ class PrefillApart:
         config: How this engine schedules.
         step_time: Of this engine; of the peer too, until that was measured.
         running: The scheduler's own, current collection.
+        queue: The scheduler's own: what waits here, those included for which the peer was asked.
         chosen: Which prompts it is asked for.
     """
 
@@ -57,12 +66,14 @@ class PrefillApart:
         config: EngineConfig,
         step_time: StepTimeModel,
         running: Collection[Sequence],
+        queue: WaitingQueue,
         chosen: DisaggregationConfig,
     ) -> None:
         self._peer = peer
         self._config = config
         self._step_time = step_time
         self._running = running
+        self._queue = queue
         self._chosen = chosen
         self.asked = 0
         """Prompts that the peer was asked for."""
@@ -74,21 +85,24 @@ class PrefillApart:
         adapter = sequence.request.scope.adapter  # the peer has none
         if adapter or count < self._chosen.min_tokens or sequence.num_computed_tokens:
             return False
-        there_s = self._peer.prefill_s(sequence.num_prompt - start)
-        if there_s is None:
+        load = self._peer.load()
+        if load is None:
             return False
-        here_s, protects = self._here(start, count)
-        there_s = there_s or here_s
-        if self._chosen.mode == "auto" and not (protects and there_s <= here_s):
+        waiting = sum(self._queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
+        here_s, is_busy = self._here(start, count, max(0, waiting))
+        token_s = load.token_s or self._step_time.predict(_chunk(start, count)) / count
+        there_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
+        if self._chosen.mode == "auto" and not (is_busy and there_s <= here_s):
             return False
         sequence.fetch = self._peer.prefill(sequence, names, scope)
         sequence.patience_s = 2 * max(here_s, there_s) + _SPARE_S
         self.asked += sequence.fetch is not None
         return sequence.fetch is not None
 
-    def _here(self, start: int, count: int) -> tuple[float, bool]:
-        """Seconds until this engine would have computed `count` tokens, and whether decodes run meanwhile."""
-        step, waiting = StepBuilder(self._config, self._step_time), 0
+    def _here(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
+        """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and
+        whether it has anything else to do."""
+        step = StepBuilder(self._config, self._step_time)
         for sequence in self._running:
             uncomputed = sequence.num_tokens - sequence.num_computed_tokens
             if uncomputed == 1:
@@ -96,7 +110,13 @@ class PrefillApart:
                 step.tokens_left -= 1
             else:
                 waiting += max(0, uncomputed)
-        protects = step.shape.decode_rows > 0
+        is_busy = waiting > 0 or step.shape.decode_rows > 0
         chunk = max(2, step.share(start, count + waiting))
         step.shape.add(start + count // 2, chunk)  # in the middle its attention takes what it takes on average
-        return math.ceil((count + waiting) / chunk) * self._step_time.predict(step.shape), protects
+        return math.ceil((count + waiting) / chunk) * self._step_time.predict(step.shape), is_busy
+
+
+def _chunk(start: int, count: int) -> StepShape:
+    shape = StepShape()
+    shape.add(start, count)
+    return shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +29,15 @@ class Rotation:
     cos: torch.Tensor
     """[T, R] float32."""
     sin: torch.Tensor
+
+
+class BlockExchange(Protocol):
+    """Several ranks compute a step, each some of its tokens, and each has a whole cache."""
+
+    def share(self, *caches: torch.Tensor) -> None:
+        """Give the other ranks the blocks of one layer that this rank has written, and take theirs. caches: its keys
+        and values, or its latent rows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class PagedBatch:
     """[T] int64."""
     adapters: AdapterBatch | None = None
     """The adapters that the tokens are computed with. None: the base model for all."""
+    exchange: BlockExchange | None = None
+    """Queries read blocks that other ranks write in this step, and these read blocks written here. None: none do."""
     states: StateBatch | None = None
     """None where the model has no recurrent states."""
 

@@ -25,14 +25,16 @@ class MemoryTier:
         num_slots: Blocks it holds at most; at least 1.
         block_bytes: Of each.
         tenant_slots: Blocks of one tenant at most.
+        memory: For all slots, where other processes map it too; default: this process's own.
     """
 
-    def __init__(self, num_slots: int, block_bytes: int, tenant_slots: int) -> None:
+    def __init__(self, num_slots: int, block_bytes: int, tenant_slots: int, memory: memoryview | None = None) -> None:
         self.num_slots = num_slots
         self.block_bytes = block_bytes
         self.evictions = 0
         self._tenant_slots = tenant_slots
-        self._memory = memoryview(mmap.mmap(-1, num_slots * block_bytes))  # pages come when they are written
+        # Pages come when they are written.
+        self._memory = memory or memoryview(mmap.mmap(-1, num_slots * block_bytes))
         self._free = list(range(num_slots - 1, -1, -1))
         self._entries: dict[bytes, _Entry] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()
@@ -49,6 +51,16 @@ class MemoryTier:
         return self.num_slots - len(self._free)
 
     @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.block_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the blocks it holds."""
+        return len(self) * self.block_bytes
+
+    @property
     def num_pinned(self) -> int:
         """Blocks that cannot be given away now."""
         return len(self._entries) - len(self._idle)
@@ -56,6 +68,10 @@ class MemoryTier:
     def is_here(self, name: bytes) -> bool:
         """Whether a block is here, or about to be."""
         return name in self._entries
+
+    def slot(self, name: bytes) -> int:
+        """Where a block is that is here: its number among the slots."""
+        return self._entries[name].slot
 
     def take(self, name: bytes, tenant: str) -> memoryview | None:
         """Memory for a block that is not here, pinned and not visible yet. None where all of it is pinned."""
@@ -76,7 +92,7 @@ class MemoryTier:
 
     def contents(self, name: bytes) -> memoryview:
         """A pinned block's memory."""
-        start = self._entries[name].slot * self.block_bytes
+        start = self.slot(name) * self.block_bytes
         return self._memory[start : start + self.block_bytes]
 
     def pin(self, name: bytes) -> None:

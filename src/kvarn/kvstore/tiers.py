@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.disk import DiskTier, StoredBlock
+from kvarn.kvstore.dropped import DroppedBlocks
 from kvarn.kvstore.errors import EVICTED, BadBlockError
 from kvarn.kvstore.fetch import Fetch, copy_parts
 from kvarn.kvstore.memory import MemoryTier
@@ -28,7 +29,6 @@ _GATHER_S = 0.25
 _FIRST_GUESS = 200e6
 """Bytes a second read from disk, before it was measured."""
 _SMOOTHING = 0.2
-_LOG_EVERY_S = 60.0
 _CLOSE_S = 1.5
 """The last writes get so long when the engine ends."""
 
@@ -67,11 +67,10 @@ class TieredStore:
         """Called by the engine's thread when blocks were stored in memory."""
         self._bytes_per_s = _FIRST_GUESS
         self._stored, self._loaded = Counter[str](), Counter[str]()
-        self._dropped = {"memory": Counter[str](), "disk": Counter[str]()}
+        self._dropped = DroppedBlocks(clock)
         self._read_s = 0.0
-        self._log_due_s = clock()
-        if disk is not None and disk.unusable:
-            self._dropped["disk"]["torn"] = disk.unusable
+        if disk is not None:
+            self._dropped.add("disk", "torn", disk.unusable)
         loops = (self._write_on, self._read_on) if disk is not None else ()
         self._threads = [threading.Thread(target=loop, name="kvarn-kv-tiers", daemon=True) for loop in loops]
         for thread in self._threads:
@@ -126,7 +125,7 @@ class TieredStore:
                 return
             memory = None if self._memory.is_here(name) else self._memory.take(name, fetch.tenant)
             if memory is None:
-                self._dropped["memory"]["full"] += 1
+                self._dropped.add("memory", "full")
                 fetch.ended = True  # what follows is of no use without it
                 return
         memory[:] = contents
@@ -171,16 +170,24 @@ class TieredStore:
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""
-        taken: list[BlockTransfer] = []
-        for transfer, parts in zip(transfers, contents, strict=True):
-            with self._lock:
-                memory = self._take(transfer)
-            if memory is not None:
-                copy_parts(parts, memory, outwards=False)
-                taken.append(transfer)
+        slots = self.begin_store(transfers)
+        for transfer, slot, parts in zip(transfers, slots, contents, strict=True):
+            if slot is not None:
+                copy_parts(parts, self._memory.contents(transfer.name), outwards=False)
+        self.end_store(transfers, slots)
+
+    def begin_store(self, transfers: Sequence[BlockTransfer]) -> list[int | None]:
+        """Slots for the contents of blocks, which are written before `end_store`; None for one that is not kept."""
+        with self._lock:
+            return [self._take(transfer) for transfer in transfers]
+
+    def end_store(self, transfers: Sequence[BlockTransfer], slots: Sequence[int | None]) -> None:
+        """The slots of `begin_store` are written: their blocks may be found."""
+        taken = [transfer for transfer, slot in zip(transfers, slots, strict=True) if slot is not None]
         with self._work:
             for transfer in taken:
-                self._memory.publish(transfer.name)
+                if transfer.tenant not in self._forgotten:
+                    self._memory.publish(transfer.name)
                 self._stored["memory"] += self._memory.block_bytes
                 self._queue(transfer)
             self._work.notify_all()
@@ -190,6 +197,15 @@ class TieredStore:
         """See `KVConnector`."""
         for transfer, parts in zip(transfers, contents, strict=True):
             copy_parts(parts, self._memory.contents(transfer.name), outwards=True)
+        self.end_load(transfers)
+
+    def slots(self, transfers: Sequence[BlockTransfer]) -> list[int]:
+        """Where reserved blocks are, until `end_load`."""
+        with self._lock:
+            return [self._memory.slot(transfer.name) for transfer in transfers]
+
+    def end_load(self, transfers: Sequence[BlockTransfer]) -> None:
+        """What reserved blocks hold was copied."""
         with self._lock:
             for transfer in transfers:
                 self._memory.unpin(transfer.name)
@@ -214,31 +230,23 @@ class TieredStore:
 
     def stats(self) -> dict[str, KVTierStats]:
         """See `KVConnector`."""
-        memory, disk = self._memory, self._disk
+        tiers: dict[str, MemoryTier | DiskTier] = {"memory": self._memory}
+        if self._disk is not None:
+            tiers["disk"] = self._disk
         with self._lock:
-            stats = {
-                "memory": KVTierStats(
-                    capacity_bytes=memory.num_slots * memory.block_bytes,
-                    used_bytes=len(memory) * memory.block_bytes,
-                    blocks=len(memory),
-                    stored_bytes_total=self._stored["memory"],
-                    loaded_bytes_total=self._loaded["memory"],
-                    evictions_total=memory.evictions,
-                    dropped_total=dict(self._dropped["memory"]),
+            return {
+                name: KVTierStats(
+                    capacity_bytes=tier.capacity_bytes,
+                    used_bytes=tier.num_bytes,
+                    blocks=len(tier),
+                    stored_bytes_total=self._stored[name],
+                    loaded_bytes_total=self._loaded[name],
+                    load_s_total=self._read_s if name == "disk" else 0.0,
+                    evictions_total=tier.evictions,
+                    dropped_total=self._dropped.counts(name),
                 )
+                for name, tier in tiers.items()
             }
-            if disk is not None:
-                stats["disk"] = KVTierStats(
-                    capacity_bytes=disk.capacity_bytes,
-                    used_bytes=disk.num_bytes,
-                    blocks=len(disk),
-                    stored_bytes_total=self._stored["disk"],
-                    loaded_bytes_total=self._loaded["disk"],
-                    load_s_total=self._read_s,
-                    evictions_total=disk.evictions,
-                    dropped_total=dict(self._dropped["disk"]),
-                )
-        return stats
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all blocks are written and all deletions done; False where that takes longer."""
@@ -263,14 +271,14 @@ class TieredStore:
         if self._disk is not None:
             self._disk.close()
 
-    def _take(self, transfer: BlockTransfer) -> memoryview | None:
-        """Memory for a block, unless it is not to be kept or is here."""
+    def _take(self, transfer: BlockTransfer) -> int | None:
+        """A slot for a block, unless it is not to be kept or is here."""
         if transfer.tenant in self._forgotten or self.holds(transfer.name):
             return None
-        memory = self._memory.take(transfer.name, transfer.tenant)
-        if memory is None:
-            self._dropped["memory"]["full"] += 1
-        return memory
+        if self._memory.take(transfer.name, transfer.tenant) is None:
+            self._dropped.add("memory", "full")
+            return None
+        return self._memory.slot(transfer.name)
 
     def _queue(self, transfer: BlockTransfer) -> None:
         """Let a block be written. Those that wait for it take half of the memory at most."""
@@ -278,7 +286,7 @@ class TieredStore:
             self._unwritten.append(transfer)
             return
         if self._disk is not None:
-            self._dropped["disk"]["slow"] += 1
+            self._dropped.add("disk", "slow")
         self._memory.unpin(transfer.name)
 
     # The thread that writes -------------------------------------------------------------------------------------------
@@ -325,7 +333,7 @@ class TieredStore:
             with self._lock:
                 self._stored["disk"] += sum(len(block.contents) for block in blocks)
         except OSError as error:
-            self._count_error("write", sum(block.name not in self._disk for block in blocks), error)
+            self._dropped.disk_failed("write", sum(block.name not in self._disk for block in blocks), error)
 
     def _delete(self, tenant: str) -> None:
         assert self._disk is not None, "only a store with a disk deletes files"
@@ -379,7 +387,7 @@ class TieredStore:
                 pinned = self._pin_for(fetch, name)
             self._memory.unpin(name)
         if error is not None and (reason := getattr(error, "reason", "read")) != EVICTED:
-            self._count_error(reason, 1, error)
+            self._dropped.disk_failed(reason, 1, error)
         return pinned
 
     def _pin_for(self, fetch: Fetch, name: bytes) -> bool:
@@ -388,12 +396,3 @@ class TieredStore:
         self._memory.pin(name)
         fetch.pinned.append(name)
         return True
-
-    def _count_error(self, reason: str, count: int, error: Exception) -> None:
-        with self._lock:
-            self._dropped["disk"][reason] += count
-            now = self._clock()
-            if now < self._log_due_s:
-                return
-            self._log_due_s = now + _LOG_EVERY_S
-        log.warning("KV blocks on disk are not used", extra={"reason": reason, "error": str(error)})

@@ -12,6 +12,7 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.models.context_parallel import plan_attention
 from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
@@ -97,7 +98,7 @@ class GroupedAttention:
 
     def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan:
         """See `Attention`."""
-        return self.kernels.plan_attention(batch, self.heads, window)
+        return plan_attention(self.kernels, batch, self.heads, window)
 
     def forward(
         self,

@@ -27,6 +27,9 @@ from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
 
+EMBEDDING = "model.embed_tokens"
+"""The checkpoints' name of it."""
+
 
 @dataclass(slots=True)
 class HiddenStates:
@@ -61,7 +64,7 @@ class Decoder:
         self._layers = [load_layer(index, spec, names, loader) for index in held]
         self._norm = load_final_norm(spec, loader)
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
-        embedding, hidden = "model.embed_tokens", Shard.whole(spec.hidden_size)
+        embedding, hidden = EMBEDDING, Shard.whole(spec.hidden_size)
         head = embedding if spec.tied_embeddings else "lm_head"
         head_spec = LinearSpec(names=(head,), outputs=(self._vocabulary,), inputs=hidden, role="head")
         looks_up = stage.is_first and spec.tied_embeddings
@@ -204,10 +207,18 @@ class Decoder:
         norm = self._norm.fused
         return self._head(self._norm(hidden)) if norm is None else self._head(hidden, norm=norm)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The residual stream [T, hidden] before the first layer. token_ids: [T] int64."""
+    @property
+    def has_whole_vocabulary(self) -> bool:
+        """Whether `embed` needs no other rank."""
+        return self._vocabulary.is_whole
+
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
+        """The residual stream [T, hidden] before the first layer. token_ids: [T] int64. `table`: the embeddings of all
+        tokens [vocab_size, hidden], for a call that the other ranks do not join."""
         held = self._vocabulary.held
-        if self._vocabulary.is_whole:
+        if table is not None:
+            hidden = F.embedding(token_ids, table).to(self._activation_dtype)
+        elif self._vocabulary.is_whole:
             hidden = self._look_up(token_ids)
         else:
             local = token_ids - held.start

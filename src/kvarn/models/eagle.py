@@ -16,7 +16,7 @@ from pydantic import Field
 
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.models.checkpoint import Checkpoint
-from kvarn.models.decoder import Decoder
+from kvarn.models.decoder import EMBEDDING, Decoder
 from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families import FAMILIES
@@ -44,13 +44,24 @@ class EagleConfig(DecoderConfig):
 
 
 class EagleHead:
-    """A head over a loaded decoder. It guesses tokens one by one; what it guesses has no effect on the decoder."""
+    """A head over a loaded decoder. It guesses tokens one by one; what it guesses has no effect on the decoder. Of a
+    decoder whose layers several ranks share, rank 0 has the whole head: the hidden states it reads are the same on all.
 
-    def __init__(self, config: EagleConfig, loader: WeightLoader, target: Decoder) -> None:
+    Args:
+        config: The head's.
+        loader: Of its weights.
+        target: The decoder, or this rank's part of it.
+        table: The decoder's embeddings of all tokens, where `target` has not all of them.
+    """
+
+    def __init__(
+        self, config: EagleConfig, loader: WeightLoader, target: Decoder, table: torch.Tensor | None = None
+    ) -> None:
         spec = decoder_spec("LlamaForCausalLM", config)
         hidden, eps = spec.hidden_size, spec.norm_eps
         self.kernels = loader.kernels
         self._target = target
+        self._table = table
         self._scale = spec.attention_scale
         self.heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         depth = target.spec.num_layers
@@ -116,7 +127,7 @@ class EagleHead:
         states at the next position.
         """
         kernels = self.kernels
-        tokens = kernels.rms_norm(self._target.embed(next_token_ids), self._token_norm)
+        tokens = kernels.rms_norm(self._target.embed(next_token_ids, self._table), self._token_norm)
         qkv = self._qkv(torch.cat([tokens, kernels.rms_norm(hidden, self._state_norm)], dim=-1))
         angles = batch.positions[:, None].float() * self._frequencies
         plan = kernels.plan_attention(batch, self.heads)
@@ -140,8 +151,9 @@ def _draft_tokens(loader: WeightLoader, size: int, target_size: int) -> torch.Te
     return tokens.to(loader.kernels.device)
 
 
-def load_eagle_head(path: Path, target: Decoder) -> EagleHead:
-    """The head in directory `path`, in the type of the decoder's weights, unquantized.
+def load_eagle_head(path: Path, target: Decoder, target_path: Path | None = None) -> EagleHead:
+    """The head in directory `path`, in the type of the decoder's weights, unquantized. `target_path`: of the decoder's
+    checkpoint, needed where several ranks hold it.
 
     Raises:
         ModelError: It is no EAGLE-3 head, or one of another decoder; the message says what is wrong.
@@ -161,6 +173,11 @@ def load_eagle_head(path: Path, target: Decoder) -> EagleHead:
             "the head that was trained for it"
         )
     loader = WeightLoader(checkpoint, target.kernels, target.dtype, Parallel())
-    head = EagleHead(config, loader, target)
+    table = None
+    if not target.has_whole_vocabulary:
+        assert target_path is not None, "a rank has not all embeddings: they are read from the decoder's checkpoint"
+        of_target = WeightLoader(Checkpoint(target_path), target.kernels, target.dtype, Parallel())
+        table = of_target.embedding(EMBEDDING, Shard.whole(target.spec.vocab_size), target.spec.hidden_size)
+    head = EagleHead(config, loader, target, table)
     loader.finish()
     return head

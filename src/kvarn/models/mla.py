@@ -17,6 +17,7 @@ from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.torch.attention import rotate
 from kvarn.models.attention import LayerStep
+from kvarn.models.context_parallel import plan_latent
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import Interleaved, LinearSpec, WeightLoader
@@ -63,7 +64,7 @@ class LatentAttention:
     def plan(self, batch: PagedBatch, window: int | None) -> LatentPlan:
         """See `Attention`."""
         assert window is None, "no model with latent attention has windows"
-        return self.kernels.plan_latent(batch, self.num_heads, self.latent.row_size)
+        return plan_latent(self.kernels, batch, self.num_heads, self.latent.row_size)
 
     def forward(
         self,

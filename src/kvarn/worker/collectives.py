@@ -28,28 +28,43 @@ class RankLostError(WorkerError):
 @dataclass(frozen=True, slots=True)
 class RankLayout:
     """How the ranks of one model are numbered. Those of one stage stand together, the last stage first, so that rank 0,
-    which draws tokens, has the logits."""
+    which draws tokens, has the logits; in a stage those that share its layers, once for each part of long prompts."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
 
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.stage_size * self.pipeline_parallel_size
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of a stage."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size
 
     def stage(self, rank: int) -> int:
         """Index of the stage of a rank."""
-        return self.pipeline_parallel_size - 1 - rank // self.tensor_parallel_size
+        return self.pipeline_parallel_size - 1 - rank // self.stage_size
 
     def shard(self, rank: int) -> int:
         """Place of a rank among those that share its layers."""
         return rank % self.tensor_parallel_size
 
+    def context(self, rank: int) -> int:
+        """Place of a rank among those that have the same weights and share long prompts."""
+        return rank // self.tensor_parallel_size % self.prefill_context_parallel_size
+
     def peers(self, rank: int) -> list[int]:
         """The ranks that share a rank's layers, itself among them."""
         first = rank - self.shard(rank)
         return list(range(first, first + self.tensor_parallel_size))
+
+    def context_peers(self, rank: int) -> list[int]:
+        """The ranks that share long prompts with a rank, itself among them."""
+        first = rank - self.context(rank) * self.tensor_parallel_size
+        return list(range(first, first + self.stage_size, self.tensor_parallel_size))
 
 
 class RankGroup:
@@ -62,8 +77,9 @@ class RankGroup:
         self._layout = layout
         self._rank = rank
         self._device = device
-        self._peers = layout.peers(rank)
-        self._group: dist.ProcessGroup | None = None
+        self._peers, self._context_peers = layout.peers(rank), layout.context_peers(rank)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        """By their ranks: those to which this one belongs."""
 
     def join(self, store: Path) -> None:
         """Wait for all ranks to come. `store`: a file that only they may write, the same for all and new each time.
@@ -77,16 +93,16 @@ class RankGroup:
             dist.init_process_group(
                 backend, store=FileStore(str(store), world), rank=self._rank, world_size=world, timeout=TIMEOUT
             )
-            for first in range(0, world, self._layout.tensor_parallel_size):
-                peers = self._layout.peers(first)
-                group = dist.new_group(peers)  # a call of all ranks, also for the groups of others
+            both = (self._layout.peers, self._layout.context_peers)
+            for peers in dict.fromkeys(tuple(of(rank)) for of in both for rank in range(world)):
+                group = dist.new_group(list(peers))  # a call of all ranks, also for the groups of others
                 if self._rank in peers:
-                    self._group = group
+                    self._groups[peers] = group
 
     def leave(self) -> None:
         """Close the connections. Idempotent."""
-        if self._group is not None:
-            self._group = None
+        if self._groups:
+            self._groups = {}
             dist.destroy_process_group()
 
     def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
@@ -101,23 +117,30 @@ class RankGroup:
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """See `Collectives.all_gather`."""
-        ours = tensor.contiguous()
-        gathered = [torch.empty_like(ours) for _ in self._peers]
-        with _lost():
-            dist.all_gather(gathered, ours, group=self._group)
-        return gathered
+        return self._all_gather(tensor, self._peers)
+
+    def gather_context(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of the ranks that share long prompts, of the same shape and type, in their order."""
+        return self._all_gather(tensor, self._context_peers)
 
     def send(self, tensor: torch.Tensor) -> None:
         """See `Neighbours.send`."""
         with _lost():
-            dist.send(tensor.contiguous(), self._rank - self._layout.tensor_parallel_size)
+            dist.send(tensor.contiguous(), self._rank - self._layout.stage_size)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """See `Neighbours.receive`."""
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         with _lost():
-            dist.recv(tensor, self._rank + self._layout.tensor_parallel_size)
+            dist.recv(tensor, self._rank + self._layout.stage_size)
         return tensor
+
+    def _all_gather(self, tensor: torch.Tensor, peers: list[int]) -> list[torch.Tensor]:
+        ours = tensor.contiguous()
+        gathered = [torch.empty_like(ours) for _ in peers]
+        with _lost():
+            dist.all_gather(gathered, ours, group=self._groups[tuple(peers)])
+        return gathered
 
 
 @contextmanager

@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.engine.plan import KVConnector, Row, RowMasks, RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.plan import Row, RowMasks, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.adapters import AdapterPool
+from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.errors import ContextTooLongError, PlanError
 from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
-from kvarn.worker.kv_blocks import BlockTransfers, copy_blocks
+from kvarn.worker.kv_blocks import BlockMemory, BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import SlotTable
@@ -35,6 +36,7 @@ class InProcessExecutor(SynchronousExecutor):
         connector: Where plans store KV blocks beyond the cache; the engine must have the same.
         num_snapshots: Copies of recurrent states that plans may ask for, where the model has such states.
         eagle: A proposer that is told of each step; the engine must have the same.
+        context: This rank's place among those that share long prompts.
 
     Raises:
         ContextTooLongError: `max_context_length` is more than the model was trained for.
@@ -48,8 +50,9 @@ class InProcessExecutor(SynchronousExecutor):
         max_num_seqs: int,
         max_context_length: int | None = None,
         num_snapshots: int = 0,
-        connector: KVConnector | None = None,
+        connector: BlockMemory | None = None,
         eagle: EagleProposer | None = None,
+        context: ContextParallel | None = None,
     ) -> None:
         limit = model.spec.max_context_length
         if max_context_length is not None and max_context_length > limit:
@@ -62,6 +65,7 @@ class InProcessExecutor(SynchronousExecutor):
         self._cache = model.new_kv_cache(num_blocks, max_num_seqs + num_snapshots)
         self._states = None if self._cache.states is None else SlotStates(self._cache.states, max_num_seqs)
         self._eagle = eagle
+        self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
         self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
@@ -78,14 +82,14 @@ class InProcessExecutor(SynchronousExecutor):
             InvalidLogitsError: The model's logits are not finite.
         """
         started = time.perf_counter()
-        transfer_s = self._transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
+        transfer_s = self.transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
         rows = self._run(plan)
         return StepResult(plan.step, rows, time.perf_counter() - started, transfer_s)
 
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
-        """Run one step on a rank that draws no tokens: another one does. No plan has `LAST_SAMPLED`: the slots here do
-        not know it."""
+        """Run one step, its blocks moved already, on a rank that draws no tokens: another one does. No plan has
+        `LAST_SAMPLED`: the slots here do not know it."""
         self._compute(plan)
 
     def shutdown(self) -> None:
@@ -112,7 +116,7 @@ class InProcessExecutor(SynchronousExecutor):
             return None
         self._slots.update_blocks(plan.rows)
         adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._states)
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context, self._states)
         states = None if self._eagle is None else self._eagle.states()
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
         return inputs, logits, states
@@ -137,8 +141,8 @@ class InProcessExecutor(SynchronousExecutor):
             self.adapters.begin(load)
 
     @torch.inference_mode()
-    def _transfer_blocks(self, plan: StepPlan) -> float:
-        """Store and load; returns the seconds that took."""
+    def transfer_blocks(self, plan: StepPlan) -> float:
+        """Store and load, before the plan is run; returns the seconds that took."""
         if self._transfers is None:
             raise PlanError("the plan stores or loads KV blocks, but this executor has no KV connector: give it one")
         started = time.perf_counter()

@@ -13,7 +13,8 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.adapters import AdapterMemory
-from kvarn.kernels.batch import PagedBatch
+from kvarn.kernels.batch import BlockExchange, PagedBatch
+from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.states import SlotStates
 
@@ -69,7 +70,8 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """Rows of a plan, one after the other: S rows with T tokens."""
+    """R rows of a plan, one after the other: T tokens of S sequences. Each row is one, unless ranks share it: then each
+    piece of it that this rank computes is one."""
 
     token_ids: Ints
     """[T]; `LAST_SAMPLED` stands as it is."""
@@ -80,13 +82,17 @@ class FlatRows:
     slot_mapping: Ints
     """[T]"""
     row_slots: Ints
-    """[S]"""
+    """[R]"""
     query_starts: Ints
     """[S + 1]"""
     context_lens: Ints
     """[S]"""
     block_tables: npt.NDArray[np.int32]
     """[S, blocks of the longest one]"""
+    row_ends: Ints
+    """[R] one past the last token of each row that is computed here."""
+    exchange: BlockExchange | None = None
+    """See `PagedBatch.exchange`."""
 
 
 def flatten_rows(rows: Sequence[Row], slots: SlotTable) -> FlatRows:
@@ -116,7 +122,15 @@ def flatten_rows(rows: Sequence[Row], slots: SlotTable) -> FlatRows:
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
     return FlatRows(
-        token_ids, row_of_token, positions, slot_mapping, row_slots, query_starts, context_lens, block_tables
+        token_ids=token_ids,
+        row_of_token=row_of_token,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        row_slots=row_slots,
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        row_ends=query_starts[1:],
     )
 
 
@@ -125,11 +139,15 @@ def build_inputs(
     slots: SlotTable,
     device: torch.device,
     adapters: AdapterMemory | None = None,
+    context: ContextParallel | None = None,
     states: SlotStates | None = None,
 ) -> StepInputs:
-    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `states`: where theirs are."""
+    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `states`: where theirs are. `context`: the
+    ranks that share long prompts, of which rank 0 alone needs logits."""
     flat = flatten_rows(rows, slots)
-    token_ids, row_slots, query_starts = flat.token_ids, flat.row_slots, flat.query_starts
+    if context is not None:
+        flat = context.divide(rows, flat, device)
+    token_ids, row_slots, row_ends = flat.token_ids, flat.row_slots, flat.row_ends
     unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
     if len(unknown):
         token_ids[unknown] = slots.last_token[row_slots[flat.row_of_token[unknown]]]
@@ -139,7 +157,7 @@ def build_inputs(
         if of_rows.max() != BASE_MODEL:
             batch_adapters = adapters.batch(torch.from_numpy(of_rows[flat.row_of_token]))
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
-    first_drawn = query_starts[1:][sampled_rows] - 1
+    first_drawn = row_ends[sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
     prompt_spans: list[PromptSpan] = []
     drawn_tokens: list[Ints] = [first_drawn]
@@ -149,19 +167,23 @@ def build_inputs(
         proposal_spans, proposal_tokens, drawn_ahead = _proposal_spans(rows, sampled_rows, first_drawn, slots)
         drawn_tokens += proposal_tokens
     if slots.prompts:
-        prompt_spans, prompt_tokens = _prompt_spans(rows, slots, query_starts, sum(map(len, drawn_tokens)))
+        prompt_spans, prompt_tokens = _prompt_spans(rows, slots, row_ends, sum(map(len, drawn_tokens)))
+    wanted = np.concatenate((*drawn_tokens, *prompt_tokens))
+    if context is not None and context.rank:
+        wanted = wanted[:0]
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
             positions=torch.from_numpy(flat.positions).to(device),
-            query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
+            query_starts=torch.from_numpy(flat.query_starts.astype(np.int32)).to(device),
             context_lens=torch.from_numpy(flat.context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(flat.block_tables).to(device),
             slot_mapping=torch.from_numpy(flat.slot_mapping).to(device),
             adapters=batch_adapters,
+            exchange=flat.exchange,
             states=None if states is None else states.batch(rows, row_slots),
         ),
-        logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
+        logits_rows=torch.from_numpy(wanted).to(device),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],
         proposal_spans=proposal_spans,
@@ -205,7 +227,7 @@ def _verified(row: Row) -> int:
 
 
 def _prompt_spans(
-    rows: Sequence[Row], slots: SlotTable, query_starts: Ints, first: int
+    rows: Sequence[Row], slots: SlotTable, row_ends: Ints, first: int
 ) -> tuple[list[PromptSpan], list[Ints]]:
     """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
 
@@ -219,6 +241,6 @@ def _prompt_spans(
         prompt, num_top = slots.prompts[row.slot]
         following = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
         spans.append(PromptSpan(index, row.slot, first, following, num_top))
-        tokens.append(query_starts[index] + np.arange(len(following)))
+        tokens.append(row_ends[index] - len(row.token_ids) + np.arange(len(following)))
         first += len(following)
     return spans, tokens

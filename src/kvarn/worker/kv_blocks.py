@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from kvarn.engine.plan import BlockCopy, BlockTransfer, KVConnector
+from kvarn.engine.plan import BlockContents, BlockCopy, BlockTransfer
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.memory import is_host_memory
 
@@ -25,10 +26,22 @@ def block_bytes(cache: KVCache) -> int:
     return sum(tensor[0].numel() * tensor.element_size() for tensor in (*cache.keys, *cache.values))
 
 
+class BlockMemory(Protocol):
+    """What of a `KVConnector` moves the contents of blocks."""
+
+    def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
+        """See `KVConnector`."""
+        ...
+
+    def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
+        """See `KVConnector`."""
+        ...
+
+
 class BlockTransfers:
     """Moves blocks of one cache to a connector, and from there."""
 
-    def __init__(self, cache: KVCache, connector: KVConnector) -> None:
+    def __init__(self, cache: KVCache, connector: BlockMemory) -> None:
         tensors = (*cache.keys, *cache.values)
         self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         """Each layer's part of the cache: [blocks, bytes]."""

@@ -7,7 +7,6 @@ blocks, with the part of each block that its layers and heads need.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,11 +17,11 @@ import msgspec
 
 from kvarn.engine.plan import AdapterLoad, StepPlan, StepResult
 from kvarn.models.adapters import LoadedAdapter
-from kvarn.worker.collectives import RankLostError
 from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.pipes import send_frame
+from kvarn.worker.rank_blocks import BlockSlots, RankBlocks, SlotMemory
 
-_LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -43,6 +42,8 @@ class RunPlan(msgspec.Struct, frozen=True, tag=True):
     """Run a step."""
 
     plan: StepPlan
+    slots: BlockSlots | None = None
+    """Where its blocks are stored and loaded; None where it moves none."""
 
 
 _messages = msgspec.msgpack.Decoder(AddAdapter | ForgetAdapter | RunPlan)
@@ -59,6 +60,7 @@ class RanksExecutor:
         others: Pipes to the other ranks.
         stages: Into which the layers are divided.
         load: Reads rank 0's part of an adapter.
+        blocks: Keeps blocks beyond the caches, where that is configured.
     """
 
     def __init__(
@@ -67,13 +69,15 @@ class RanksExecutor:
         others: Sequence[IO[bytes]],
         stages: int,
         load: Callable[[Path], LoadedAdapter],
+        blocks: RankBlocks | None = None,
     ) -> None:
         self.num_blocks = own.num_blocks
         self.max_context_length = own.max_context_length
         self.max_in_flight = stages
         self._own = own
         self._others = others
-        self._plans: deque[StepPlan] = deque()
+        self._plans: deque[tuple[StepPlan, BlockSlots | None]] = deque()
+        self._blocks = blocks
         self._load = load
         self._paths: dict[str, Path] = {}
         own.adapters.on_change = self._tell_of_adapter
@@ -83,12 +87,19 @@ class RanksExecutor:
 
         Raises RankLostError where one is gone.
         """
-        self._tell(RunPlan(msgspec.structs.replace(plan, masks={})))
-        self._plans.append(plan)
+        slots = None if self._blocks is None else self._blocks.begin(plan)
+        self._tell(RunPlan(msgspec.structs.replace(plan, masks={}), slots))
+        self._plans.append((plan, slots))
 
     def collect(self) -> StepResult:
         """Run this rank's part of the oldest plan. Raises as `InProcessExecutor.execute`, and RankLostError."""
-        return self._own.execute(self._plans.popleft())
+        plan, slots = self._plans.popleft()
+        if self._blocks is None or slots is None:
+            return self._own.execute(plan)
+        self._blocks.memory.slots = slots
+        result = self._own.execute(plan)
+        self._blocks.end(plan, slots)
+        return result
 
     def load_adapter(self, path: Path) -> LoadedAdapter:
         """Read an adapter; the other ranks read theirs from the same place when it is held. Raises as `load`."""
@@ -115,10 +126,20 @@ class Follower:
     Args:
         own: Its part of the model, with its KV cache.
         load: Reads an adapter for it; called in a thread.
+        memory: Where its part of blocks is kept beyond the cache; `own` has the same.
+        answers: Rank 0 is told here when blocks were moved.
     """
 
-    def __init__(self, own: InProcessExecutor, load: Callable[[Path], LoadedAdapter]) -> None:
+    def __init__(
+        self,
+        own: InProcessExecutor,
+        load: Callable[[Path], LoadedAdapter],
+        memory: SlotMemory | None,
+        answers: IO[bytes],
+    ) -> None:
         self._own = own
+        self._memory = memory
+        self._answers = answers
         self._load = load
         self._loads: dict[str, Future[LoadedAdapter]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-adapters")
@@ -138,7 +159,11 @@ class Follower:
                     self._loads.pop(adapter, None)
                     if self._own.adapters.has(adapter):
                         self._own.adapters.forget(adapter)
-                case RunPlan(plan):
+                case RunPlan(plan, slots):
+                    if self._memory is not None and slots is not None:
+                        self._memory.slots = slots
+                        self._own.transfer_blocks(plan)
+                        send_frame(self._answers, b"")
                     for load in plan.adapter_loads:
                         self._hold(load)
                     self._own.follow(plan)
@@ -154,22 +179,3 @@ class Follower:
             adapters.add(load.adapter, found.packed)
         if adapters.num_blocks(load.adapter) != len(load.blocks):
             raise PlanError(f"adapter {load.adapter} takes another number of blocks here: lower tensor_parallel_size")
-
-
-def send_frame(pipe: IO[bytes], message: bytes) -> None:
-    """Write a message with its length. Raises RankLostError where nobody reads any more."""
-    try:
-        pipe.write(_LENGTH.pack(len(message)) + message)
-        pipe.flush()
-    except (BrokenPipeError, ValueError) as error:
-        raise RankLostError("another rank of this model has ended") from error
-
-
-def read_frame(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None where the pipe was closed."""
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    message = pipe.read(length)
-    return message if len(message) == length else None

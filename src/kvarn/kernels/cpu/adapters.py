@@ -42,7 +42,7 @@ class CpuAdapterMemory:
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
         """See `AdapterMemory`."""
         layers = [
-            [(part.first_line, part.rank, part.first_out, part.outs, part.scale) for part in parts]
+            [(part.first_line, part.rank, part.inputs, part.first_out, part.outs, part.scale) for part in parts]
             for parts in adapter.layers
         ]
         self._table.set(index, self._pages.addresses(blocks), layers)

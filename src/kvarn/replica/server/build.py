@@ -30,10 +30,19 @@ from kvarn.replica.server.draft import load_draft
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.experts import ExpertLoads, read_expert_load
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.kv_tiers import build_tiers
+from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
-from kvarn.replica.server.ranks import Begin, Loaded, RankProcesses, layout_of, load_part
+from kvarn.replica.server.ranks import (
+    Begin,
+    KeptBlocks,
+    Loaded,
+    RankProcesses,
+    context_of,
+    keeps_blocks,
+    layout_of,
+    load_part,
+)
 from kvarn.replica.server.recurrent import check_recurrent
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
@@ -50,7 +59,10 @@ from kvarn.worker import (
     PipelinedExecutor,
     plan_cache,
 )
+from kvarn.worker.collectives import RankLayout
+from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.memory import CachePlan
+from kvarn.worker.rank_blocks import BlockPart, RankBlocks, block_parts, slot_bytes
 from kvarn.worker.ranks import RanksExecutor
 
 log = logging.getLogger(__name__)
@@ -146,20 +158,22 @@ def _build_decoder(
 ) -> GenerateService:
     check_recurrent(model, config)
     max_context_length, layout = config.max_context_length or model.spec.max_context_length, layout_of(config)
-    tiers = None
-    if config.kv_tiers is not None or spec.role != "both":
-        with phases("open the KV tiers"):
-            chosen = config.kv_tiers or KVTiersConfig()
-            shared = spec.role != "both"
-            tiers = build_tiers(model, chosen, config.name, Path(spec.directory), shared=shared)
-    connector = None if tiers is None else tiers.store
     others = [] if ranks is None else ranks.await_loaded()
-    costs = _joint_costs(model, others) if others else model.costs
+    sizes = [block_bytes(model.new_kv_cache(1)), *(each.block_bytes for each in others)]
+    parts = block_parts(layout, _head_copies(model, layout), sizes)
+    tiers = None
+    if keeps_blocks(spec):
+        with phases("open the KV tiers"):
+            tiers = _open_tiers(model, spec, parts, ranks)
+    connector = None if tiers is None else tiers.store
+    costs = _joint_costs(model, others, layout) if others else model.costs
     with phases("allocate the KV cache"):
         num_blocks, num_snapshots = _plan_cache(model, config, max_context_length, others)
+    memory = None
     if ranks is not None:
+        kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
         with phases("join the ranks"):
-            ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs))
+            memory = ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs, kept), parts)
     proposer = build_proposer(spec, config, model, num_blocks, phases)
     beside = ranks is None and model.kernels.computes_beside_host
     own = (PipelinedExecutor if beside else InProcessExecutor)(
@@ -168,13 +182,15 @@ def _build_decoder(
         max_num_seqs=config.engine.max_num_seqs,
         max_context_length=max_context_length,
         num_snapshots=num_snapshots,
-        connector=connector,
+        connector=connector if ranks is None else memory,
         eagle=proposer if isinstance(proposer, EagleProposer) else None,
+        context=None if ranks is None else context_of(config, 0, ranks.group),
     )
     load: LoadFunction = partial(load_adapter, model=model, max_rank=config.lora.max_rank)
     executor: Executor = own
     if ranks is not None:
-        executor = RanksExecutor(own, ranks.pipes, config.pipeline_parallel_size, load)
+        blocks = RankBlocks(tiers.store, memory, ranks.answers) if tiers is not None and memory is not None else None
+        executor = RanksExecutor(own, ranks.pipes, config.pipeline_parallel_size, load, blocks)
         load = executor.load_adapter
     with phases("warm up"):
         warm_up(executor)
@@ -232,16 +248,39 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
         weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
         memory_bytes=model.kernels.memory_bytes() * (1 if own_free is None else layout.world_size),
         free_bytes=own_free and min([own_free, *free_elsewhere]) * layout.world_size,
-        copies=max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads)),
+        copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
     )
 
 
-def _joint_costs(model: Decoder, others: Sequence[Loaded]) -> DecoderCosts:
-    """Costs of a step of all ranks together."""
+def _head_copies(model: Decoder, layout: RankLayout) -> int:
+    """Ranks that share layers and hold the same key/value heads."""
+    return max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads))
+
+
+def _open_tiers(
+    model: Decoder, spec: ReplicaSpec, parts: Sequence[BlockPart], ranks: RankProcesses | None
+) -> BuiltTiers:
+    config, layout = spec.model_config, layout_of(spec.model_config)
+    divided = layout.tensor_parallel_size > 1 or config.tensor_parallel_invariant
+    return build_tiers(
+        model,
+        config.kv_tiers or KVTiersConfig(),
+        config.name,
+        Path(spec.directory),
+        shared=spec.role != "both",
+        sums=(divided, layout.tensor_parallel_size, layout.pipeline_parallel_size),
+        size=slot_bytes(parts),
+        memory_of=None if ranks is None else ranks.memory,
+    )
+
+
+def _joint_costs(model: Decoder, others: Sequence[Loaded], layout: RankLayout) -> DecoderCosts:
+    """Costs of a step of all ranks together; those that share long prompts hold the same weights."""
+    copies = layout.prefill_context_parallel_size
     return loaded_costs(
         model.spec,
-        layer_bytes=model.layer_bytes + sum(each.layer_bytes for each in others),
-        head_bytes=model.head_bytes + sum(each.head_bytes for each in others),
+        layer_bytes=(model.layer_bytes + sum(each.layer_bytes for each in others)) // copies,
+        head_bytes=(model.head_bytes + sum(each.head_bytes for each in others)) // copies,
         kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
     )
 
@@ -286,7 +325,7 @@ def build_proposer(
     with phases("load the draft model"):
         directory = Path(spec.draft_directory)
         if config.speculation.chosen == "eagle3":
-            head = load_eagle_head(directory, model)
+            head = load_eagle_head(directory, model, Path(spec.directory))
             return EagleProposer(head, num_blocks=num_blocks, max_num_seqs=config.engine.max_num_seqs)
         return load_draft(directory, Path(spec.directory), config, model, num_blocks)
 

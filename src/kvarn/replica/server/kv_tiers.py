@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from kvarn.kvstore import DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
 from kvarn.models import Decoder
 from kvarn.models.packed_cache import code_digest, origin_of
-from kvarn.worker.kv_blocks import block_bytes
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _CHUNK_BYTES = 1 << 22
@@ -37,33 +36,54 @@ class BuiltTiers(NamedTuple):
     digest: bytes
     """See `BlockId.model`; empty where blocks do not leave the process."""
     block_bytes: int
+    num_slots: int
+    """Blocks in memory at most."""
 
 
-def build_tiers(model: Decoder, config: KVTiersConfig, name: str, checkpoint: Path, *, shared: bool) -> BuiltTiers:
-    """The tiers as configured. `shared`: blocks go to another process.
+def build_tiers(
+    model: Decoder,
+    config: KVTiersConfig,
+    name: str,
+    checkpoint: Path,
+    *,
+    shared: bool,
+    sums: tuple[object, ...],
+    size: int,
+    memory_of: Callable[[int], memoryview] | None,
+) -> BuiltTiers:
+    """The tiers as configured.
+
+    Args:
+        model: This rank's part of it.
+        config: Their sizes, and where on disk.
+        name: The model's.
+        checkpoint: Its directory.
+        shared: Blocks go to another process.
+        sums: What the bits and the layout of a block follow from, beside the model: how it is divided among ranks.
+        size: Bytes of a block, all ranks' parts of it.
+        memory_of: Makes memory of so many bytes that all ranks map; None: there is one rank.
 
     Raises:
         KVStoreError: They cannot be had as configured; the message says what to change.
     """
-    size = block_bytes(model.new_kv_cache(1))
     slots = int(config.host_gib * GIB) // size
     tenant_slots = int(slots * config.tenant_share)
     if not tenant_slots:
         raise KVStoreError(
             f"kv_tiers.host_gib has no room for one block of {size} bytes (times kv_tiers.tenant_share): raise it"
         )
-    memory = MemoryTier(slots, size, tenant_slots)
+    memory = MemoryTier(slots, size, tenant_slots, None if memory_of is None else memory_of(slots * size))
     directory = None if config.directory is None else Path(config.directory).expanduser()
     if not shared and (directory is None or not config.disk_gib):
-        return BuiltTiers(TieredStore(memory), name, b"", size)
+        return BuiltTiers(TieredStore(memory), name, b"", size, slots)
     digest = hashlib.blake2b(digest_size=16)
     for part in (
         *(__version__, torch.__version__, code_digest(), _native_digest(), model.kernels.name, BLOCK_SIZE, size),
-        *(model.dtype, model.kv_dtype, model.quantization, model.spec, weights_digest(checkpoint, directory)),
+        *(model.dtype, model.kv_dtype, model.quantization, model.spec, weights_digest(checkpoint, directory), *sums),
     ):
         digest.update(f"{part}\0".encode())
     disk = None if directory is None else _open_disk(config, directory, name, digest.digest(), size)
-    return BuiltTiers(TieredStore(memory, disk), f"{name}/{digest.hexdigest()}", digest.digest(), size)
+    return BuiltTiers(TieredStore(memory, disk), f"{name}/{digest.hexdigest()}", digest.digest(), size, slots)
 
 
 def _open_disk(config: KVTiersConfig, directory: Path, name: str, digest: bytes, size: int) -> DiskTier | None:

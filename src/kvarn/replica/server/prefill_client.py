@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from kvarn.engine.plan import KVFetch
+from kvarn.engine.prefill_apart import PeerLoad
 from kvarn.engine.request import Sequence
 from kvarn.kvstore import BadBlockError, TieredStore
 from kvarn.kvstore.exchange import (
@@ -77,13 +78,12 @@ class PrefillClient:
 
     # The engine's thread ----------------------------------------------------------------------------------------------
 
-    def prefill_s(self, num_tokens: int) -> float | None:
+    def load(self) -> PeerLoad | None:
         """See `PrefillPeer`."""
         if self._channel is None:
             return None
         with self._lock:
-            waiting = sum([job.tokens for job in self._jobs.values()])
-        return (waiting + num_tokens) * self._token_s
+            return PeerLoad(sum([job.tokens for job in self._jobs.values()]), self._token_s)
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
         """See `PrefillPeer`."""

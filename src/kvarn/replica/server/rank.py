@@ -23,10 +23,12 @@ from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, device_of, layout_of, load_part
+from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, context_of, device_of, layout_of, load_part
 from kvarn.worker import InProcessExecutor
 from kvarn.worker.collectives import RankGroup
-from kvarn.worker.ranks import Follower, read_frame, send_frame
+from kvarn.worker.kv_blocks import block_bytes
+from kvarn.worker.pipes import read_frame, send_frame
+from kvarn.worker.ranks import Follower
 
 log = logging.getLogger(__name__)
 
@@ -54,23 +56,27 @@ def main() -> int:
             send_frame(answers, msgspec.msgpack.encode(Loaded(problem=problem)))
             return 1
         assert isinstance(model, Decoder), "encoders have one rank"
-        loaded = Loaded(model.layer_bytes, model.head_bytes, model.kernels.free_memory_bytes())
+        part = block_bytes(model.new_kv_cache(1))
+        loaded = Loaded(model.layer_bytes, model.head_bytes, model.kernels.free_memory_bytes(), part)
         send_frame(answers, msgspec.msgpack.encode(loaded))
-        return _run(spec, model, group, frames)
+        return _run(spec, model, group, frames, answers)
 
 
-def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[bytes]) -> int:
+def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[bytes], answers: IO[bytes]) -> int:
     begin = msgspec.msgpack.decode(next(frames), type=Begin)
+    memory = None if begin.kept is None else begin.kept.map(spec.block_file)
     try:
         executor = InProcessExecutor(
             model,
             num_blocks=begin.num_blocks,
             max_num_seqs=begin.max_num_seqs,
             max_context_length=begin.max_context_length,
+            connector=memory,
+            context=context_of(spec.replica.model_config, spec.rank, group),
         )
         group.join(Path(spec.store))
         gc.freeze()
-        Follower(executor, partial(load_adapter, model=model)).follow(frames)
+        Follower(executor, partial(load_adapter, model=model), memory, answers).follow(frames)
     except Exception:
         log.exception("the rank cannot go on", extra={"rank": spec.rank})
         return 1

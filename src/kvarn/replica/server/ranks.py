@@ -32,7 +32,9 @@ from kvarn.models.pipeline import Stage
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.worker.collectives import RankGroup, RankLayout, RankLostError
-from kvarn.worker.ranks import read_frame, send_frame
+from kvarn.worker.context_parallel import ContextParallel
+from kvarn.worker.pipes import read_frame, send_frame
+from kvarn.worker.rank_blocks import BlockPart, SlotMemory, anonymous_file, map_memory
 
 EXIT_RANK_LOST = 3
 """Exit status of an engine process, one of whose ranks ended while it did not look."""
@@ -50,6 +52,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     store: str
     """The file over which ranks find each other."""
+    block_file: int = -1
+    """Descriptor of the memory in which blocks are kept beyond the caches; -1 where none are."""
     expert_load: dict[int, list[int]] = {}
     """See `Parallel.expert_load`: the same for all ranks."""
 
@@ -61,7 +65,22 @@ class Loaded(msgspec.Struct, frozen=True):
     head_bytes: int = 0
     free_bytes: int | None = None
     """Of a device of its own; None: its memory is the machine's."""
+    block_bytes: int = 0
+    """Of its part of a block of the KV cache."""
     problem: str = ""
+
+
+class KeptBlocks(msgspec.Struct, frozen=True):
+    """The memory in which blocks are kept beyond the caches."""
+
+    num_bytes: int
+    slot_bytes: int
+    part: BlockPart
+    """The rank's own, of each slot."""
+
+    def map(self, file: int) -> SlotMemory:
+        """For the rank."""
+        return SlotMemory(map_memory(file, self.num_bytes), self.slot_bytes, self.part)
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -70,11 +89,19 @@ class Begin(msgspec.Struct, frozen=True):
     num_blocks: int
     max_context_length: int
     max_num_seqs: int
+    kept: KeptBlocks | None = None
 
 
 def layout_of(config: ModelConfig) -> RankLayout:
     """How a model is divided."""
-    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size)
+    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size)
+
+
+def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
+    """A rank's place among those that share long prompts, where there are others."""
+    layout = layout_of(config)
+    size = layout.prefill_context_parallel_size
+    return ContextParallel(layout.context(rank), size, group.gather_context) if size > 1 else None
 
 
 def device_of(config: ModelConfig, rank: int) -> torch.device:
@@ -91,7 +118,7 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
     if count < ranks:
         raise ParallelError(
             f"{config.name} is divided among {ranks} processes, but there are {count} {place.type} devices: lower "
-            "tensor_parallel_size or pipeline_parallel_size, or set `device`"
+            "tensor_parallel_size, pipeline_parallel_size or prefill_context_parallel_size, or set `device`"
         )
     torch.accelerator.set_device_index(rank)
     return torch.device(place.type, rank)
@@ -134,16 +161,23 @@ def load_part(
     )
     if group is not None and not isinstance(model, Decoder):
         raise ParallelError(
-            f"{config.name} embeds texts: leave out its tensor_parallel_size and pipeline_parallel_size"
+            f"{config.name} embeds texts: leave out its tensor_parallel_size, pipeline_parallel_size and "
+            "prefill_context_parallel_size"
         )
     held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
-    torch.set_num_threads(threads_of(config, kernel_threads(held * layout.world_size)))
+    parts = layout.world_size // layout.prefill_context_parallel_size
+    torch.set_num_threads(threads_of(config, kernel_threads(held * parts)))
     return model
 
 
 def threads_of(config: ModelConfig, threads: int) -> int:
     """Threads of one rank, where the model has so many in all unless it is configured."""
     return max(1, (config.threads or threads) // layout_of(config).world_size)
+
+
+def keeps_blocks(spec: ReplicaSpec) -> bool:
+    """Whether blocks are kept beyond the KV cache, for later or for another engine."""
+    return spec.model_config.kv_tiers is not None or spec.role != "both"
 
 
 class RankProcesses:
@@ -161,17 +195,26 @@ class RankProcesses:
         # The directory of the engine's sockets is removed however the engine ends.
         self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")
         self._store = Path(self._own_directory or spec.endpoint.directory) / "ranks"
+        self._block_file = anonymous_file() if keeps_blocks(spec) else -1
         self.pipes: list[IO[bytes]] = []
         """To each, in their order."""
+        self.answers: list[IO[bytes]] = []
+        """From each."""
         self._processes: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-P", "-m", "kvarn.replica.server.rank"]
         for rank in range(1, layout.world_size):
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            files = () if self._block_file < 0 else (self._block_file,)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=files)
             assert process.stdin is not None
+            assert process.stdout is not None
             self._processes.append(process)
             self.pipes.append(process.stdin)
+            self.answers.append(process.stdout)
             load = {layer: list(tokens) for layer, tokens in expert_load.items()}
-            line = msgspec.json.encode(RankSpec(replica=spec, rank=rank, store=str(self._store), expert_load=load))
+            own = RankSpec(
+                replica=spec, rank=rank, store=str(self._store), block_file=self._block_file, expert_load=load
+            )
+            line = msgspec.json.encode(own)
             with contextlib.suppress(BrokenPipeError):  # that it is gone is noticed when it shall have loaded
                 process.stdin.write(line + b"\n")
                 process.stdin.flush()
@@ -183,9 +226,8 @@ class RankProcesses:
             RankLostError: One ended, or says why it cannot load.
         """
         loaded: list[Loaded] = []
-        for rank, process in enumerate(self._processes, start=1):
-            assert process.stdout is not None
-            frame = read_frame(process.stdout)
+        for rank, answers in enumerate(self.answers, start=1):
+            frame = read_frame(answers)
             if frame is None:
                 raise RankLostError(f"rank {rank} of the model ended while it loaded: the log says why")
             found = msgspec.msgpack.decode(frame, type=Loaded)
@@ -194,14 +236,29 @@ class RankProcesses:
             loaded.append(found)
         return loaded
 
-    def begin(self, message: Begin) -> None:
-        """Let them make their caches, and join the group with them; from now on the end of one ends this process."""
-        for pipe in self.pipes:
+    def memory(self, num_bytes: int) -> memoryview:
+        """Memory in which blocks are kept: all ranks can map it, and pages come when they are written."""
+        os.ftruncate(self._block_file, num_bytes)
+        return map_memory(self._block_file, num_bytes)
+
+    def begin(self, message: Begin, parts: Sequence[BlockPart] = ()) -> SlotMemory | None:
+        """Let them make their caches, and join the group with them; from now on the end of one ends this process.
+
+        `parts`: of all ranks, where the message says that blocks are kept. Returns where this process keeps its part.
+        """
+        for number, pipe in enumerate(self.pipes, start=1):
+            if message.kept is not None:
+                message = msgspec.structs.replace(
+                    message, kept=msgspec.structs.replace(message.kept, part=parts[number])
+                )
             send_frame(pipe, msgspec.msgpack.encode(message))
         for rank, process in enumerate(self._processes, start=1):
             thread = threading.Thread(target=self._watch, args=(rank, process), name=f"kvarn-rank-{rank}", daemon=True)
             thread.start()
         self.group.join(self._store)
+        if message.kept is None:
+            return None
+        return msgspec.structs.replace(message.kept, part=parts[0]).map(self._block_file)
 
     def close(self) -> None:
         """End them. Idempotent."""
@@ -219,6 +276,9 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._block_file >= 0:
+            os.close(self._block_file)
+            self._block_file = -1
         self._store.unlink(missing_ok=True)
         if self._own_directory is not None:
             shutil.rmtree(self._own_directory, ignore_errors=True)

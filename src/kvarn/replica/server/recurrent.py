@@ -14,6 +14,7 @@ def check_recurrent(model: Decoder, config: ModelConfig) -> None:
     problems = {
         "kv_tiers": (config.kv_tiers is not None, "blocks without the states at their end cannot be begun with"),
         "disaggregation": (config.disaggregation is not None, "states are not sent to other engines"),
+        "prefill_context_parallel_size": (config.prefill_context_parallel_size > 1, "a state is that of all tokens"),
         "speculation": (
             config.speculation.method not in ("auto", "none"),
             "states cannot go back behind a guess that was wrong",

@@ -1,0 +1,43 @@
+"""Blocks that a tier does not keep, or does not use."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+_LOG_EVERY_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class DroppedBlocks:
+    """Counts them by tier and reason. Thread-safe. `clock`: seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts = {"memory": Counter[str](), "disk": Counter[str]()}
+        self._log_due_s = clock()
+
+    def add(self, tier: str, reason: str, count: int = 1) -> None:
+        """So many were dropped."""
+        if count:
+            with self._lock:
+                self._counts[tier][reason] += count
+
+    def disk_failed(self, reason: str, count: int, error: Exception) -> None:
+        """So many were dropped by an error, which is logged unless one was a moment ago."""
+        self.add("disk", reason, count)
+        with self._lock:
+            now = self._clock()
+            if now < self._log_due_s:
+                return
+            self._log_due_s = now + _LOG_EVERY_S
+        log.warning("KV blocks on disk are not used", extra={"reason": reason, "error": str(error)})
+
+    def counts(self, tier: str) -> dict[str, int]:
+        """By reason."""
+        with self._lock:
+            return dict(self._counts[tier])

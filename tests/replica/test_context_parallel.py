@@ -1,0 +1,116 @@
+"""Processes that share the tokens of long prompts give the tokens and log-probabilities of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
+
+import kvarn
+from kvarn.config.schema import ModelConfig
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.collectives import RankLayout
+from profiles import effort
+from rank_services import Answers, build, requests, run
+
+DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
+ROOMY = {"max_context_length": 768, "engine": {"token_budget": 420, "max_num_seqs": 8}}
+"""Prompts of up to 700 tokens in two chunks."""
+LONG_PROMPT = effort(8_192, 131_072)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def messages() -> list[Submit]:
+    return requests(range(200, 4000), 20, with_grammars=True, longest=700)
+
+
+@cache
+def demo_alone() -> Answers:
+    service = build(DEMO, **ROOMY)
+    answers = run(service, messages())
+    service.shutdown()
+    return answers
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"prefill_context_parallel_size": 3},
+        {"prefill_context_parallel_size": 2, "pipeline_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_one_process(sizes: dict[str, int]) -> None:
+    expected = demo_alone()
+    service = build(DEMO, kv_cache_gib=0.02, **ROOMY, **sizes)
+    answers = run(service, messages())
+    service.shutdown()
+    assert answers.keys() == expected.keys()
+    for key, answer in answers.items():
+        assert answer == expected[key], key
+
+
+def test_a_very_long_prompt(tmp_path: Path) -> None:
+    """128K tokens (thorough; else 8K) in chunks of 4,096."""
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=LONG_PROMPT + 16,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    prompt = torch.randint(3, 64, (LONG_PROMPT,)).tolist()
+    sampling = SamplingParams(seed=0, max_tokens=4, temperature=1.0, logprobs=5)
+    request = Submit(request_id="long", prompt_token_ids=prompt, sampling=sampling)
+    answers = []
+    for ranks in (1, 2):
+        service = build(
+            tmp_path,
+            max_context_length=LONG_PROMPT + 16,
+            prefill_context_parallel_size=ranks,
+            engine={"token_budget": 4096, "max_num_seqs": 1},
+        )
+        answers.append(run(service, [request]))
+        service.shutdown()
+    assert answers[0] == answers[1]
+    ((tokens, logprobs, _),) = answers[0].values()
+    assert len(tokens) == len(logprobs) == 4
+
+
+def test_every_rank_has_its_place() -> None:
+    layout = RankLayout(tensor_parallel_size=2, pipeline_parallel_size=2, prefill_context_parallel_size=3)
+    assert layout.world_size == 12
+    places = {(layout.stage(rank), layout.context(rank), layout.shard(rank)) for rank in range(12)}
+    assert len(places) == 12
+    assert (layout.stage(0), layout.context(0), layout.shard(0)) == (1, 0, 0)
+    for rank in range(12):
+        for peer in layout.peers(rank):
+            assert (layout.stage(peer), layout.context(peer)) == (layout.stage(rank), layout.context(rank))
+        assert [layout.context(peer) for peer in layout.context_peers(rank)] == [0, 1, 2]
+        for peer in layout.context_peers(rank):
+            assert (layout.stage(peer), layout.shard(peer)) == (layout.stage(rank), layout.shard(rank))
+
+
+def test_ranks_that_share_prompts_follow_no_eagle_head() -> None:
+    settings: dict[str, Any] = {"prefill_context_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}
+    with pytest.raises(ValueError, match="cannot have an EAGLE-3 head"):
+        ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", **settings})
