@@ -67,7 +67,7 @@ class InstantModel:
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 
-    def new_kv_cache(self, num_blocks: int) -> KVCache:
+    def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         """One layer of blocks that hold next to nothing."""
         blocks = torch.zeros(num_blocks, 1, 16, 1)
         return KVCache((blocks,), (blocks.clone(),))

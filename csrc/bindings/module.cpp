@@ -26,6 +26,7 @@ NB_MODULE(_native, m) {
     bind_adapters(m);
     bind_linear(m, backend);
     bind_attention(m, backend);
+    bind_delta(backend);
     bind_sampling(backend);
     bind_search(m);
     bind_greedy(m, backend);

@@ -10,6 +10,7 @@ void bind_roofline(BackendClass& backend);
 void bind_adapters(nanobind::module_& m);
 void bind_linear(nanobind::module_& m, BackendClass& backend);
 void bind_attention(nanobind::module_& m, BackendClass& backend);
+void bind_delta(BackendClass& backend);
 void bind_sampling(BackendClass& backend);
 void bind_search(nanobind::module_& m);
 void bind_greedy(nanobind::module_& m, BackendClass& backend);

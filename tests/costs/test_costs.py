@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kvarn.costs.decoder import DecoderDimensions, StepWork, loaded_costs, planned_costs
+from kvarn.costs.decoder import (
+    DecoderDimensions,
+    DeltaDimensions,
+    StepWork,
+    kv_bytes_per_token,
+    loaded_costs,
+    planned_costs,
+    state_bytes,
+)
 from kvarn.costs.roofline import Ceilings, floor_s
 
 
@@ -55,6 +65,20 @@ def test_a_prompt_attends_to_what_is_cached_and_to_itself() -> None:
     assert whole.operations == pytest.approx(first.operations + rest.operations - 2 * costs.head_weights)
     assert rest.kv_bytes == 60 * KV_BYTES
     assert costs.prefill(1).operations - 2 * (costs.dense_weights + costs.head_weights) == per_pair
+
+
+def test_a_recurrent_layer_costs_its_state_in_place_of_keys_and_values() -> None:
+    delta = DeltaDimensions(key_heads=2, value_heads=4, key_dim=16, value_dim=32, window=4)
+    model = replace(decoder(), delta=delta, num_delta_layers=21, gated_attention=True)
+    assert kv_bytes_per_token(model, "bfloat16") == KV_BYTES // 4
+    channels = 2 * 2 * 16 + 4 * 32
+    assert state_bytes(model) == 21 * 4 * (4 * 16 * 32 + 3 * channels)
+    costs = planned_costs(model, "bfloat16", KV_BYTES // 4)
+    attention = 1024 * 128 * (3 * 16 + 2 * 8)
+    recurrent = 1024 * (channels + 4 * 32 + 2 * 4 + 4 * 32)
+    assert costs.dense_weights == 7 * attention + 21 * recurrent + 28 * 3 * 1024 * 3072
+    assert costs.decode(8, 100).kv_bytes == 8 * (100 * KV_BYTES // 4 + 2 * state_bytes(model))
+    assert costs.operations_per_pair == 7 * 16 * 128 * 4
 
 
 def test_experts_that_no_token_visits_are_not_read() -> None:

@@ -5,7 +5,7 @@ After every step the books are recounted (`World.step`), and the executor checks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_adapters import ScriptedAdapters
-from engine_world import EveryThird, OftenForced
 from kv_connectors import DictConnector
 from kvarn.worker.ngram import NgramProposer
 from profiles import examples
+from scripted_masks import EveryThird, OftenForced
 
 PROPERTY = settings(
     max_examples=examples(200),
@@ -41,12 +41,14 @@ configs = st.fixed_dictionaries(
         "ngram": st.sampled_from([False, False, True]),
         "adaptive": st.booleans(),
         "proposal_s": st.sampled_from([0.0, 1e-4, 1e-3, 0.1]),
+        "num_snapshots": st.sampled_from([None, None, 0, 1, 3, 12]),
     }
 )
 """Besides the configuration: steps in flight, whether blocks are kept elsewhere (far away, and how often one is lost),
 whether requests with a salt are masked, how often one must look for an adapter that is being loaded (None: all are
 always there), how many tokens are proposed, of which the one at a place is wrong (or whether earlier text is), whether
-it is chosen how many of them are verified, and the seconds that one takes."""
+it is chosen how many of them are verified, the seconds that one takes, and for how many snapshots of recurrent states
+there is room (None: there are no such states; where there are, nothing is proposed or kept elsewhere)."""
 
 
 ADAPTERS = {"small": 1, "large": 4, "other": 2}
@@ -108,12 +110,18 @@ def build(
     ngram: bool = False,
     proposal_s: float = 0.0,
     adapter_looks=None,
+    num_snapshots: int | None = None,
+    proposals: Sequence[tuple[int, int]] = (),
     **config,
 ):
     def seconds(plan) -> float:
         return 0.01 + 1e-4 * plan.num_tokens + proposal_s * sum(row.num_proposals for row in plan.rows)
 
+    if num_snapshots is not None:
+        tiers, ngram, proposals = None, False, ()
     return make_world(
+        num_snapshots=num_snapshots,
+        proposals=proposals,
         adapters=None if adapter_looks is None else ScriptedAdapters(ADAPTERS, adapter_looks),
         proposer=NgramProposer() if ngram else None,
         seconds=seconds,

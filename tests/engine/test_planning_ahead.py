@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_world import EveryThird
 from kv_connectors import DictConnector
 from kvarn.engine.plan import LAST_SAMPLED
+from scripted_masks import EveryThird
 
 
 def test_the_next_step_is_submitted_before_a_result_is_collected(make_world):

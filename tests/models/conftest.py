@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvarn.kernels.adapters import AdapterMemory
-from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.batch import KVCache, PagedBatch, StateBatch
 from kvarn.models import Decoder
 from tiny_checkpoints import DECODERS, make_decoder
 
@@ -33,10 +33,14 @@ class PagedRunner:
     tables: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     adapters: AdapterMemory | None = None
+    states: dict[str, int] = field(default_factory=dict)
+    """Places of recurrent states: of each sequence, and of copies at the ends of its blocks."""
 
     def __post_init__(self) -> None:
-        self.cache = self.model.new_kv_cache(self.num_blocks)
-        for tensor in (*self.cache.keys, *self.cache.values):
+        self.cache = self.model.new_kv_cache(self.num_blocks, 64)
+        recurrent = self.cache.states
+        own = () if recurrent is None else (*recurrent.matrices, *recurrent.inputs)
+        for tensor in (*self.cache.keys, *self.cache.values, *own):
             tensor.view(torch.uint8).fill_(255)  # NaN in every float type
         order = torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
         self._free = order.tolist()  # block 0 stays poisoned: unused entries of a block table name it
@@ -45,6 +49,27 @@ class PagedRunner:
         """Begin a sequence with the first blocks of another."""
         self.tables[name] = self.tables[source][:num_blocks]
         self.lengths[name] = num_blocks * BLOCK
+        if self.cache.states is not None:
+            self.cache.states.copy(self.states[f"{source} {num_blocks * BLOCK}"], self._place(name))
+
+    def _place(self, name: str) -> int:
+        return self.states.setdefault(name, len(self.states))
+
+    def _states(self, rows: dict[str, list[int]]) -> StateBatch | None:
+        """Of rows whose tokens are counted in `lengths` already; a copy is kept at the end of each block."""
+        if self.cache.states is None:
+            return None
+        for name, tokens in rows.items():
+            if len(tokens) == self.lengths[name]:
+                self.cache.states.clear(self._place(name))
+        saves = [
+            [index, end - self.lengths[name] + len(tokens), self._place(f"{name} {end}")]
+            for index, (name, tokens) in enumerate(rows.items())
+            for end in range(BLOCK, self.lengths[name] + 1, BLOCK)
+            if end > self.lengths[name] - len(tokens)
+        ]
+        places = torch.tensor([self._place(name) for name in rows])
+        return StateBatch(places, torch.tensor(saves, dtype=torch.int64).view(-1, 3))
 
     def step(self, rows: dict[str, list[int]], adapters: dict[str, int] | None = None) -> dict[str, torch.Tensor]:
         """Append tokens to sequences (of these adapters) in one batch; the logits [tokens, vocab] of each."""
@@ -73,6 +98,7 @@ class PagedRunner:
             adapters=None
             if adapters is None or self.adapters is None
             else self.adapters.batch(torch.tensor([adapters[name] for name, tokens in rows.items() for _ in tokens])),
+            states=self._states(rows),
         )
         token_ids = torch.tensor([token for tokens in rows.values() for token in tokens])
         logits = self.model.forward(token_ids, batch, self.cache, torch.arange(len(positions)))

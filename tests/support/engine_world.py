@@ -14,7 +14,7 @@ from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore
 from kvarn.engine.memory_pressure import Preemption
-from kvarn.engine.plan import LAST_SAMPLED, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
+from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.request import Sequence as EngineSequence
 from kvarn.engine.request import TokenMask
@@ -78,6 +78,8 @@ class SlotState:
     tokens: list[int]
     chains: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
+    state: int | None = None
+    """The recurrent states: the chain of all tokens that were computed."""
 
     def chain(self, position: int) -> int:
         """Expected contents of a position."""
@@ -102,8 +104,10 @@ class CheckingExecutor:
         max_in_flight: int = 1,
         connector: KVConnector | None = None,
         adapters: ScriptedAdapters | None = None,
+        num_snapshots: int | None = None,
     ) -> None:
         self.adapters = adapters
+        self.snapshots: list[int | None] | None = None if num_snapshots is None else [None] * num_snapshots
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
         self.max_in_flight = max_in_flight
@@ -129,7 +133,9 @@ class CheckingExecutor:
             self.adapters.drop(adapter)
         for new in plan.new_sequences:
             assert new.slot not in self.slots, "a slot is taken twice"
-            self.slots[new.slot] = SlotState(new, [*new.prompt_token_ids, *new.output_token_ids])
+            self.slots[new.slot] = state = SlotState(new, [*new.prompt_token_ids, *new.output_token_ids])
+            if self.snapshots is not None:
+                state.state = state.chain(-1) if new.snapshot == NO_SNAPSHOT else self.snapshots[new.snapshot]
         self._transfer(plan)
         self._copy(plan)
         for load in plan.adapter_loads:
@@ -170,6 +176,8 @@ class CheckingExecutor:
 
     def _write(self, plan: StepPlan) -> None:
         written: set[tuple[int, int]] = set()
+        saved = [save.snapshot for row in plan.rows for save in row.state_saves]
+        assert len(set(saved)) == len(saved), "two rows write one snapshot"
         for row in plan.rows:
             state = self.slots[row.slot]
             assert row.token_ids, "an empty row"
@@ -177,12 +185,18 @@ class CheckingExecutor:
             known = row.start + len(token_ids) - row.num_proposals
             assert token_ids[: known - row.start] == state.tokens[row.start : known]
             chain = state.chain(row.start - 1)
+            assert self.snapshots is None or state.state == chain, f"slot {row.slot} goes on from foreign states"
+            saves = {row.start + save.num_tokens: save.snapshot for save in row.state_saves}
             for position, token in enumerate(token_ids, start=row.start):
                 place = (state.table[position // BLOCK], position % BLOCK)
                 assert place not in written, "two rows write one slot"
                 written.add(place)
                 chain = link(chain, token)
                 self.kv[place[0]][place[1]] = chain
+                if position + 1 in saves:
+                    self.snapshots[saves.pop(position + 1)] = chain
+            assert not saves, "a snapshot is taken outside its row"
+            state.state = chain
 
     def _row_result(self, row: Row, masks: tuple[bytes, ...] | None) -> RowResult:
         state = self.slots[row.slot]
@@ -240,11 +254,14 @@ class World:
         masks: Callable[[Submit], TokenMask | None] = lambda message: None,
         adapters: ScriptedAdapters | None = None,
         micro_batches: int = 1,
+        num_snapshots: int | None = None,
         **config: object,
     ) -> None:
         self.now = 0.0
         self.recount_every = recount_every
-        self.executor = CheckingExecutor(num_blocks, max_context_length, seconds, max_in_flight, connector, adapters)
+        self.executor = CheckingExecutor(
+            num_blocks, max_context_length, seconds, max_in_flight, connector, adapters, num_snapshots
+        )
         self.masks = masks
         self.proposer = proposer or (ScriptedProposer(proposals) if proposals else None)
         self.config = EngineConfig(**config)
@@ -260,6 +277,7 @@ class World:
             connector=connector,
             adapters=adapters,
             micro_batches=micro_batches,
+            num_snapshots=num_snapshots,
         )
         self.messages: dict[str, Submit] = {}
         self.deltas: dict[str, list[TokenDelta]] = {}
@@ -350,48 +368,3 @@ class ScriptedProposer(FreeProposer):
             tokens.append((token + (place == wrong)) % VOCABULARY)
             chain = link(chain, tokens[-1])
         return tokens[len(sequence.tokens) :]
-
-
-class ReadyMask:
-    """The part of a token mask that plain ones have in common."""
-
-    ready = True
-    problem: str | None = None
-
-    def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
-        return []
-
-
-class EveryThird(ReadyMask):
-    """Allows the tokens that leave the same rest as the number of output tokens when divided by 3."""
-
-    width = VOCABULARY
-
-    def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
-        first = len(output_token_ids)
-        return tuple(packed(self.allowed(place), self.width) for place in range(first, first + len(proposals) + 1))
-
-    def allowed(self, place: int) -> Iterable[int]:
-        return range(place % 3, VOCABULARY, 3)
-
-
-class OftenForced(EveryThird):
-    """The same, but at some places there is one token only. Counts how many it was asked to force."""
-
-    def __init__(self) -> None:
-        self.num_forced = 0
-
-    def allowed(self, place: int) -> Iterable[int]:
-        return [place * 5 % VOCABULARY] if place % 8 in (2, 3, 4, 7) else super().allowed(place)
-
-    def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
-        tokens: list[int] = []
-        while len(place := list(self.allowed(len(output_token_ids) + len(tokens)))) == 1:
-            tokens += place
-        self.num_forced += len(tokens)
-        return tokens
-
-
-def packed(tokens: Iterable[int], vocabulary: int = VOCABULARY) -> bytes:
-    """A mask of these tokens."""
-    return sum(1 << token for token in tokens).to_bytes(-(-vocabulary // 32) * 4, "little")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"]
-PROJECTIONS += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"]
+PROJECTIONS += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "in_proj_qkvz", "out_proj"]
 """Of DeepSeek's attention all but `kv_b_proj`, which is no product of its own."""
 
 
@@ -28,7 +28,7 @@ def make_adapter(oracle: Any, path: Path, *, seed: int = 0, size: float = 0.15, 
     """Save a random adapter of a transformers model under `path`; returns the model it is merged into."""
     torch.manual_seed(seed)
     targets = linear_targets(oracle)
-    if oracle.config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+    if oracle.config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next"):
         # PEFT takes a dense MLP beside experts for theirs.
         targets = [name for name in targets if ".mlp." not in name]
     settings = {"r": 4, "lora_alpha": 8, "target_modules": targets, **config}

@@ -148,6 +148,23 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 18,
+            "linear_conv_kernel_dim": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "mlp_only_layers": [0],
+        },
+    ),
 }
 
 ENCODERS: dict[str, type[Any]] = {

@@ -183,12 +183,19 @@ class Stack:
         connector: KVConnector | None = None,
         eagle: EagleProposer | None = None,
         prefix_cache: bool = True,
+        num_snapshots: int = 24,
         adapters: Mapping[str, LoadedAdapter] | None = None,
         executor_type: type[InProcessExecutor] = InProcessExecutor,
         **engine: Any,
     ) -> None:
+        snapshots = None if model.spec.delta is None else num_snapshots
         executor = executor_type(
-            model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector, eagle=eagle
+            model,
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            num_snapshots=snapshots or 0,
+            connector=connector,
+            eagle=eagle,
         )
         for name, adapter in (adapters or {}).items():
             executor.adapters.add(name, adapter.packed)
@@ -203,6 +210,7 @@ class Stack:
             lambda: next(self._ticks) * 0.01,
             connector=connector,
             adapters=executor.adapters if adapters else None,
+            num_snapshots=snapshots,
             **engine,
         )
 

@@ -56,7 +56,7 @@ class RecordingDecoder:
         self.poison: float | None = None
         self.adapter_memory = RecordingMemory()
 
-    def new_kv_cache(self, num_blocks: int) -> KVCache:
+    def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         shape = (num_blocks, 2, 16, 3)
         self.cache = KVCache(*(tuple(torch.randn(shape) for _ in range(2)) for _ in range(2)))
         return self.cache

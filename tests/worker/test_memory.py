@@ -1,6 +1,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,14 @@ from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.memory import DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
-from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_kv_blocks, step_bytes
+from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_cache, step_bytes
 
 GIB = 1024**3
+
+
+def plan_kv_blocks(*arguments: Any, **options: Any) -> int:
+    """The blocks alone."""
+    return plan_cache(*arguments, **options).num_blocks
 
 
 @pytest.fixture(scope="module")

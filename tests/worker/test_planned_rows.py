@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine_world import EveryThird, ReadyMask, packed
 from guesses import FreeProposer
 from kv_connectors import DictConnector
 from kvarn.config.speculation import SpeculationConfig
@@ -22,6 +21,7 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PlanError
 from kvarn.worker.kv_blocks import BlockTransfers
 from kvarn.worker.sampler import sample
+from scripted_masks import EveryThird, ReadyMask, packed
 
 VOCABULARY = 500
 

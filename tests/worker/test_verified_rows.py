@@ -95,7 +95,7 @@ class FixedLogits:
         self.spec, self.kernels = _Spec(), kernels_for()
         self.table = table
 
-    def new_kv_cache(self, num_blocks: int) -> KVCache:
+    def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         blocks = torch.zeros(num_blocks, 1, 16, 1)
         return KVCache((blocks,), (blocks.clone(),))
 

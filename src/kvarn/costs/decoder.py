@@ -48,6 +48,38 @@ class LatentDimensions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaDimensions:
+    """Of a gated delta rule (Gated DeltaNet, Yang et al. 2024), which takes the place of attention in some layers.
+
+    A sequence has one state in each such layer: a matrix [key_dim, value_dim] of each value head, and the last inputs
+    of a short causal convolution.
+    """
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: neighbouring ones share a query and a key."""
+    key_dim: int
+    value_dim: int
+    window: int
+    """Tokens that the convolution sees, its own included."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that the convolution takes: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_features
+
+    @property
+    def value_features(self) -> int:
+        """Numbers in the values of a token, and in what the rule gives."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers, each float32, of one sequence's state in one layer."""
+        return self.value_heads * self.key_dim * self.value_dim + (self.window - 1) * self.channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderDimensions:
     """What the costs of a decoder follow from. Where it has mixtures of experts, all of them are of the same shape."""
 
@@ -61,6 +93,11 @@ class DecoderDimensions:
     head_dim: int
     latent: LatentDimensions | None = None
     """None: keys and values are cached by heads."""
+    delta: DeltaDimensions | None = None
+    """Of the layers with a gated delta rule in place of attention; None: there are none."""
+    num_delta_layers: int = 0
+    gated_attention: bool = False
+    """What attention gives is multiplied by sigmoids of as many numbers, which a product makes of the hidden state."""
     num_moe_layers: int = 0
     """Layers with a mixture of experts in place of a dense MLP."""
     num_experts: int = 0
@@ -108,6 +145,8 @@ class DecoderCosts:
     kv_bytes_per_token: float
     operations_per_pair: float
     """Of attention, for one query and one key, in all layers and heads."""
+    state_bytes: int = 0
+    """Of one sequence's recurrent states, in all layers."""
 
     def step(self, *, tokens: int, logits_rows: int, kv_tokens: int, pairs: float) -> StepWork:
         """The work of one step.
@@ -117,6 +156,8 @@ class DecoderCosts:
             logits_rows: Tokens whose logits are computed.
             kv_tokens: Distinct cached tokens read.
             pairs: (query, key) pairs attended.
+
+        Recurrent states are read and written once for each of `logits_rows`: sequences, all but those amid a prompt.
         """
         if tokens == 0:
             return StepWork(0.0, 0.0, 0.0)
@@ -124,7 +165,7 @@ class DecoderCosts:
         read = self.dense_weights + self.expert_weights * self._experts_read(tokens)
         return StepWork(
             weight_bytes=(read * self.bits + (self.head_weights * self.head_bits if logits_rows else 0.0)) / 8,
-            kv_bytes=kv_tokens * self.kv_bytes_per_token,
+            kv_bytes=kv_tokens * self.kv_bytes_per_token + 2 * logits_rows * self.state_bytes,
             operations=2 * (tokens * active + logits_rows * self.head_weights) + pairs * self.operations_per_pair,
         )
 
@@ -161,9 +202,15 @@ def loaded_costs(
 
 def kv_bytes_per_token(model: DecoderDimensions, dtype: KvDtype) -> int:
     """Bytes that one token's keys and values take in all layers together."""
+    num_layers = model.num_layers - model.num_delta_layers
     if model.latent is not None:
-        return model.num_layers * model.latent.row_size * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
-    return 2 * model.num_layers * model.num_kv_heads * kv_bytes_per_head(model.head_dim, dtype)
+        return num_layers * model.latent.row_size * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+    return 2 * num_layers * model.num_kv_heads * kv_bytes_per_head(model.head_dim, dtype)
+
+
+def state_bytes(model: DecoderDimensions) -> int:
+    """Bytes of one sequence's recurrent states in all layers; 0 where the model has none."""
+    return 0 if model.delta is None else 4 * model.num_delta_layers * model.delta.state_numbers
 
 
 def kv_bytes_per_head(head_dim: int, dtype: KvDtype) -> int:
@@ -187,29 +234,40 @@ def _costs(model: DecoderDimensions, bits: float, head_bits: float, kv_bytes_per
         head_bits=head_bits,
         kv_bytes_per_token=kv_bytes_per_token,
         operations_per_pair=_operations_per_pair(model),
+        state_bytes=state_bytes(model),
     )
 
 
 def _operations_per_pair(model: DecoderDimensions) -> float:
     numbers = 2 * model.head_dim if model.latent is None else model.latent.row_size + model.latent.rank
-    return 2.0 * model.num_layers * model.num_heads * numbers
+    return 2.0 * (model.num_layers - model.num_delta_layers) * model.num_heads * numbers
 
 
 def _attention_weights(model: DecoderDimensions) -> int:
     """Of one layer."""
     hidden, heads, latent = model.hidden_size, model.num_heads, model.latent
     if latent is None:
-        return hidden * model.head_dim * (2 * heads + 2 * model.num_kv_heads)
+        by_query = 3 if model.gated_attention else 2
+        return hidden * model.head_dim * (by_query * heads + 2 * model.num_kv_heads)
     query = (latent.query_rank or hidden) * (latent.plain_dim + latent.rope_dim) * heads
     keys_and_values = latent.rank * (latent.plain_dim + latent.value_dim) * heads
     return hidden * (latent.query_rank + latent.row_size + heads * latent.value_dim) + query + keys_and_values
 
 
+def _delta_weights(model: DecoderDimensions) -> int:
+    """Of one layer with a gated delta rule."""
+    delta = model.delta
+    if delta is None:
+        return 0
+    return model.hidden_size * (delta.channels + 2 * delta.value_features + 2 * delta.value_heads)
+
+
 def _layer_weights(model: DecoderDimensions) -> tuple[float, float]:
     """Weights of all layers that every token is multiplied with, and those of one expert in each mixture."""
     hidden, mixtures = model.hidden_size, model.num_moe_layers
-    attention = _attention_weights(model)
+    attention_layers = model.num_layers - model.num_delta_layers
+    mixing = attention_layers * _attention_weights(model) + model.num_delta_layers * _delta_weights(model)
     dense_mlp = 3 * hidden * model.intermediate_size
     router_and_shared = hidden * (3 * model.shared_expert_size + model.num_experts)
-    dense = model.num_layers * attention + (model.num_layers - mixtures) * dense_mlp + mixtures * router_and_shared
+    dense = mixing + (model.num_layers - mixtures) * dense_mlp + mixtures * router_and_shared
     return float(dense), float(mixtures * 3 * hidden * model.expert_size)

@@ -54,6 +54,8 @@ class EngineCore:
             it takes no memory.
         prefill_peer: Another engine that computes prompts; needs a connector.
         disaggregation: Which prompts it computes.
+        num_snapshots: Copies of recurrent states that the executor has room for, of a model that has such states. None:
+            it has none.
         micro_batches: Parts into which running sequences are divided, of which several are in flight where the executor
             is a pipeline. With more than one no sequence is planned again before its token is known.
     """
@@ -75,6 +77,7 @@ class EngineCore:
         prefill_peer: PrefillPeer | None = None,
         disaggregation: DisaggregationConfig | None = None,
         micro_batches: int = 1,
+        num_snapshots: int | None = None,
     ) -> None:
         self._executor = executor
         self._clock = clock
@@ -82,7 +85,7 @@ class EngineCore:
         self._masks = masks
         step_time = step_time or StepTimeModel()
         tiers = None if connector is None else KVTiers(connector, namespace, step_time)
-        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, tiers, adapters)
+        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, tiers, adapters, num_snapshots)
         preemption = preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
         self.scheduler = Scheduler(config, memory, preemption, step_time, proposer, speculation, micro_batches)
         if tiers is not None and prefill_peer is not None:

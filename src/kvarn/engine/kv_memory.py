@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -10,9 +11,10 @@ from kvarn.engine.adapters import AdapterResidency, AdapterStore
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.kv_tiers import KVTiers
-from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate
+from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate, StateSave
 from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.request import Sequence
+from kvarn.engine.snapshots import Snapshots
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -34,6 +36,9 @@ class Placement:
     blocks_needed: int
     """Available blocks that it uses up once all its known tokens are computed: fresh ones, the copy of a shared
     one, idle ones that it revives, and those of an adapter that no running sequence has."""
+    shared_tokens: int
+    """Its first tokens whose blocks the prefix cache holds: of a model with recurrent states perhaps more than it need
+    not compute."""
 
 
 class KVMemory:
@@ -46,9 +51,12 @@ class KVMemory:
         namespace: str = "",
         tiers: KVTiers | None = None,
         adapters: AdapterStore | None = None,
+        num_snapshots: int | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, namespace)
+        self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
+        """Of recurrent states; None where the model has none."""
+        self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
         """Where blocks are kept beyond the device, if anywhere."""
         self.adapters = AdapterResidency(self.pool, self.cache, adapters)
@@ -62,6 +70,9 @@ class KVMemory:
         """
         request, limit = sequence.request, self._reusable(sequence)
         nodes = self.cache.match(sequence.tokens, request.scope, limit) if self._reuse else []
+        matched = len(nodes) * BLOCK_SIZE
+        if self.snapshots is not None:
+            nodes = nodes[: self.snapshots.num_usable(nodes)]
         cached, blocks = len(nodes) * BLOCK_SIZE, [node.block for node in nodes]
         computed, loads = cached, self._loadable(sequence, limit, len(nodes))
         if loads:
@@ -70,12 +81,15 @@ class KVMemory:
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
         can_fork = (
-            sequence is not leader and leader.slot is not None and leader.num_computed_tokens >= sequence.num_prompt
+            self.snapshots is None  # the leader's states stand for more tokens
+            and sequence is not leader
+            and leader.slot is not None
+            and leader.num_computed_tokens >= sequence.num_prompt
         )
         if can_fork and shared > computed:
             blocks, nodes, loads = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE], []
             computed = cached = shared
-        return Placement(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached))
+        return Placement(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached), matched)
 
     def _reusable(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, if their keys and values are anywhere."""
@@ -136,6 +150,8 @@ class KVMemory:
         sequence.num_computed_tokens = placement.num_computed_tokens
         sequence.blocks = list(placement.blocks)
         sequence.nodes = list(placement.nodes)
+        if self.snapshots is not None:
+            self.snapshots.start(sequence, placement.nodes, placement.shared_tokens)
         sequence.block_names = []
         for name in placement.loads:
             assert self.tiers is not None, "only blocks of a tier are loaded"
@@ -197,11 +213,19 @@ class KVMemory:
             elif self.tiers is not None:
                 self.tiers.store(node.block, node.hash, scope)
             nodes.append(node)
+        if self.snapshots is not None:
+            self.snapshots.publish(sequence)
+
+    def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
+        """Where a step that computes so many tokens of each sequence copies their recurrent states."""
+        return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks from a running sequence, last to first; the prefix cache keeps what it names."""
         self.adapters.release(sequence.request.scope.adapter)
         self.pool.release_all(reversed(sequence.blocks))
+        if self.snapshots is not None:
+            self.snapshots.release(sequence)
         sequence.forget_memory()
 
     def offload(self, sequence: Sequence) -> None:
@@ -251,4 +275,6 @@ class KVMemory:
                 references[block] = references.get(block, 0) + 1
         self.adapters.check_integrity(Counter(each.request.scope.adapter for each in running), references)
         self.pool.check_integrity(references)
+        if self.snapshots is not None:
+            self.snapshots.check_integrity(running)
         self.cache.check_integrity()

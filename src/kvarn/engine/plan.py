@@ -39,6 +39,10 @@ class RowMasks(Protocol):
         ...
 
 
+NO_SNAPSHOT = -1
+"""Stands for a snapshot of a sequence's recurrent states where there is none: it begins without any tokens."""
+
+
 class NewSequence(msgspec.Struct, frozen=True):
     """A sequence enters a slot: new, forked from a sibling, or back after preemption."""
 
@@ -51,6 +55,8 @@ class NewSequence(msgspec.Struct, frozen=True):
     """Tokens drawn before a preemption; the next token drawn has output position `len(output_token_ids)`."""
     adapter: str = ""
     """The adapter to compute it with, by its digest; empty for the model itself."""
+    snapshot: int = NO_SNAPSHOT
+    """Of a model with recurrent states: the slot's begin as this snapshot of them."""
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +64,14 @@ class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     index: int
     block: int
+
+
+class StateSave(msgspec.Struct, frozen=True, array_like=True):
+    """The recurrent states of a row's sequence are copied once so many tokens of the row are computed."""
+
+    num_tokens: int
+    """At least one."""
+    snapshot: int
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +92,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     drawn, up to the first that is not the one proposed there."""
     num_forced: int = 0
     """So many of the first proposals are certain: they are the tokens drawn, and nobody looks at logits for them."""
+    state_saves: list[StateSave] = []
+    """In ascending order."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):

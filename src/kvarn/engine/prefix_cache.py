@@ -12,7 +12,7 @@ LRU order is O(1) without searching for leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.block_pool import BlockPool
@@ -24,7 +24,7 @@ from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 class PrefixNode:
     """One cached block. A root has no block and no parent."""
 
-    __slots__ = ("block", "children", "hash", "parent", "scope", "tokens")
+    __slots__ = ("block", "children", "hash", "parent", "scope", "snapshot", "tokens")
 
     def __init__(
         self, scope: PrefixScope, parent: PrefixNode | None, tokens: tuple[int, ...], block: int, name: bytes
@@ -35,18 +35,26 @@ class PrefixNode:
         self.block = block
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
+        self.snapshot: int | None = None
+        """Of the recurrent states after its tokens (`kvarn.engine.snapshots`); None: there is none."""
 
 
 class PrefixCache:
-    """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle."""
+    """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle.
 
-    def __init__(self, pool: BlockPool, namespace: str = "") -> None:
+    `on_removal` is told of each node that leaves the tree.
+    """
+
+    def __init__(
+        self, pool: BlockPool, namespace: str = "", on_removal: Callable[[PrefixNode], None] | None = None
+    ) -> None:
         self._pool = pool
         self._namespace = namespace
         self._roots: dict[PrefixScope, PrefixNode] = {}
         self._by_block: dict[int, PrefixNode] = {}
         self.evictions = 0
         self._held: HeldBlocks | None = None
+        self._on_removal = on_removal
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -123,6 +131,8 @@ class PrefixCache:
     def _unlink(self, node: PrefixNode) -> None:
         if self._held is not None:
             self._held.drop(node.hash)
+        if self._on_removal is not None:
+            self._on_removal(node)
         parent = node.parent
         if parent is None:
             raise IntegrityError("a root holds no block and cannot be evicted")

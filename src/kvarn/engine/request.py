@@ -15,6 +15,7 @@ from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
 from kvarn.engine.prefix_cache import PrefixNode
 from kvarn.engine.proposer import GuessRecord
+from kvarn.engine.snapshots import SnapshotRecord
 from kvarn.engine.tenants import TenantAccount
 from kvarn.fairness.queue import FairQueue
 from kvarn.wire.block_names import PrefixScope
@@ -145,6 +146,7 @@ class Sequence:
         "seed",
         "seen_prefix_changes",
         "slot",
+        "snapshots",
         "tier",
         "tokens",
     )
@@ -194,6 +196,8 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.guesses: GuessRecord | None = None
         """Whether guesses of its tokens were right; None where none was asked for."""
+        self.snapshots: SnapshotRecord | None = None
+        """While it runs, of a model with recurrent states."""
 
     @property
     def leads(self) -> bool:

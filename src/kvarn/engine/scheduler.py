@@ -7,7 +7,7 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
@@ -19,21 +19,9 @@ from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.request import Request, Sequence, WaitingQueue
 from kvarn.engine.speculation import Speculation
-from kvarn.engine.step import SlotAllocator, StepBuilder, SubmittedStep, apply_result
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step import SlotAllocator, StepBuilder, StepUpdate, SubmittedStep, apply_result
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
-from kvarn.wire.messages import TokenDelta
-
-
-@dataclass(slots=True)
-class StepUpdate:
-    """What a step's result changed."""
-
-    shape: StepShape
-    """What was computed."""
-    deltas: list[TokenDelta] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    """Requests whose last choice ended."""
 
 
 @dataclass(slots=True)
@@ -131,6 +119,7 @@ class Scheduler:
         add_forced(step, self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
+        step.saves = self.memory.plan_saves(step.rows)
         self.totals.steps += 1
         self._headroom.growth.observe(step.preempted)
         submitted = step.build(self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())

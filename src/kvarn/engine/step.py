@@ -10,6 +10,7 @@ from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import (
     LAST_SAMPLED,
+    NO_SNAPSHOT,
     AdapterLoad,
     BlockCopy,
     BlockTransfer,
@@ -18,6 +19,7 @@ from kvarn.engine.plan import (
     Row,
     RowMasks,
     RowResult,
+    StateSave,
     StepPlan,
 )
 from kvarn.engine.request import Request, Sequence
@@ -80,6 +82,8 @@ class StepBuilder:
         """Tokens to verify at the end of a row, where there are any; they count as the row's."""
         self.forced: set[Sequence] = set()
         """Sequences whose proposals are what the mask forces: there is nothing to verify."""
+        self.saves: dict[Sequence, list[StateSave]] = {}
+        """Copies of recurrent states that are kept of a row, where there are any."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
@@ -199,7 +203,19 @@ class StepBuilder:
                 self._masks[slot] = request.mask.pack(sequence.index, outputs, verified)
         prompt_logprobs = request.wants_prompt_logprobs and sequence.leads
         num_proposals = len(proposals) if proposals else 0
-        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, num_proposals, num_forced)
+        saves = self.saves.get(sequence, []) if self.saves else []
+        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, num_proposals, num_forced, saves)
+
+
+@dataclass(slots=True)
+class StepUpdate:
+    """What a step's result changed."""
+
+    shape: StepShape
+    """What was computed."""
+    deltas: list[TokenDelta] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+    """Requests whose last choice ended."""
 
 
 @dataclass(slots=True)
@@ -218,7 +234,8 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
     request, slot = sequence.request, sequence.slot
     assert slot is not None, "an admitted sequence has a slot"
     outputs = sequence.tokens[sequence.num_prompt :]
-    return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
+    snapshot = NO_SNAPSHOT if sequence.snapshots is None else sequence.snapshots.start
+    return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter, snapshot)
 
 
 def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:

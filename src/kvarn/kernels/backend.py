@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype
+from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterMemory
-from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation, StateCache
+from kvarn.kernels.delta import DeltaPlan
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.greedy import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
@@ -22,6 +23,7 @@ from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention
 from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
+from kvarn.kernels.torch.delta import TorchDeltaPlan
 from kvarn.kernels.torch.latent import TorchLatentPlan
 from kvarn.kernels.torch.linear import TorchHeadProducts, TorchLinear, rms_norm
 from kvarn.kernels.torch.quantize import quantize
@@ -217,6 +219,17 @@ class Kernels:
         shape = (num_blocks, 1, BLOCK_SIZE, size)
         return KVCache(tuple(zeros_on_demand(shape, torch_dtype, self.device) for _ in range(num_layers)), ())
 
+    def new_states(self, num_layers: int, num_places: int, dims: DeltaDimensions) -> StateCache:
+        """Recurrent states of sequences without tokens; in main memory, pages are supplied as they are first used."""
+        shapes = (
+            (num_places, dims.value_heads, dims.key_dim, dims.value_dim),
+            (num_places, dims.window - 1, dims.channels),
+        )
+        matrices, inputs = (
+            tuple(zeros_on_demand(shape, torch.float32, self.device) for _ in range(num_layers)) for shape in shapes
+        )
+        return StateCache(matrices, inputs)
+
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> AdapterMemory:
         """Adapters in the blocks of a cache, their weights in `dtype`: bfloat16 or float32."""
         return TorchAdapterMemory(cache, dtype)
@@ -228,6 +241,10 @@ class Kernels:
     def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> LatentPlan:
         """The attention of one step over latent rows of `size` numbers."""
         return TorchLatentPlan.of(batch, num_heads, size)
+
+    def plan_delta(self, batch: PagedBatch, dims: DeltaDimensions) -> DeltaPlan:
+        """The gated delta rule of one step, which must say where its states are."""
+        return TorchDeltaPlan.of(batch, dims)
 
     def head_products(self, weight: torch.Tensor) -> HeadProducts:
         """Products by head, of a float weight [H, out, in]."""

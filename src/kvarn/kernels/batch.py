@@ -41,6 +41,17 @@ class BlockExchange(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StateBatch:
+    """Which recurrent states the S sequences of one step have, and where copies of them are kept."""
+
+    places: torch.Tensor
+    """[S] int64: the place of each sequence's state in the `StateCache`."""
+    saves: torch.Tensor
+    """[N, 3] int64, in ascending order: a sequence of the step, after how many tokens of its row, at least one, its
+    state is copied, and the place that the copy is written to. No two rows of a step name one place."""
+
+
+@dataclass(frozen=True, slots=True)
 class PagedBatch:
     """Rows of one step, flattened into T tokens of S sequences.
 
@@ -63,6 +74,8 @@ class PagedBatch:
     """The adapters that the tokens are computed with. None: the base model for all."""
     exchange: BlockExchange | None = None
     """Queries read blocks that other ranks write in this step, and these read blocks written here. None: none do."""
+    states: StateBatch | None = None
+    """None where the model has no recurrent states."""
 
 
 def whole_texts(lengths: torch.Tensor) -> tuple[PagedBatch, int]:
@@ -84,8 +97,35 @@ def whole_texts(lengths: torch.Tensor) -> tuple[PagedBatch, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCache:
+    """The recurrent states of all layers that have them, by place: those of running sequences, and copies of some.
+
+    float32, by layer: the matrices of the heads [places, value_heads, key_dim, value_dim], and the last inputs of the
+    convolution [places, window - 1, channels], the newest last.
+    """
+
+    matrices: tuple[torch.Tensor, ...]
+    inputs: tuple[torch.Tensor, ...]
+
+    @property
+    def num_places(self) -> int:
+        """States the cache holds."""
+        return int(self.matrices[0].shape[0])
+
+    def clear(self, place: int) -> None:
+        """Make a state that of a sequence without tokens."""
+        for tensor in (*self.matrices, *self.inputs):
+            tensor[place].zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a state, in all layers."""
+        for tensor in (*self.matrices, *self.inputs):
+            tensor[target].copy_(tensor[source])
+
+
+@dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of all layers, in blocks.
+    """Keys and values of all layers that attend, in blocks, and beside them the recurrent states of the others.
 
     keys[l], values[l]: the first dimension counts blocks; the rest is known to the backend that made them. A cache of
     latent rows has them as its keys, and no values.
@@ -93,6 +133,7 @@ class KVCache:
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    states: StateCache | None = None
 
     @property
     def num_blocks(self) -> int:

@@ -16,7 +16,7 @@ from kvarn.models.context_parallel import plan_attention
 from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import Interleaved, LinearSpec, WeightLoader
+from kvarn.models.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class GroupedAttention:
         step: LayerStep,
     ) -> torch.Tensor:
         """See `Attention`."""
-        qkv = self.qkv(x, norm=norm, adapters=step.adapters)
+        qkv, gates = self.qkv(x, norm=norm, adapters=step.adapters), None
+        if self.spec.gated_attention:
+            qkv, gates = self._without_gates(qkv)
         head_norm = self.query_key_norm
         if self.spec.qk_norm == "full":
             self._norm_all_heads(qkv)
@@ -119,7 +121,14 @@ class GroupedAttention:
         keys, values = cache.keys[layer], cache.values[layer]
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
         mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap, **sinks)
+        if gates is not None:
+            mixed *= self.kernels.activation(gates, "sigmoid")
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
+
+    def _without_gates(self, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, keys and values side by side, and the gates, which stand behind the queries."""
+        size = self.heads.query * self.heads.dim
+        return torch.cat([joined[:, :size], joined[:, 2 * size :]], -1), joined[:, size : 2 * size].contiguous()
 
     def _norm_all_heads(self, qkv: torch.Tensor) -> None:
         """Norm, in place, over all heads of a token. A rank has only some: it gathers the others to norm them all."""
@@ -150,12 +159,13 @@ def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: We
     query, kv = parallel.share(spec.num_heads, "query heads"), parallel.kv_head_share(spec.num_kv_heads)
     query_features, kv_features = query.times(spec.head_dim), kv.times(spec.head_dim)
     hidden = Shard.whole(spec.hidden_size)
+    first_features = query.times(2 * spec.head_dim) if spec.gated_attention else query_features
     qkv = LinearSpec(
         names=tuple(prefix + name for name in names.qkv),
-        outputs=(query_features, kv_features, kv_features),
+        outputs=(first_features, kv_features, kv_features),
         inputs=hidden,
         bias=spec.qkv_bias,
-        interleaved=_interleaved(spec),
+        interleaved=_row_orders(spec),
     )
     output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
     return GroupedAttention(
@@ -175,8 +185,10 @@ def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     return held.float().contiguous().to(loader.kernels.device)
 
 
-def _interleaved(spec: DecoderSpec) -> tuple[Interleaved | None, ...]:
-    """Of the tensors of queries, keys and values."""
+def _row_orders(spec: DecoderSpec) -> tuple[RowOrder | None, ...]:
+    """Of the tensors of queries, keys and values. Gates stand beside each head's query."""
+    if spec.gated_attention:
+        return (Grouped(groups=spec.num_heads, sizes=(spec.head_dim, spec.head_dim)), None, None)
     if not spec.interleaved_rope:
         return ()
     rotated = max(len(layer.rope.inverse_frequencies) for layer in spec.layers)

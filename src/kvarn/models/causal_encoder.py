@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import whole_texts
 from kvarn.models.attention import LayerStep
+from kvarn.models.delta_net import DeltaNet
 from kvarn.models.encoder import check_lengths, grouped
 from kvarn.models.encoder_config import SentenceModules
 from kvarn.models.families import FAMILIES
@@ -47,6 +48,7 @@ class CausalEncoder:
         """The vectors of a few texts, before they are scaled."""
         batch, num_blocks = whole_texts(lengths)
         attention = self._layers[0].attention
+        assert not isinstance(attention, DeltaNet), "a model with recurrent states is not loaded to embed"
         cache = attention.new_cache(1, num_blocks, "float32")  # each layer writes over what the last one has left
         steps = [
             LayerStep(attention.plan(batch, window), self._kinds.rotation(kind, batch.positions), None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear
 from kvarn.models.attention import GroupedAttention, LayerStep
+from kvarn.models.delta_net import DeltaNet
 from kvarn.models.experts import Experts
 from kvarn.models.families import FAMILIES
 from kvarn.models.greedy import GreedyPasses
@@ -75,6 +77,13 @@ class Decoder:
         )
         self._kinds = LayerKinds(spec.layers, self.kernels.device)
         self._kind_of_layer = [self._kinds.of_layer[index] for index in held]
+        self._of_kind = dict(zip(self._kind_of_layer, self._layers, strict=True))
+        counts = Counter[bool]()
+        self._place_in_cache: list[int] = []
+        for layer in self._layers:
+            is_recurrent = isinstance(layer.attention, DeltaNet)
+            self._place_in_cache.append(counts[is_recurrent])
+            counts[is_recurrent] += 1
 
     @property
     def layer_bytes(self) -> int:
@@ -114,9 +123,15 @@ class Decoder:
         of latent attention which blocks it reads."""
         return not self.expert_layers and all(isinstance(each.attention, GroupedAttention) for each in self._layers)
 
-    def new_kv_cache(self, num_blocks: int) -> KVCache:
-        """An empty cache of `num_blocks` blocks for this rank's heads."""
-        return self._layers[0].attention.new_cache(len(self._layers), num_blocks, self.kv_dtype)
+    def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
+        """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where the model
+        has such."""
+        attend = [layer.attention for layer in self._layers if not isinstance(layer.attention, DeltaNet)]
+        cache = attend[0].new_cache(len(attend), num_blocks, self.kv_dtype)
+        if self.spec.delta is None:
+            return cache
+        states = self.kernels.new_states(len(self._layers) - len(attend), num_states, self.spec.delta)
+        return replace(cache, states=states)
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
@@ -170,7 +185,7 @@ class Decoder:
         else:
             hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
         for index, (layer, kind) in enumerate(zip(self._layers, self._kind_of_layer, strict=True)):
-            hidden = layer.forward(hidden, cache, index, steps[kind])
+            hidden = layer.forward(hidden, cache, self._place_in_cache[index], steps[kind])
             if states is not None and index + 1 in states.layers:
                 states.taken[index + 1] = hidden.clone()
         if not stage.is_last:
@@ -224,7 +239,7 @@ class Decoder:
 
     def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
         return LayerStep(
-            plan=self._layers[0].attention.plan(batch, self._kinds.windows[kind]),
+            plan=self._of_kind.get(kind, self._layers[0]).attention.plan(batch, self._kinds.windows[kind]),
             rotation=self._kinds.rotation(kind, batch.positions),
             adapters=batch.adapters,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvarn.costs.decoder import LatentDimensions
+from kvarn.costs.decoder import DeltaDimensions, LatentDimensions
 from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.families import FAMILIES
 from kvarn.models.family import Family
@@ -44,10 +44,14 @@ def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
         "experts_per_token": required(config.num_experts_per_tok, "num_experts_per_tok"),
         "expert_size": size,
         "shared_expert_size": config.shared_expert_intermediate_size,
-        "router": RouterSpec(renormalize=not qwen or config.norm_topk_prob, bias=gpt_oss),
+        "router": RouterSpec(renormalize=not qwen or _renormalizes(family, config), bias=gpt_oss),
         "stacked_experts": gpt_oss,
         "swiglu": (config.swiglu_limit, config.swiglu_alpha) if gpt_oss else None,
     }
+
+
+def _renormalizes(family: Family, config: DecoderConfig) -> bool:
+    return family.renormalize if config.norm_topk_prob is None else config.norm_topk_prob
 
 
 def _deepseek_mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def _deepseek_mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
     if family.moe == "deepseek_v3":
         if config.n_group > 1 and num_experts // config.n_group < 2:
             raise CheckpointError(f"config.json: n_group {config.n_group} leaves groups of less than two experts")
-        renormalize = config.norm_topk_prob
+        renormalize = _renormalizes(family, config)
         router = replace(limited, scoring="sigmoid", choice_bias=True, group_score="best_two", renormalize=renormalize)
     elif config.topk_method == "greedy":
         router = replace(limited, groups=1, groups_per_token=1)
@@ -88,6 +92,29 @@ def _latent(config: DecoderConfig) -> LatentDimensions:
         value_dim=required(config.v_head_dim, "v_head_dim"),
         query_rank=config.q_lora_rank or 0,
     )
+
+
+def _delta(config: DecoderConfig) -> DeltaDimensions:
+    """Of Qwen3-Next's layers without attention."""
+    return DeltaDimensions(
+        key_heads=required(config.linear_num_key_heads, "linear_num_key_heads"),
+        value_heads=required(config.linear_num_value_heads, "linear_num_value_heads"),
+        key_dim=required(config.linear_key_head_dim, "linear_key_head_dim"),
+        value_dim=required(config.linear_value_head_dim, "linear_value_head_dim"),
+        window=config.linear_conv_kernel_dim,
+    )
+
+
+def _recurrent_layers(family: Family, config: DecoderConfig) -> list[int]:
+    """Layers with a state in place of attention."""
+    if not family.delta:
+        if "linear_attention" in (config.layer_types or ()):
+            raise UnsupportedModelError(f"config.json: {family.model_type} has no layers of type linear_attention here")
+        return []
+    layers = config.linear_layers()
+    if len(layers) == config.num_hidden_layers:
+        raise UnsupportedModelError("config.json: a model without any layer of type full_attention is not supported")
+    return layers
 
 
 def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
@@ -120,7 +147,7 @@ def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
 def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]) -> tuple[LayerSpec, ...]:
     """Of the whole model; `ropes` by layer type."""
     windows = config.windows(family.windows, family.window_pattern)
-    mixtures = _moe_layers(family, config)
+    mixtures, recurrent = _moe_layers(family, config), _recurrent_layers(family, config)
     match family.unrotated:
         case "listed":
             unrotated = config.unrotated_layers()
@@ -130,12 +157,12 @@ def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]
             unrotated = []
 
     def rope(layer: int, window: int | None) -> RopeSpec:
-        if layer in unrotated:
+        if layer in unrotated or layer in recurrent:
             return _UNROTATED
         return ropes["full_attention" if window is None else "sliding_attention"]
 
     return tuple(
-        LayerSpec(rope=rope(layer, window), window=window, is_moe=layer in mixtures)
+        LayerSpec(rope=rope(layer, window), window=window, is_moe=layer in mixtures, is_recurrent=layer in recurrent)
         for layer, window in enumerate(windows)
     )
 
@@ -159,6 +186,7 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
     qkv_bias = next(bias for bias in (attention_bias, config.qkv_bias, family.qkv_bias) if bias is not None)
     layers = _layers(family, config, specs)
     num_moe_layers = sum(layer.is_moe for layer in layers)
+    num_delta_layers = sum(layer.is_recurrent for layer in layers)
     return DecoderSpec(
         architecture=architecture,
         num_layers=config.num_hidden_layers,
@@ -172,6 +200,9 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         num_kv_heads=config.num_kv_heads,
         head_dim=head_dim,
         latent=latent,
+        delta=_delta(config) if num_delta_layers else None,
+        num_delta_layers=num_delta_layers,
+        gated_attention=family.delta,
         max_context_length=context,
         layers=layers,
         norm_eps=config.layer_norm_eps if family.layer_norm else config.rms_norm_eps,

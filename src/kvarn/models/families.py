@@ -131,6 +131,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "Qwen2MoeForCausalLM": Family(model_type="qwen2_moe", qkv_bias=True, windows="qwen", moe="qwen"),
         "Qwen3MoeForCausalLM": Family(model_type="qwen3_moe", qk_norm="head", windows="qwen", moe="qwen"),
+        "Qwen3NextForCausalLM": Family(
+            model_type="qwen3_next",
+            qk_norm="head",
+            norm_offset=1.0,
+            rotary_share=0.25,
+            delta=True,
+            moe="qwen",
+            renormalize=True,
+        ),
     }
 )
 """Decoders by the name in config.json's `architectures`."""

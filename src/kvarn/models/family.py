@@ -30,6 +30,8 @@ class LayerNames:
     shared_expert: str = "mlp.shared_expert"
     shared_expert_gate: str | None = "mlp.shared_expert_gate"
     sinks: str = "self_attn.sinks"
+    delta: str = "linear_attn"
+    """What stands in a layer's attention's place."""
 
 
 Windows = Literal["all", "qwen", "unrotated", "alternating", "pattern"]
@@ -69,6 +71,10 @@ class Family:
     """Where config.json has none."""
     local_rope_theta: float | None = None
     """The same, of layers that slide; None: as the others."""
+    delta: bool = False
+    """Layers of type `linear_attention` have a gated delta rule; the others' attention is gated."""
+    renormalize: bool = False
+    """Shares of a token's experts are scaled to sum to one, where config.json does not say."""
     moe: Literal["mixtral", "qwen", "gpt_oss", "deepseek_v2", "deepseek_v3"] | None = None
     """How config.json describes the mixtures of experts; None: all MLPs are dense."""
     sinks: bool = False

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
 from kvarn.models.errors import UnsupportedModelError
+from kvarn.models.quantization_config import QuantizationConfig
 from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]
@@ -77,58 +78,6 @@ class RopeParameters(CheckpointFile):
         if self.low_freq_factor is not None and self.low_freq_factor == self.high_freq_factor:
             raise PydanticCustomError("equal_factors", "low_freq_factor and high_freq_factor must differ")
         return self
-
-
-GroupSize = Annotated[int, Field(ge=-1, le=2**20)]
-"""Inputs that share a scale; -1: all of them."""
-Bits = Annotated[int, Field(ge=1, le=16)]
-BlockSide = Annotated[int, Field(ge=1, le=2**16)]
-
-
-class QuantizedWeights(CheckpointFile):
-    """How compressed-tensors quantized the weights of a group of layers."""
-
-    num_bits: Bits = 8
-    type: str = "int"
-    symmetric: bool = True
-    strategy: str | None = None
-    group_size: GroupSize | None = None
-
-    @property
-    def resolved_strategy(self) -> str:
-        """Where config.json names none, it follows from the size of groups."""
-        return self.strategy or ("group" if (self.group_size or 0) > 0 else "channel")
-
-
-class QuantizedLayers(CheckpointFile):
-    """One of the `config_groups` of compressed-tensors."""
-
-    targets: list[str] | None = None
-    format: str | None = None
-    weights: QuantizedWeights | None = None
-    input_activations: dict[str, Any] | None = None
-    output_activations: dict[str, Any] | None = None
-
-
-class QuantizationConfig(CheckpointFile):
-    """`quantization_config` of GPTQ, AWQ and compressed-tensors."""
-
-    quant_method: str = ""
-    bits: Bits | None = None
-    w_bit: Bits | None = None
-    group_size: GroupSize | None = None
-    weight_block_size: list[BlockSide] | None = Field(None, min_length=2, max_length=2)
-    """Of fp8: outputs and inputs that share a scale."""
-    q_group_size: GroupSize | None = None
-    sym: bool | None = None
-    version: str | None = None
-    checkpoint_format: str | None = None
-    is_marlin_format: bool | None = None
-    format: str | None = None
-    config_groups: dict[str, QuantizedLayers] | None = None
-    sparsity_config: dict[str, Any] | None = None
-    transform_config: dict[str, Any] | None = None
-    kv_cache_scheme: Any = None
 
 
 class CheckpointKind(CheckpointFile):
@@ -247,7 +196,9 @@ class DecoderConfig(HfConfig):
         None, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern")
     )
     max_window_layers: Annotated[int, Field(ge=0, le=1024)] | None = None
-    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(None, max_length=1024)
+    layer_types: list[Literal["full_attention", "sliding_attention", "linear_attention"]] | None = Field(
+        None, max_length=1024
+    )
     no_rope_layers: list[Literal[0, 1]] | None = Field(None, max_length=1024)
     """SmolLM3's: 0 for each layer without a rotary embedding."""
     no_rope_layer_interval: Annotated[int, Field(ge=1, le=1024)] = 4
@@ -267,13 +218,21 @@ class DecoderConfig(HfConfig):
     v_head_dim: HeadDim | None = None
     rope_interleave: bool = True
 
+    full_attention_interval: Annotated[int, Field(ge=1, le=1024)] = 4
+    linear_num_key_heads: Heads | None = None
+    linear_num_value_heads: Heads | None = None
+    linear_key_head_dim: HeadDim | None = None
+    linear_value_head_dim: HeadDim | None = None
+    linear_conv_kernel_dim: Annotated[int, Field(ge=2, le=64)] = 4
+    """Qwen3-Next's, from `full_attention_interval` on."""
+
     num_experts: Experts | None = Field(
         None, validation_alias=AliasChoices("num_experts", "num_local_experts", "n_routed_experts")
     )
     num_experts_per_tok: Experts | None = None
     moe_intermediate_size: Width | None = None
     shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**20)] = 0
-    norm_topk_prob: bool = False
+    norm_topk_prob: bool | None = None
     n_shared_experts: Annotated[int, Field(ge=0, le=1024)] = 0
     n_group: Experts = 1
     topk_group: Experts = 1
@@ -308,6 +267,8 @@ class DecoderConfig(HfConfig):
             raise PydanticCustomError("layers", "no_rope_layers must have an entry for each of num_hidden_layers")
         if (self.num_experts_per_tok or 0) > (self.num_experts or 4096):
             raise PydanticCustomError("experts", "num_experts_per_tok must not be more than num_experts")
+        value_heads, key_heads = self.linear_num_value_heads or 1, self.linear_num_key_heads or 1
+        _check_division(value_heads, "linear_num_value_heads", key_heads, "linear_num_key_heads")
         _check_division(self.num_experts or self.n_group, "num_experts", self.n_group, "n_group")
         if self.topk_group > self.n_group:
             raise PydanticCustomError("groups", "topk_group must not be more than n_group")
@@ -322,6 +283,13 @@ class DecoderConfig(HfConfig):
     def resolved_head_dim(self) -> int:
         """Numbers in a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def linear_layers(self) -> list[int]:
+        """Layers without attention: those listed, or all but each `full_attention_interval`-th."""
+        layers = range(self.num_hidden_layers)
+        if self.layer_types is not None:
+            return [layer for layer in layers if self.layer_types[layer] == "linear_attention"]
+        return [layer for layer in layers if (layer + 1) % self.full_attention_interval]
 
     def unrotated_layers(self) -> list[int]:
         """Layers without a rotary embedding: those listed, or each `no_rope_layer_interval`-th."""

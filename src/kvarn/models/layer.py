@@ -11,6 +11,7 @@ from kvarn.kernels.batch import KVCache
 from kvarn.kernels.greedy import GreedyLayer
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.models.attention import Attention, GroupedAttention, LayerStep, load_attention
+from kvarn.models.delta_net import DeltaNet, load_delta_net
 from kvarn.models.family import LayerNames
 from kvarn.models.mla import load_latent_attention
 from kvarn.models.moe import DenseMlp, MoeMlp
@@ -33,7 +34,7 @@ class DecoderLayer:
     mlp_input_norm: AnyNorm | None
     """None where the MLP takes what the attention takes, and where there is no norm before it."""
     mlp_output_norm: Norm | None
-    attention: Attention
+    attention: Attention | DeltaNet
     mlp: DenseMlp | MoeMlp
 
     @property
@@ -46,7 +47,7 @@ class DecoderLayer:
         spec, attention, mlp = self.spec, self.attention, self.mlp
         if self.attention_output_norm or self.mlp_output_norm or spec.qk_norm == "full" or spec.residual_scale != 1.0:
             return None
-        if spec.sinks:
+        if spec.sinks or spec.gated_attention:
             return None
         attention_norm, mlp_norm = self.attention_input_norm, self.mlp_input_norm
         if isinstance(attention_norm, LayerNorm) or isinstance(mlp_norm, LayerNorm) or spec.parallel_blocks:
@@ -65,7 +66,8 @@ class DecoderLayer:
         )
 
     def forward(self, hidden: torch.Tensor, cache: KVCache, index: int, step: LayerStep) -> torch.Tensor:
-        """The residual stream [T, hidden] after this layer, the `index`-th of the cache; it is changed in place."""
+        """The residual stream [T, hidden] after this layer, in place. `index`: the layer's in the cache, among those
+        that attend or those with a recurrent state."""
         x, norm = self._normed(hidden, self.attention_input_norm)
         add_to = self._sum_target(hidden, self.attention_output_norm)
         out = self.attention.forward(x, norm, add_to, cache, index, step)
@@ -145,10 +147,18 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         attention_output_norm=norm(names.attention_output_norm),
         mlp_input_norm=input_norm(names.mlp_input_norm),
         mlp_output_norm=norm(names.mlp_output_norm),
-        attention=load_latent_attention(prefix, spec, loader)
-        if spec.latent
-        else load_attention(prefix, spec, names, loader),
+        attention=_load_attention(index, prefix, spec, names, loader),
         mlp=MoeMlp.load(index, prefix, spec, names, loader)
         if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )
+
+
+def _load_attention(
+    index: int, prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
+) -> Attention | DeltaNet:
+    if spec.layers[index].is_recurrent:
+        return load_delta_net(prefix + names.delta, spec, loader)
+    if spec.latent:
+        return load_latent_attention(prefix, spec, loader)
+    return load_attention(prefix, spec, names, loader)

@@ -15,15 +15,15 @@ class LayerKinds:
 
     def __init__(self, layers: Sequence[LayerSpec], device: torch.device) -> None:
         """`device`: where angles are computed."""
-        kinds = [(layer.rope, layer.window) for layer in layers]
+        kinds = [(layer.rope, layer.window, layer.is_recurrent) for layer in layers]
         distinct = list(dict.fromkeys(kinds))
         self.of_layer = [distinct.index(kind) for kind in kinds]
         """The kind of each layer."""
-        self.windows = [window for _, window in distinct]
+        self.windows = [window for _, window, _ in distinct]
         """Tokens that a query sees, by kind; None: all."""
-        self._factors = [rope.attention_factor for rope, _ in distinct]
+        self._factors = [rope.attention_factor for rope, *_ in distinct]
         self._frequencies = [
-            torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=device) for rope, _ in distinct
+            torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=device) for rope, *_ in distinct
         ]
 
     def __len__(self) -> int:

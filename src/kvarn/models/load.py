@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB, give_back_freed
@@ -102,17 +102,34 @@ def load_model(
         decoder_config = checkpoint.validated(DecoderConfig)
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
-        if kind != "generate" and has_sentence_modules(path):
+        embeds = kind != "generate" and has_sentence_modules(path)
+        if decoder.delta is not None:
+            _check_recurrent(decoder, place, backend, embeds=embeds)
+        if embeds:
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
             model = CausalEncoder(decoder, sentence_modules(path), loader)
         else:
             kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
-            kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype)
+            kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype) + state_bytes(decoder)
             check_memory(backend, gpu_memory_utilization, loader.min_bytes, kv_bytes)
             model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
     give_back_freed(backend.device)
     return model
+
+
+def _check_recurrent(spec: DecoderSpec, place: Parallel, kernels: Kernels, *, embeds: bool) -> None:
+    """Refuse what is not done with recurrent states yet."""
+    problems = (
+        (place.world_size > 1 or place.stage.count > 1, "several ranks: leave out the parallel sizes"),
+        (kernels.computes_beside_host, "a GPU: set device to cpu"),
+        (embeds, "embeddings: set kind to generate"),
+    )
+    for asked, what in problems:
+        if asked:
+            raise UnsupportedModelError(
+                f"{spec.architecture} has layers with recurrent states, which are not supported with {what}"
+            )
 
 
 def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:

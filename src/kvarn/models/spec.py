@@ -29,6 +29,8 @@ class LayerSpec:
     """Tokens a query sees, itself included; None sees all before it."""
     is_moe: bool = False
     """A mixture of experts in place of a dense MLP."""
+    is_recurrent: bool = False
+    """A gated delta rule in place of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

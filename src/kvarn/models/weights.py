@@ -46,6 +46,26 @@ class Interleaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """Rows of a weight that stand by groups (heads), where the kernels want what is of one kind together.
+
+    Each of `groups` has `sizes[0]` rows of the first kind, then `sizes[1]` of the second, and so on.
+    """
+
+    groups: int
+    sizes: tuple[int, ...]
+
+    def order(self, rows: int) -> torch.Tensor:
+        """[rows] int64: the rows as the kernels take them."""
+        by_group = torch.arange(rows).view(self.groups, -1)
+        return torch.cat([kind.flatten() for kind in torch.split(by_group, list(self.sizes), 1)])
+
+
+RowOrder = Interleaved | Grouped
+"""How rows stand otherwise than the kernels take them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """One tensor of a linear layer: one output, or several one below the other."""
 
@@ -69,13 +89,14 @@ class LinearSpec:
     bias: bool = False
     activation: Activation | None = None
     """The two outputs are gate and up: the layer gives activation(gate) * up."""
-    interleaved: tuple[Interleaved | None, ...] = ()
+    interleaved: tuple[RowOrder | None, ...] = ()
     """Of each tensor; empty: of none."""
     expert: int | None = None
     """Each tensor holds the weights of all experts: which of them. Its name is without a suffix."""
     role: Role = "layer"
     """What decides on quantization at load, and whether adapters can change it: only what is a layer's own. A router
-    stays plain: its choice of experts flips on small errors."""
+    stays plain: its choice of experts flips on small errors; and so do the rates of a recurrent state, in which errors
+    add up."""
 
     @property
     def name(self) -> str:

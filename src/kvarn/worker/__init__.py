@@ -13,7 +13,7 @@ from kvarn.worker.errors import (
     WorkerError,
 )
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.memory import GpuBudget, plan_kv_blocks, step_bytes
+from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
 from kvarn.worker.ngram import NgramProposer
 from kvarn.worker.pipelined import PipelinedExecutor
 
@@ -32,6 +32,6 @@ __all__ = [
     "PlanError",
     "ReplayAllocationError",
     "WorkerError",
-    "plan_kv_blocks",
+    "plan_cache",
     "step_bytes",
 ]

@@ -22,6 +22,7 @@ from kvarn.worker.kv_blocks import BlockMemory, BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import SlotTable
+from kvarn.worker.states import SlotStates
 
 
 class InProcessExecutor(SynchronousExecutor):
@@ -29,10 +30,11 @@ class InProcessExecutor(SynchronousExecutor):
 
     Args:
         model: The loaded decoder.
-        num_blocks: Blocks of the KV cache; see `plan_kv_blocks`.
+        num_blocks: Blocks of the KV cache; see `plan_cache`.
         max_num_seqs: Slots: plans name them 0 to `max_num_seqs - 1`.
         max_context_length: Tokens of the longest sequence; default: the model's own limit.
         connector: Where plans store KV blocks beyond the cache; the engine must have the same.
+        num_snapshots: Copies of recurrent states that plans may ask for, where the model has such states.
         eagle: A proposer that is told of each step; the engine must have the same.
         context: This rank's place among those that share long prompts.
 
@@ -47,6 +49,7 @@ class InProcessExecutor(SynchronousExecutor):
         num_blocks: int,
         max_num_seqs: int,
         max_context_length: int | None = None,
+        num_snapshots: int = 0,
         connector: BlockMemory | None = None,
         eagle: EagleProposer | None = None,
         context: ContextParallel | None = None,
@@ -59,7 +62,8 @@ class InProcessExecutor(SynchronousExecutor):
         self.num_blocks = num_blocks
         self.max_context_length = limit if max_context_length is None else max_context_length
         self._model = model
-        self._cache = model.new_kv_cache(num_blocks)
+        self._cache = model.new_kv_cache(num_blocks, max_num_seqs + num_snapshots)
+        self._states = None if self._cache.states is None else SlotStates(self._cache.states, max_num_seqs)
         self._eagle = eagle
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
@@ -112,7 +116,7 @@ class InProcessExecutor(SynchronousExecutor):
             return None
         self._slots.update_blocks(plan.rows)
         adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context)
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context, self._states)
         states = None if self._eagle is None else self._eagle.states()
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
         return inputs, logits, states
@@ -125,6 +129,8 @@ class InProcessExecutor(SynchronousExecutor):
             self.adapters.drop(adapter)
         for sequence in plan.new_sequences:
             self._slots.admit(sequence)
+            if self._states is not None:
+                self._states.admit(sequence)
             if self._eagle is not None:
                 self._eagle.admit(sequence)
         copy_blocks(self._cache, plan.copies)

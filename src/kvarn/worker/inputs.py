@@ -16,6 +16,7 @@ from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import BlockExchange, PagedBatch
 from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.slots import BASE_MODEL, SlotTable
+from kvarn.worker.states import SlotStates
 
 Ints = npt.NDArray[np.int64]
 
@@ -139,9 +140,10 @@ def build_inputs(
     device: torch.device,
     adapters: AdapterMemory | None = None,
     context: ContextParallel | None = None,
+    states: SlotStates | None = None,
 ) -> StepInputs:
-    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`: where theirs are. `context`: the ranks that
-    share long prompts, of which rank 0 alone needs logits."""
+    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `states`: where theirs are. `context`: the
+    ranks that share long prompts, of which rank 0 alone needs logits."""
     flat = flatten_rows(rows, slots)
     if context is not None:
         flat = context.divide(rows, flat, device)
@@ -179,6 +181,7 @@ def build_inputs(
             slot_mapping=torch.from_numpy(flat.slot_mapping).to(device),
             adapters=batch_adapters,
             exchange=flat.exchange,
+            states=None if states is None else states.batch(rows, row_slots),
         ),
         logits_rows=torch.from_numpy(wanted).to(device),
         sampled_rows=sampled_rows,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
@@ -14,10 +15,23 @@ _DEFAULT_SHARE = 10
 """By default the cache takes one part in this many of the machine's memory."""
 _LARGEST_DEFAULT_SHARE = 3
 """It may take up to one part in this many where a single long context needs it."""
+_SNAPSHOT_SHARE = 4
+"""Snapshots of recurrent states take one part in this many of what running sequences' states and one full context
+leave."""
+_SNAPSHOTS_PER_SEQUENCE = 4
+"""But no more than so many for each sequence that may run."""
 _ACTIVATION_BYTES = 16
 """Of each number that a layer makes of a token: in float32, with the copies that live at once."""
 _FIXED_BYTES = GIB // 2
 """Captured steps, scratch memory of kernels and their code."""
+
+
+class CachePlan(NamedTuple):
+    """What the memory for the KV cache is divided into."""
+
+    num_blocks: int
+    num_snapshots: int
+    """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int) -> int:
     return activations + max_num_seqs * spec.vocab_size * _ACTIVATION_BYTES + _FIXED_BYTES
 
 
-def plan_kv_blocks(
+def plan_cache(
     spec: DecoderSpec,
     dtype: KvDtype,
     *,
@@ -69,8 +83,8 @@ def plan_kv_blocks(
     memory_bytes: int | None = None,
     gpu: GpuBudget | None = None,
     copies: int = 1,
-) -> int:
-    """Blocks of the KV cache.
+) -> CachePlan:
+    """The sizes of the KV cache, and of the recurrent states beside it: one budget for both.
 
     Args:
         spec: Of the decoder.
@@ -86,7 +100,7 @@ def plan_kv_blocks(
         copies: Ranks that hold the same key/value head, all in this memory.
 
     Raises:
-        CacheTooSmallError: Not even one sequence of the longest length fits.
+        CacheTooSmallError: Not even one sequence of the longest length fits, or not the states of `max_num_seqs`.
         CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
     """
     block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE * copies
@@ -94,12 +108,15 @@ def plan_kv_blocks(
     if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
         _check_fits(kv_cache_gib, budget, weight_bytes, memory_bytes, gpu)
-        num_blocks = budget // block_bytes
     else:
         budget = _default_budget(blocks_of_context * block_bytes, memory_bytes) if gpu is None else gpu.cache_bytes
-        num_blocks = min(budget // block_bytes, max_num_seqs * blocks_of_context)
+    states = _bytes_of_states(spec, budget, max_num_seqs)
+    num_snapshots = _num_snapshots(spec, budget - states - blocks_of_context * block_bytes, max_num_seqs)
+    num_blocks = max(0, budget - states - num_snapshots * state_bytes(spec)) // block_bytes
+    if kv_cache_gib is None:
+        num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)
     if num_blocks < blocks_of_context:
-        needed_gib = _round_up(blocks_of_context * block_bytes / GIB)
+        needed_gib = _round_up((states + blocks_of_context * block_bytes) / GIB)
         most = num_blocks * BLOCK_SIZE
         raise CacheTooSmallError(
             f"A KV cache of {budget / GIB:.3g} GiB holds {most} tokens, but one context has up to "
@@ -110,7 +127,24 @@ def plan_kv_blocks(
                 else f": {gpu}. Raise gpu_memory_utilization, or set max_context_length to at most {most}."
             )
         )
-    return num_blocks
+    return CachePlan(num_blocks, num_snapshots)
+
+
+def _num_snapshots(spec: DecoderSpec, spare_bytes: int, max_num_seqs: int) -> int:
+    one = state_bytes(spec)
+    return min(max(0, spare_bytes) // _SNAPSHOT_SHARE // one, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs) if one else 0
+
+
+def _bytes_of_states(spec: DecoderSpec, budget: int, max_num_seqs: int) -> int:
+    """Of the recurrent states of the sequences that may run."""
+    one = state_bytes(spec)
+    if one and max_num_seqs * one >= budget:
+        raise CacheTooSmallError(
+            f"The recurrent states of {max_num_seqs} sequences take {max_num_seqs * one / GIB:.3g} GiB, but the KV "
+            f"cache has {budget / GIB:.3g} GiB for them and its blocks. Set engine.max_num_seqs to at most "
+            f"{max(1, budget // (2 * one))}, or kv_cache_gib to at least {_round_up(2 * max_num_seqs * one / GIB)}."
+        )
+    return max_num_seqs * one
 
 
 def _default_budget(context_bytes: int, memory_bytes: int | None) -> int:

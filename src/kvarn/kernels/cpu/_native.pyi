@@ -75,6 +75,30 @@ class Backend:
         scale: float,
         out: int,
     ) -> None: ...
+    def delta_rule(
+        self,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        window: int,
+        sequences: int,
+        tokens: int,
+        query_starts: int,
+        places: int,
+        saves: int,
+        num_saves: int,
+        projected: int,
+        rates: int,
+        convolution: int,
+        decay: int,
+        decay_bias: int,
+        norm: int,
+        eps: float,
+        matrices: int,
+        inputs: int,
+        out: int,
+    ) -> None: ...
     def most_likely(self, logits: int, rows: int, vocab: int, stride: int, tokens: int, values: int) -> None: ...
     def draw_tokens(
         self,

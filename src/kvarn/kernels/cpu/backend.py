@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvarn.costs.decoder import KvDtype
+from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.adapters import CpuAdapterMemory
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
+from kvarn.kernels.cpu.delta import CpuDeltaPlan
 from kvarn.kernels.cpu.greedy import CpuGreedyDecoder
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
@@ -134,6 +135,10 @@ class CpuKernels(Kernels):
     def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> CpuLatentPlan:
         """Rows are read from the cache of the reference."""
         return CpuLatentPlan.of(self.backend, batch, num_heads, size)
+
+    def plan_delta(self, batch: PagedBatch, dims: DeltaDimensions) -> CpuDeltaPlan:
+        """Compiled, token by token."""
+        return CpuDeltaPlan.of(self.backend, batch, dims)
 
     def head_products(self, weight: torch.Tensor) -> CpuHeadProducts:
         """Each head's weight is packed by itself."""

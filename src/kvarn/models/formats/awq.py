@@ -17,7 +17,7 @@ from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
-from kvarn.models.hf_config import QuantizationConfig
+from kvarn.models.quantization_config import QuantizationConfig
 
 _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in its word, counted from the lowest bits, each of eight outputs is."""

@@ -25,7 +25,7 @@ from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, int8_weight, unpack_words
-from kvarn.models.hf_config import QuantizationConfig, QuantizedLayers, QuantizedWeights
+from kvarn.models.quantization_config import QuantizationConfig, QuantizedLayers, QuantizedWeights
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
-from kvarn.models.hf_config import QuantizationConfig
+from kvarn.models.quantization_config import QuantizationConfig
 
 
 class Fp8Format(WeightFormat):

@@ -24,7 +24,7 @@ from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import WeightShapeError
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
-from kvarn.models.hf_config import QuantizationConfig
+from kvarn.models.quantization_config import QuantizationConfig
 
 
 class GptqFormat(WeightFormat):

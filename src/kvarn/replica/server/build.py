@@ -43,6 +43,7 @@ from kvarn.replica.server.ranks import (
     layout_of,
     load_part,
 )
+from kvarn.replica.server.recurrent import check_recurrent
 from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
@@ -58,11 +59,12 @@ from kvarn.worker import (
     InProcessExecutor,
     NgramProposer,
     PipelinedExecutor,
-    plan_kv_blocks,
+    plan_cache,
     step_bytes,
 )
 from kvarn.worker.collectives import RankLayout
 from kvarn.worker.kv_blocks import block_bytes
+from kvarn.worker.memory import CachePlan
 from kvarn.worker.rank_blocks import BlockPart, RankBlocks, block_parts, slot_bytes
 from kvarn.worker.ranks import RanksExecutor
 
@@ -167,6 +169,7 @@ def _build_decoder(
     masks: GrammarMasks,
     ranks: RankProcesses | None,
 ) -> GenerateService:
+    check_recurrent(model, config)
     max_context_length, layout = config.max_context_length or model.spec.max_context_length, layout_of(config)
     others = [] if ranks is None else ranks.await_loaded()
     sizes = [block_bytes(model.new_kv_cache(1)), *(each.block_bytes for each in others)]
@@ -178,7 +181,7 @@ def _build_decoder(
     connector = None if tiers is None else tiers.store
     costs = _joint_costs(model, others, layout) if others else model.costs
     with phases("allocate the KV cache"):
-        num_blocks = _num_blocks(model, config, max_context_length, others)
+        num_blocks, num_snapshots = _plan_cache(model, config, max_context_length, others)
     memory = None
     if ranks is not None:
         kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
@@ -191,6 +194,7 @@ def _build_decoder(
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
         max_context_length=max_context_length,
+        num_snapshots=num_snapshots,
         connector=connector if ranks is None else memory,
         eagle=proposer if isinstance(proposer, EagleProposer) else None,
         context=None if ranks is None else context_of(config, 0, ranks.group),
@@ -232,6 +236,7 @@ def _build_decoder(
         host=partial(_host_adapters, model, own, spec, load, phases) if layout.pipeline_parallel_size == 1 else None,
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
+        num_snapshots=None if model.spec.delta is None else num_snapshots,
         ranks=ranks,
         experts=ExpertLoads(model, config.experts.load_file),
         sleep=partial(SleepingModel, model, partial(_rebuild, model, spec)) if may_sleep else None,
@@ -244,8 +249,8 @@ def _build_decoder(
     )
 
 
-def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> int:
-    """Blocks of the KV cache, the same on each rank: what the memory of all of them has room for."""
+def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> CachePlan:
+    """Of the KV cache, the same on each rank: what the memory of all of them has room for."""
     layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
     memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
     gpu = None
@@ -255,7 +260,7 @@ def _num_blocks(model: Decoder, config: ModelConfig, max_context_length: int, ot
         gpu = GpuBudget(least, share, layout.world_size, beside)
         log.info("the memory of the GPU: %s", gpu, extra={"model": config.name})
     weight_bytes = model.layer_bytes + model.head_bytes
-    return plan_kv_blocks(
+    return plan_cache(
         model.spec,
         model.kv_dtype,
         kv_cache_gib=config.kv_cache_gib,
@@ -331,6 +336,9 @@ def build_proposer(
 ) -> Proposer | None:
     """What guesses tokens, as configured; a draft model is loaded. Raises as `load_draft`."""
     if config.speculation.chosen == "none":
+        return None
+    if model.spec.delta is not None:
+        log.info("no speculation: the model has recurrent states", extra={"model": config.name})
         return None
     if config.speculation.chosen == "ngram":
         return NgramProposer(config.speculation)

@@ -9,7 +9,7 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.kernels.memory import GIB
 from kvarn.models import Decoder, load_model
-from kvarn.worker import DraftProposer, plan_kv_blocks
+from kvarn.worker import DraftProposer, plan_cache
 
 _SHARE = 50
 """By default the cache takes up to one part in this many of the machine's memory."""
@@ -46,12 +46,17 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
         raise DraftModelError(
             f"the draft model {directory} generates no text: choose a smaller model of the same family"
         )
+    if draft.spec.delta is not None:
+        raise DraftModelError(
+            f"the draft model {directory} has recurrent states, which cannot go back behind a guess that was wrong: "
+            "choose one without, or the method ngram"
+        )
     memory = draft.kernels.memory_bytes()
     block_gib = kv_bytes_per_token(draft.spec, draft.kv_dtype) * BLOCK_SIZE / GIB
     length = min(draft.spec.max_context_length, config.max_context_length or model.spec.max_context_length)
     one_context = -(-length // BLOCK_SIZE) * block_gib
     default = max(min(num_blocks * block_gib, memory / GIB / _SHARE), one_context)
-    blocks = plan_kv_blocks(
+    plan = plan_cache(
         draft.spec,
         draft.kv_dtype,
         kv_cache_gib=config.speculation.draft_cache_gib or default,
@@ -60,7 +65,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
         weight_bytes=model.layer_bytes + model.head_bytes + draft.layer_bytes + draft.head_bytes,
         memory_bytes=memory,
     )
-    return DraftProposer(draft, num_blocks=blocks, vocab_size=model.spec.vocab_size)
+    return DraftProposer(draft, num_blocks=plan.num_blocks, vocab_size=model.spec.vocab_size)
 
 
 def check_vocabulary(draft: Path, target: Path) -> None:

@@ -66,6 +66,7 @@ class GenerateService:
         disaggregation: DisaggregationConfig | None = None,
         masks: GrammarMasks | None = None,
         micro_batches: int = 1,
+        num_snapshots: int | None = None,
         ranks: RankProcesses | None = None,
         experts: ExpertLoads | None = None,
         sleep: Callable[[], SleepingModel] | None = None,
@@ -77,9 +78,9 @@ class GenerateService:
         `speculation` says how many are verified. `connector` keeps blocks beyond the device; it is the executor's too.
         `adapters` are the executor's, `host` makes what loads them; None: there are none. Another process computes
         prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
-        grammars. `micro_batches` as `EngineCore`; `ranks` are the processes that the executor runs plans in, beside
-        this one. `experts` counts how often each is visited. `sleep` takes the model off its device once this service
-        is shut down; None: it cannot.
+        grammars. `micro_batches` and `num_snapshots` as `EngineCore`; `ranks` are the processes that the executor runs
+        plans in, beside this one. `experts` counts how often each is visited. `sleep` takes the model off its device
+        once this service is shut down; None: it cannot.
         """
         self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=namespace)
@@ -106,6 +107,7 @@ class GenerateService:
             disaggregation=disaggregation,
             masks=masks,
             micro_batches=micro_batches,
+            num_snapshots=num_snapshots,
         )
         self._adapters = None if host is None else host(self._core)
         self._clock = clock

@@ -1,0 +1,43 @@
+"""Recurrent states of the slots, and the snapshots of them, in one cache: slots first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.engine.plan import NO_SNAPSHOT, NewSequence, Row
+from kvarn.kernels.batch import StateBatch, StateCache
+from kvarn.worker.errors import PlanError
+
+
+class SlotStates:
+    """What a plan says of states, done to a cache with places for `num_slots` slots and then for snapshots."""
+
+    def __init__(self, cache: StateCache, num_slots: int) -> None:
+        self._cache = cache
+        self._num_slots = num_slots
+
+    def admit(self, new: NewSequence) -> None:
+        """A sequence enters a slot. Raises PlanError where it names no snapshot of these."""
+        if new.snapshot == NO_SNAPSHOT:
+            self._cache.clear(new.slot)
+        else:
+            self._cache.copy(self._place(new.snapshot), new.slot)
+
+    def batch(self, rows: Sequence[Row], slots: npt.NDArray[np.int64]) -> StateBatch:
+        """The states of a step's rows, which are of these slots. Raises PlanError as `admit`."""
+        saves = [
+            [index, save.num_tokens, self._place(save.snapshot)]
+            for index, row in enumerate(rows)
+            for save in row.state_saves
+        ]
+        return StateBatch(torch.from_numpy(slots), torch.tensor(saves, dtype=torch.int64).view(-1, 3))
+
+    def _place(self, snapshot: int) -> int:
+        place = self._num_slots + snapshot
+        if not self._num_slots <= place < self._cache.num_places:
+            raise PlanError(f"snapshot {snapshot} of states is not one of {self._cache.num_places - self._num_slots}")
+        return place

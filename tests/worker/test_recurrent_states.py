@@ -1,0 +1,153 @@
+"""A model with recurrent states through the engine: what its states change, and what they must not.
+
+That its answers have the same bits in a batch, in chunks, after a prefix hit and after preemption is tested for every
+family in `test_batch_invariance.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvarn.config.schema import BLOCK_SIZE, ModelConfig
+from kvarn.costs.decoder import kv_bytes_per_token, state_bytes
+from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
+from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
+from kvarn.models.parallel import Parallel
+from kvarn.models.pipeline import Stage
+from kvarn.replica.server.build import build_service
+from kvarn.replica.server.recurrent import check_recurrent
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import CacheTooSmallError, InProcessExecutor, PlanError
+from kvarn.worker.memory import plan_cache
+from tiny_checkpoints import make_decoder
+
+GIB = 1024**3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3-next")
+    make_decoder("qwen3-next", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Decoder:
+    loaded = load_model(path, dtype="float32")
+    assert isinstance(loaded, Decoder)
+    return loaded
+
+
+def request(name: str, length: int, **sampling: Any) -> Submit:
+    prompt = torch.randint(3, 199, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    params = SamplingParams(**{"seed": length, "temperature": 1.0, "max_tokens": 20, **sampling})
+    return Submit(request_id=name, prompt_token_ids=prompt, sampling=params)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_choices_are_those_of_requests_of_their_own(stack: Any, model: Decoder, prefix_cache: bool) -> None:
+    together = stack(model, prefix_cache=prefix_cache).generate([request("r", 37, n=3), request("other", 20)])
+    alone = stack(model).generate([request("r", 37, n=3)])
+    assert [together["r", i].token_ids for i in range(3)] == [alone["r", i].token_ids for i in range(3)]
+    assert len({tuple(alone["r", i].token_ids) for i in range(3)}) == 3
+    first = stack(model).generate([request("r", 37)])
+    assert first["r", 0].token_ids == alone["r", 0].token_ids
+
+
+def test_steps_planned_ahead_change_no_token(stack: Any, model: Decoder) -> None:
+    requests = [request(f"r{length}", length, stop_token_ids=[5]) for length in (3, 16, 34, 49)]
+    want = {key: answer.token_ids for key, answer in stack(model).generate(requests).items()}
+    ahead = stack(model, plans_ahead=True, token_budget=24, num_snapshots=8)
+    for _ in range(2):
+        assert {key: answer.token_ids for key, answer in ahead.generate(requests).items()} == want
+    assert ahead.engine.stats().cached_tokens_total > 0
+
+
+def test_a_plan_that_names_a_snapshot_that_is_not_there_is_refused(model: Decoder, admission: Any) -> None:
+    executor = InProcessExecutor(model, num_blocks=4, max_num_seqs=2, num_snapshots=1)
+    new = admission(0, prompt=[5, 6])
+    for snapshot in (1, 7):
+        row = Row(0, 0, [5, 6], [BlockUpdate(0, 0)], sample=True, state_saves=[StateSave(2, snapshot)])
+        with pytest.raises(PlanError, match=f"snapshot {snapshot} of states is not one of 1"):
+            executor.execute(StepPlan(1, [], [new], [], [row]))
+        executor.execute(StepPlan(2, [0], [], [], []))
+
+
+def test_one_budget_holds_blocks_states_and_snapshots(model: Decoder) -> None:
+    spec = model.spec
+    cache = model.new_kv_cache(3, 5)
+    assert cache.states is not None
+    held = sum(tensor.nbytes for tensor in (*cache.states.matrices, *cache.states.inputs))
+    assert held == 5 * state_bytes(spec)
+    blocks = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+    assert blocks == 3 * BLOCK_SIZE * kv_bytes_per_token(spec, "float32")
+    large = _large(spec)
+    one, block = state_bytes(large), BLOCK_SIZE * kv_bytes_per_token(large, "bfloat16")
+    sizes: dict[str, Any] = {"max_context_length": 1024, "memory_bytes": 64 * GIB}
+    plan = plan_cache(large, "bfloat16", kv_cache_gib=8, max_num_seqs=32, **sizes)
+    used = (32 + plan.num_snapshots) * one + plan.num_blocks * block
+    assert 8 * GIB - block < used <= 8 * GIB
+    assert plan.num_snapshots > 0
+
+
+def test_states_that_do_not_fit_are_refused_with_what_to_set(model: Decoder) -> None:
+    sizes: dict[str, Any] = {"max_context_length": 1024, "memory_bytes": 640 * GIB}
+    large = _large(model.spec)
+    with pytest.raises(CacheTooSmallError, match=r"states of 256 sequences.*max_num_seqs to at most (\d+)") as error:
+        plan_cache(large, "bfloat16", kv_cache_gib=8, max_num_seqs=256, **sizes)
+    words = str(error.value).replace(",", "").split()
+    most, least = int(words[words.index("most") + 1]), float(words[-1].rstrip("."))
+    assert plan_cache(large, "bfloat16", kv_cache_gib=8, max_num_seqs=most, **sizes).num_blocks > 0
+    assert plan_cache(large, "bfloat16", kv_cache_gib=least, max_num_seqs=256, **sizes).num_blocks > 0
+
+
+def _large(spec: DecoderSpec) -> DecoderSpec:
+    """States of 75 MiB, as those of the 80B model."""
+    assert spec.delta is not None
+    delta = dataclasses.replace(spec.delta, key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
+    return dataclasses.replace(spec, delta=delta, num_layers=48, num_delta_layers=36)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_tiers": {"host_gib": 0.05}},
+        {"speculation": {"method": "ngram"}},
+        {"disaggregation": {}},
+        {"prefill_context_parallel_size": 2},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_states_cannot_do_is_refused_by_name(model: Decoder, path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"`{next(iter(settings))}`.*Leave it out"):
+        check_recurrent(model, _replica(path, **settings).model_config)
+
+
+def test_ranks_are_refused(path: Path) -> None:
+    unused: Any = object()
+    for parallel in (Parallel(world_size=2, collectives=unused), Parallel(stage=Stage(0, 2, unused))):
+        with pytest.raises(UnsupportedModelError, match="leave out the parallel sizes"):
+            load_model(path, parallel=parallel)
+
+
+def test_it_is_served_without_a_word_of_configuration(path: Path) -> None:
+    service = build_service(_replica(path), lambda *_: None)
+    assert service.accept(request("r", 40)) is None
+    while service.has_work():
+        service.step()
+    assert service.accept(request("again", 40)) is None
+    while service.has_work():
+        service.step()
+
+
+def _replica(path: Path, **settings: Any) -> ReplicaSpec:
+    own = {"name": "m", "path": str(path), "threads": 1, "kv_cache_gib": 0.05}
+    config = ModelConfig.model_validate({**own, **settings})
+    return ReplicaSpec(model=config.model_dump_json(), directory=str(path))
