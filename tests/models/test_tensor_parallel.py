@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ class ThreadCollectives:
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return self.meeting.exchange(self.rank, tensor)
+
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        parts = [torch.split(theirs, counts) for theirs, counts in self.meeting.exchange(self.rank, (rows, list(sent)))]
+        taken = [each[self.rank] for each in parts]
+        assert [len(each) for each in taken] == list(received)
+        return torch.cat(taken)
 
 
 def ranks(path: Path, world_size: int, *, place: dict[str, Any] | None = None, **options: Any) -> list[Decoder]:

@@ -47,33 +47,51 @@ class Experts:
         """Bytes of what this rank holds."""
         return sum(expert.nbytes for expert in self.held)
 
-    def visit(self, inputs: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The outputs [N, hidden] for N inputs sorted by expert, the same on every rank. counts: [experts] int64.
+    def mix(self, x: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """The outputs of the experts that each token visits, weighted, added in the order of experts: [T, hidden]
+        float32, the same bits on every rank and however experts are held.
 
-        Ranks that hold whole experts compute the rows of theirs, and each row goes to all. Of experts that are divided
-        each rank computes a part of every row. Either way a row's bits are the same.
+        x: [T, hidden]. tokens: [N] int64, those that visit experts, sorted by expert. counts: [experts] int64. shares:
+        [N, 1], the weights of the visits.
         """
         visited = counts.numpy(force=True)
         self.tokens[:] += visited
-        if self.parallel.world_size == 1:
-            return self._compute(inputs, visited.tolist())
-        if not self.parallel.expert_parallel:
-            return self._whole_sum(inputs, visited.tolist())
-        here = torch.from_numpy(visited)
-        owners = self.placement.owners(here)
-        order = owners.argsort(stable=True)
-        rows = torch.bincount(owners, minlength=self.parallel.world_size)
-        own = torch.split(order, rows.tolist())[self.parallel.rank]
-        experts = torch.repeat_interleave(here)[own]
-        own_counts = torch.bincount(experts, minlength=len(counts))[self.placement.held(self.parallel.rank)]
-        gathered = self.parallel.gather_rows(
-            self._compute(inputs[own.to(inputs.device)], own_counts.tolist()), rows.tolist()
-        )
-        return torch.empty_like(gathered).index_copy_(0, order.to(inputs.device), gathered)
+        if self.parallel.expert_parallel and self.parallel.world_size > 1:
+            return self._mix_apart(x, tokens, torch.from_numpy(visited), shares)
+        inputs, of_experts = x[tokens], visited.tolist()
+        outputs = self._compute(inputs, of_experts)
+        if self.parallel.world_size > 1:
+            outputs = self._whole_sum(outputs, of_experts)
+        mixed = outputs.float().mul_(shares)
+        return mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
 
-    def _whole_sum(self, inputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def _mix_apart(
+        self, x: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        """Each rank computes the visits to its own experts, and adds up a part of the tokens: it gets the outputs for
+        those from the others, and the others get the sums."""
+        parallel, device = self.parallel, x.device
+        rank, size = parallel.rank, parallel.world_size
+        bounds = [len(x) * each // size for each in range(size + 1)]
+        owners = self.placement.owners(counts)
+        adders = torch.bucketize(tokens.cpu(), torch.tensor(bounds[1:-1]), right=True)
+        own, added = (owners == rank).nonzero().flatten(), (adders == rank).nonzero().flatten()
+        experts = torch.repeat_interleave(counts)[own]
+        own_counts = torch.bincount(experts, minlength=len(counts))[self.placement.held(rank)]
+        outputs = self._compute(x[tokens[own.to(device)]], own_counts.tolist())
+        sent, received = (torch.bincount(each, minlength=size).tolist() for each in (adders[own], owners[added]))
+        outputs = outputs[adders[own].argsort(stable=True).to(device)]
+        arrived = parallel.all_to_all(outputs, sent, received)
+        added = added[owners[added].argsort(stable=True)].to(device)  # in the order in which they arrive
+        back = added.argsort()
+        mixed = arrived[back].float().mul_(shares[added[back]])
+        first, count = bounds[rank], bounds[rank + 1] - bounds[rank]
+        sums = mixed.new_zeros(count, x.shape[1]).index_add_(0, tokens[added[back]] - first, mixed)
+        return parallel.gather_rows(sums, [bounds[each + 1] - bounds[each] for each in range(size)])
+
+    def _whole_sum(self, outputs: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Over ranks, each of which has a part of every expert."""
-        total = self.parallel.all_reduce(self._compute(inputs, counts))
+        total = self.parallel.all_reduce(outputs)
         for expert, part in zip(self.held, torch.split(total, counts), strict=True):
             if expert.bias_of_sum is not None:
                 part += expert.bias_of_sum

@@ -162,8 +162,7 @@ class MoeMlp:
         tokens = order // self.spec.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts)
         shares = shares.flatten()[order].unsqueeze(-1)
-        mixed = self.experts.visit(x[tokens], counts).float().mul_(shares)
-        out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
+        out = self.experts.mix(x, tokens, counts, shares)
         if self.shared is not None:
             shared = self.shared.forward(x, adapters=adapters).float()
             if self.shared_gate is not None:

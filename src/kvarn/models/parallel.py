@@ -33,6 +33,11 @@ class Collectives(Protocol):
         """The tensors of all ranks, of the same shape and type, in their order."""
         ...
 
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """Give each rank in turn its part of the rows, so many as `sent` says, and take from each so many rows as
+        `received` says, in the order of ranks."""
+        ...
+
 
 class ParallelError(ValueError):
     """The model cannot be divided among so many ranks."""
@@ -172,6 +177,10 @@ class Parallel:
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The ranks' tensors, all of one shape, side by side along the last dimension."""
         return tensor if self.collectives is None else torch.cat(self.collectives.all_gather(tensor), -1)
+
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """See `Collectives.all_to_all`."""
+        return rows if self.collectives is None else self.collectives.all_to_all(rows, sent, received)
 
     def gather_rows(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """The ranks' tensors [counts[rank], ...] one below the other."""

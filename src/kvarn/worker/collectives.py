@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -118,6 +118,15 @@ class RankGroup:
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """See `Collectives.all_gather`."""
         return self._all_gather(tensor, self._peers)
+
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """See `Collectives.all_to_all`."""
+        taken = rows.new_empty((sum(received), *rows.shape[1:]))
+        with _lost():
+            dist.all_to_all_single(
+                taken, rows.contiguous(), list(received), list(sent), group=self._groups[tuple(self._peers)]
+            )
+        return taken
 
     def gather_context(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of the ranks that share long prompts, of the same shape and type, in their order."""
