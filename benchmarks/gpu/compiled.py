@@ -14,7 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.gpu.variants import Variant, variants
+from benchmarks.gpu.variant import Variant
+from benchmarks.gpu.variants import variants
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024

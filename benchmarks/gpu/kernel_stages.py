@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.gpu.attention_stages import attention_bits, attention_cases
+from benchmarks.gpu.grouped_stages import adapter_correctness, grouped_cases, mixture_correctness
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
-from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from benchmarks.gpu.timing import Case
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.weights import Weight
 
@@ -61,6 +63,7 @@ def correctness(session: Session) -> dict[str, Any]:
     """Each product against float32, and the bits of rows among others: the table of docs/gpu.md."""
     torch.backends.cuda.matmul.allow_tf32 = False
     found: dict[str, Any] = {"attention": attention_bits(session)}
+    found |= {"mixture": mixture_correctness(session), "adapters": adapter_correctness(session)}
     for name, inputs, outputs, activation in layers(session):
         for form in FORMATS:
             weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
@@ -99,11 +102,8 @@ def kernel_times(session: Session) -> dict[str, Any]:
     return found
 
 
-Case = tuple[str, Callable[[], Any], int, Callable[[], Any] | None]
-
-
 def cases(session: Session) -> Iterator[Case]:
-    """Name, call, bytes that it must read, and the same in torch where torch has it."""
+    """What is timed."""
     for name, inputs, outputs, activation in layers(session):
         for form in FORMATS:
             weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
@@ -114,68 +114,9 @@ def cases(session: Session) -> Iterator[Case]:
                 if form == "plain":
                     peer = _call(F.linear, x, weight.values)
                 yield f"{name}, {form}, {rows} rows", _call(layer, x), layer.nbytes, peer
-    for shape in session.shapes:
-        config = SHAPES[shape]
-        heads = HeadShape(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
-        for batch, queries, context in session.attentions:
-            case = AttentionCase(session, heads, [(queries, context)] * batch)
-            yield f"{shape} attention, {batch} x {queries} of {context}", case.step(), case.num_bytes, None
+    yield from attention_cases(session)
+    yield from grouped_cases(session)
 
 
 def _call(function: Callable[..., Any] | Linear, *inputs: torch.Tensor) -> Callable[[], Any]:
     return lambda: function(*inputs)
-
-
-class AttentionCase:
-    """A step of sequences (queries, context), with a cache of its own."""
-
-    def __init__(self, session: Session, heads: HeadShape, lengths: list[tuple[int, int]]) -> None:
-        self._session, self._heads, self._lengths = session, heads, lengths
-        blocks = [-(-context // 16) for _, context in lengths]
-        self._tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
-        for row, part in enumerate(torch.randperm(sum(blocks), dtype=torch.int32).split(blocks)):
-            self._tables[row, : len(part)] = part
-        dtype = "float32" if session.dtype == torch.float32 else "bfloat16"
-        self._cache = session.kernels.new_kv_cache(1, sum(blocks), heads, dtype)
-        for tensor in (*self._cache.keys, *self._cache.values):
-            tensor.normal_()
-        width = (heads.query + 2 * heads.kv) * heads.dim
-        self._rows = [torch.randn(count, width, device=session.device).to(session.dtype) for count, _ in lengths]
-        self.num_bytes = 2 * sum(c for _, c in lengths) * heads.kv * heads.dim * self._cache.keys[0].element_size()
-
-    def step(self, rows: range | None = None, last: int | None = None) -> Callable[[], torch.Tensor]:
-        """The attention of some of the sequences (default: all), of each its last queries (default: all)."""
-        picked = list(rows or range(len(self._lengths)))
-        counts = [min(last or count, count) for count, _ in (self._lengths[row] for row in picked)]
-        contexts = [self._lengths[row][1] for row in picked]
-        spans = list(zip(counts, contexts, strict=True))
-        positions = torch.cat([torch.arange(context - count, context) for count, context in spans])
-        of_row = torch.repeat_interleave(torch.tensor(picked), torch.tensor(counts))
-        parts = (
-            positions,
-            torch.tensor([0, *counts]).cumsum(0).int(),
-            torch.tensor(contexts, dtype=torch.int32),
-            self._tables[picked],
-            self._tables[of_row, positions // 16].long() * 16 + positions % 16,
-        )
-        batch = PagedBatch(*(part.to(self._session.device) for part in parts))
-        angles = (positions[:, None] * 1e4 ** (-torch.arange(self._heads.dim // 2) / self._heads.dim)).float()
-        rotation = Rotation(angles.cos().to(self._session.device), angles.sin().to(self._session.device))
-        qkv = torch.cat([self._rows[row][-count:] for row, count in zip(picked, counts, strict=True)])
-        plan = self._session.kernels.plan_attention(batch, self._heads)
-        keys, values, scale = self._cache.keys[0], self._cache.values[0], self._heads.dim**-0.5
-        return lambda: plan.run(qkv, rotation, None, keys, values, scale)
-
-
-def attention_bits(session: Session) -> dict[str, bool]:
-    """Whether sequences have the same bits in a batch, alone, and with their last token alone."""
-    heads = HeadShape(32, 8, 128) if session.timer.on_gpu else HeadShape(2, 1, 16)
-    lengths = [(1, 700), (9, 300), (1, 40)] * 100 if session.timer.on_gpu else [(1, 260), (3, 40)]
-    case = AttentionCase(session, heads, lengths)
-    together = case.step()().split([count for count, _ in lengths])
-    found = {}
-    for row, (count, context) in enumerate(lengths[:3]):
-        own = range(row, row + 1)
-        found[f"{count} of {context}, alone"] = torch.equal(case.step(own)(), together[row])
-        found[f"{count} of {context}, its last token alone"] = torch.equal(case.step(own, 1)(), together[row][-1:])
-    return found

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+Case = tuple[str, Callable[[], Any], int, Callable[[], Any] | None]
+"""Name, call, bytes that it must read, and the same in torch where torch has it."""
+
 FLUSHED_BYTES = 256 * 2**20
 """More than the second cache of any GPU."""
 

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import triton.language as tl
 
-from kvarn.kernels.triton.attention import KEYS, ROWS
-from kvarn.kernels.triton.jit import attention, elementwise, linear, sampling
+from benchmarks.gpu.grouped_variants import grouped_variants
+from benchmarks.gpu.variant import TYPES, Variant
+from kvarn.kernels.triton.attention import COMPARED, KEYS, ROWS
+from kvarn.kernels.triton.jit import attention, cascade, elementwise, latent, linear, sampling
+from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
 from kvarn.kernels.triton.linear import APART_BELOW, TILES, Tile, splits_of, tiles_for
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A kernel as it is compiled."""
-
-    name: str
-    kernel: Any
-    types: dict[str, str]
-    """Triton's names of the arguments' types, such as `*bf16`; the others are constants."""
-    constants: dict[str, Any]
-    warps: int = 4
-    stages: int = 3
-    most_registers: int = 255
-    wide_loads: bool = False
-    """Whether it is bound by memory: 16 bytes must be loaded at a time."""
-
 
 LAYERS = {
     "8B qkv": (4096, 6144, "", ("bf16", "fp8", "int4")),
@@ -35,7 +20,6 @@ LAYERS = {
     "0.6B down": (3072, 1024, "", ("bf16",)),
 }
 """Inputs, outputs, activation and formats of some layers. int8 is read as fp8 is."""
-TYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "int4": "*u8"}
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 
 
@@ -52,7 +36,10 @@ def variants() -> Iterator[Variant]:
         yield _prepare(model, *heads)
     yield _attention("8B", "fp8e4nv", *HEADS["8B"], apart=True)
     yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=False, window=1024, softcap=True)
+    yield from _latent()
+    yield from _cascade()
     yield from _small()
+    yield from grouped_variants()
 
 
 def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activation: str) -> Variant:
@@ -86,6 +73,7 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "HAS_BIAS": False,
         "ADDS": not activation,
         "ACTIVATION": activation,
+        "HEAD_STRIDE": 0,
         "NUMBERS": tl.bfloat16,
         "DOT": tl.bfloat16,
         "ROWS": tile.rows,
@@ -127,6 +115,31 @@ def _prepare(model: str, heads: int, kv: int, dim: int) -> Variant:
     constants = {"QKV_STRIDE": (heads + 2 * kv) * dim, "QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim}
     constants |= {"HALF": dim // 2, "HAS_NORM": True, "BLOCK": dim}
     return Variant(f"norm, rotate, cache, {model}", attention.prepare, types, constants, 1)
+
+
+def _latent() -> Iterator[Variant]:
+    types = {"queries": "*bf16", "cache": "*bf16", "tables": "*i32", "context_lens": "*i32", "query_starts": "*i32"}
+    types |= {"parts": "*fp32", "part_stats": "*fp32", "scale": "fp32", "num_sequences": "i32", "table_stride": "i32"}
+    types |= {"max_segments": "i32", "first_tile": "i32", "first_token": "i32", "end_token": "i32"}
+    for model, heads in (("V2-Lite", 16), ("V3", 128)):
+        constants = {"HEADS": heads, "HEADS_TOGETHER": min(heads, ROWS), "SIZE": 576, "VALUE": 512, "ROWS": ROWS}
+        constants |= {"KEYS": LATENT_KEYS, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16}
+        constants |= {"VALUE_BLOCK": 512, "REST_BLOCK": 64}
+        yield Variant(f"latent attention, DeepSeek-{model}", latent.attend, types, constants, 8, 2, 255, True)
+    constants = {"STRIDE": 576, "SIZE": 576, "BLOCK": 1024}
+    types = {"rows": "*bf16", "slots": "*i64", "cache": "*bf16"}
+    yield Variant("latent rows, cache", latent.write, types, constants)
+
+
+def _cascade() -> Iterator[Variant]:
+    types = {"tables": "*i32", "context_lens": "*i32", "members": "*i32", "num_sequences": "i32", "table_stride": "i32"}
+    yield Variant("shared prefixes", cascade.find_shared, types, {"TOGETHER": 16, "SEATS": 16, "BLOCK": COMPARED})
+    heads, kv, dim = HEADS["8B"]
+    types |= {"queries": "*bf16", "keys": "*bf16", "values": "*bf16", "parts": "*fp32", "part_stats": "*fp32"}
+    types |= {"scale": "fp32", "softcap": "fp32", "max_segments": "i32"}
+    constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "HAS_SOFTCAP": False, "TOGETHER": 16, "SEATS": 16}
+    constants |= {"NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
+    yield Variant("attention, 8B, shared prefixes", cascade.attend, types, constants, 4, 2, 255, True)
 
 
 def _small() -> Iterator[Variant]:

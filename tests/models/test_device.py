@@ -71,10 +71,3 @@ def test_the_registered_backend_of_a_device_serves_the_model_and_makes_its_cache
     logits = run_paged(model).step({"a": PROMPT})["a"]
     assert model.kernels.caches == 1
     assert torch.equal(logits, run_paged(load_model(path, dtype="float32", kernels="torch")).step({"a": PROMPT})["a"])
-
-
-@pytest.mark.parametrize(("family", "captured"), [("qwen3", True), ("qwen2-moe", False), ("deepseek-v2", False)])
-def test_steps_that_ask_the_host_are_not_captured(family: str, captured: bool, oracle_factory: Factory) -> None:
-    _, path = oracle_factory(family)
-    model = load_model(path, dtype="float32", kernels="torch")
-    assert isinstance(model, Decoder) and model.can_be_captured is captured

@@ -72,6 +72,11 @@ class AdapterBatch(Protocol):
 class AdapterMemory(Protocol):
     """The adapters that can be computed with now, by a small index. Used by one thread, but for `write`."""
 
+    @property
+    def captured_form(self) -> int | None:
+        """Equal as long as a captured step with adapters stays right; None: such steps ask the host."""
+        ...
+
     def num_blocks(self, adapter: PackedAdapter) -> int:
         """KV blocks that an adapter takes."""
         ...
@@ -85,7 +90,8 @@ class AdapterMemory(Protocol):
         ...
 
     def batch(self, indices: torch.Tensor) -> AdapterBatch:
-        """A step whose rows have these adapters [T] int64, -1 for none."""
+        """A step whose rows have these adapters [T] int64, -1 for none; in main memory, or on the device where steps
+        are captured."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,9 +17,11 @@ from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation, StateCache
 from kvarn.kernels.delta import DeltaPlan
 from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.greedy import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.memory import DeviceMemory, usable_memory, zeros_on_demand
+from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention
@@ -27,6 +30,7 @@ from kvarn.kernels.torch.delta import TorchDeltaPlan
 from kvarn.kernels.torch.latent import TorchLatentPlan
 from kvarn.kernels.torch.linear import TorchHeadProducts, TorchLinear, rms_norm
 from kvarn.kernels.torch.quantize import quantize
+from kvarn.kernels.torch.router import route
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
 from kvarn.kernels.weights import Quantization, Weight
 
@@ -101,6 +105,8 @@ class Kernels:
     """For logs and metrics."""
     packed_layout: str | None = None
     """Names the layout of packed weights; changes whenever their meaning does. None: they cannot be kept in files."""
+    captures_steps = False
+    """Whether a device may repeat the operations of a step without the host: none of them asks it for anything."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
@@ -166,6 +172,24 @@ class Kernels:
         Raises KernelError where form and tensors do not fit together.
         """
         raise UnsupportedByBackendError("only the compiled kernels keep packed weights")
+
+    def route(
+        self, numbers: torch.Tensor, experts_per_token: int, spec: RouterSpec, choice_bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shares [T, experts_per_token] float32 and experts [T, experts_per_token] int64 of T tokens, of their router's
+        numbers [T, experts]; `choice_bias` [experts] float32."""
+        return route(numbers, experts_per_token, spec, choice_bias, partial(self.activation, activation="sigmoid"))
+
+    def group_experts(
+        self, gate_up: Sequence[Linear], down: Sequence[Linear], clamp: tuple[float, float] | None
+    ) -> GroupedExperts | None:
+        """The experts of a layer, by their packed layers, as two products over all tokens; None where this backend
+        computes expert after expert. The layers can be used as before.
+
+        `clamp`: limit and slope of the gate of gpt-oss, where that joins gate and up; then the first layers are packed
+        without an activation.
+        """
+        return None
 
     def rms_norm(
         self,

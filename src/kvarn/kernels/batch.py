@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from kvarn.kernels.adapters import AdapterBatch
 
 
+SHARED_TOKENS = 256
+"""Tokens of a prefix whose blocks several sequences must share, for kernels to read them together."""
+
+
 class HeadShape(NamedTuple):
     """The attention heads of one layer on one rank."""
 
@@ -76,6 +80,8 @@ class PagedBatch:
     """Queries read blocks that other ranks write in this step, and these read blocks written here. None: none do."""
     states: StateBatch | None = None
     """None where the model has no recurrent states."""
+    shares_prefix: bool = False
+    """Each sequence has one query, and some begin with the same `SHARED_TOKENS`: kernels may read those once."""
 
 
 def whole_texts(lengths: torch.Tensor) -> tuple[PagedBatch, int]:

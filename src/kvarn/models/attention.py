@@ -28,6 +28,8 @@ class LayerStep:
     rotation: Rotation
     adapters: AdapterBatch | None
     """See `PagedBatch.adapters`."""
+    slots: torch.Tensor
+    """See `PagedBatch.slot_mapping`."""
 
 
 class Attention(Protocol):

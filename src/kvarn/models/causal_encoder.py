@@ -51,7 +51,9 @@ class CausalEncoder:
         assert not isinstance(attention, DeltaNet), "a model with recurrent states is not loaded to embed"
         cache = attention.new_cache(1, num_blocks, "float32")  # each layer writes over what the last one has left
         steps = [
-            LayerStep(attention.plan(batch, window), self._kinds.rotation(kind, batch.positions), None)
+            LayerStep(
+                attention.plan(batch, window), self._kinds.rotation(kind, batch.positions), None, batch.slot_mapping
+            )
             for kind, window in enumerate(self._kinds.windows)
         ]
         hidden = F.embedding(token_ids, self._words).to(self.kernels.activation_dtype(self.dtype))

@@ -119,9 +119,8 @@ class Decoder:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a GPU may repeat a step without the host, which mixtures ask where each token goes, and the reference
-        of latent attention which blocks it reads."""
-        return not self.expert_layers and all(isinstance(each.attention, GroupedAttention) for each in self._layers)
+        """Whether a GPU may repeat a step without the host."""
+        return self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where the model
@@ -242,4 +241,5 @@ class Decoder:
             plan=self._of_kind.get(kind, self._layers[0]).attention.plan(batch, self._kinds.windows[kind]),
             rotation=self._kinds.rotation(kind, batch.positions),
             adapters=batch.adapters,
+            slots=batch.slot_mapping,
         )

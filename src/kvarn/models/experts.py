@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvarn.kernels.experts import GroupedExperts
 from kvarn.models.expert_placement import ExpertPlacement
 from kvarn.models.parallel import Parallel
 
@@ -39,8 +40,18 @@ class Experts:
     placement: ExpertPlacement
     held: tuple[Expert, ...]
     """This rank's, in ascending order of their numbers."""
-    tokens: npt.NDArray[np.int64]
-    """[experts]: how many each was given since the start, on whichever rank."""
+    visits: npt.NDArray[np.int64]
+    """[experts]: how many tokens `visit` gave each."""
+    grouped: GroupedExperts | None
+    """All of them at once; None: `visit` computes one after the other."""
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """[experts]: how many each was given since the start, on whichever rank. Waits for the device."""
+        if self.grouped is None:
+            return self.visits
+        counted: npt.NDArray[np.int64] = self.grouped.visits.numpy(force=True)
+        return counted
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +66,7 @@ class Experts:
         [N, 1], the weights of the visits.
         """
         visited = counts.numpy(force=True)
-        self.tokens[:] += visited
+        self.visits[:] += visited
         if self.parallel.expert_parallel and self.parallel.world_size > 1:
             return self._mix_apart(x, tokens, torch.from_numpy(visited), shares)
         inputs, of_experts = x[tokens], visited.tolist()

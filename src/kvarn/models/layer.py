@@ -42,6 +42,11 @@ class DecoderLayer:
         """Bytes of this layer's products as they are held."""
         return self.attention.nbytes + self.mlp.nbytes
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a device may repeat it without the host, which asks where tokens go when experts take turns."""
+        return isinstance(self.mlp, DenseMlp) or self.mlp.experts.grouped is not None
+
     def greedy(self, kind: int) -> GreedyLayer | None:
         """This layer for passes that are compiled as a whole; None where it does more than those compute."""
         spec, attention, mlp = self.spec, self.attention, self.mlp
@@ -75,7 +80,7 @@ class DecoderLayer:
         if not self.spec.parallel_blocks:
             x, norm = self._normed(hidden, self.mlp_input_norm)
         add_to = self._sum_target(hidden, self.mlp_output_norm)
-        out = self.mlp.forward(x, norm, add_to, step.adapters)
+        out = self.mlp.forward(x, norm, add_to, step)
         return self._add(hidden, out, self.mlp_output_norm)
 
     def _normed(self, hidden: torch.Tensor, norm: AnyNorm | None) -> tuple[torch.Tensor, Norm | None]:

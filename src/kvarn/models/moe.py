@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import Kernels
+from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.models.attention import LayerStep
 from kvarn.models.experts import Experts
 from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
-from kvarn.models.router import route
 from kvarn.models.row_parallel import RowParallelLinear
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.swiglu import ClampedSwiglu
@@ -67,14 +68,16 @@ class DenseMlp:
         x: torch.Tensor,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
-        adapters: AdapterBatch | None = None,
+        step: LayerStep | None = None,
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
-        return self.down(self._gated(x, norm, adapters), add_to=add_to, adapters=adapters)
+        adapters = None if step is None else step.adapters
+        inner = self._gate(self.gate_up(x, norm=norm, adapters=adapters))
+        return self.down(inner, add_to=add_to, adapters=adapters)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """What this rank has of the result [T, hidden]: all of it, or its part of the sum over ranks."""
-        inner = self._gated(x)
+        inner = self._gate(self.gate_up(x))
         return self.down.partial(inner) if isinstance(self.down, RowParallelLinear) else self.down(inner)
 
     @property
@@ -82,8 +85,7 @@ class DenseMlp:
         """[hidden] float32, to be added to a sum over ranks; None where `partial` gives all there is."""
         return self.down.bias if isinstance(self.down, RowParallelLinear) and self.down.is_divided else None
 
-    def _gated(self, x: torch.Tensor, norm: Norm | None = None, adapters: AdapterBatch | None = None) -> torch.Tensor:
-        inner = self.gate_up(x, norm=norm, adapters=adapters)
+    def _gate(self, inner: torch.Tensor) -> torch.Tensor:
         return inner if self.gate is None else self.gate(inner)
 
 
@@ -138,37 +140,45 @@ class MoeMlp:
                 parallel=parallel,
                 placement=placement,
                 held=held,
-                tokens=np.zeros(spec.num_experts, dtype=np.int64),
+                visits=np.zeros(spec.num_experts, dtype=np.int64),
+                grouped=_group(held, spec, loader) if parallel.world_size == 1 else None,
             ),
             shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
         )
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None = None,
-        add_to: torch.Tensor | None = None,
-        adapters: AdapterBatch | None = None,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, step: LayerStep) -> torch.Tensor:
         """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens; adapters change the shared
         one alone."""
         if norm is not None:
             x = self.kernels.rms_norm(x, norm)
-        shares, chosen = route(
-            self.router(x), self.spec.experts_per_token, self.spec.router, self.choice_bias, self.kernels
-        )
+        spec = self.spec
+        shares, chosen = self.kernels.route(self.router(x), spec.experts_per_token, spec.router, self.choice_bias)
+        shared = self._shared(x, step)
+        if self.experts.grouped is not None:
+            return self.experts.grouped(x, shares, chosen, step.slots, shared, add_to)
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self.spec.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts)
         shares = shares.flatten()[order].unsqueeze(-1)
         out = self.experts.mix(x, tokens, counts, shares)
-        if self.shared is not None:
-            shared = self.shared.forward(x, adapters=adapters).float()
-            if self.shared_gate is not None:
-                shared *= self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+        if shared is not None:
             out += shared
         return out.to(x.dtype) if add_to is None else add_to.add_(out)
+
+    def _shared(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor | None:
+        """What the expert that all visit gives, [T, hidden] float32."""
+        if self.shared is None:
+            return None
+        shared = self.shared.forward(x, step=step).float()
+        if self.shared_gate is not None:
+            shared *= self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+        return shared
+
+
+def _group(held: Sequence[DenseMlp], spec: DecoderSpec, loader: WeightLoader) -> GroupedExperts | None:
+    """The experts as two products, where the backend computes them so."""
+    return loader.kernels.group_experts([each.gate_up for each in held], [each.down for each in held], spec.swiglu)
 
 
 def _expert_features(size: int, parallel: Parallel) -> Shard:

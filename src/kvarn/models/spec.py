@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvarn.costs.decoder import DecoderDimensions
 from kvarn.kernels.activation import Activation
-from kvarn.models.router import RouterSpec
+from kvarn.kernels.router import RouterSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.adapters import AdapterMemory
-from kvarn.kernels.batch import BlockExchange, PagedBatch
+from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange, PagedBatch
 from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.states import SlotStates
@@ -93,6 +93,14 @@ class FlatRows:
     """[R] one past the last token of each row that is computed here."""
     exchange: BlockExchange | None = None
     """See `PagedBatch.exchange`."""
+
+    @property
+    def shares_prefix(self) -> bool:
+        """See `PagedBatch.shares_prefix`. Looks at the last block: the kernels compare all."""
+        if len(self.token_ids) > len(self.row_slots) or (long := self.context_lens >= SHARED_TOKENS).sum() < 2:
+            return False
+        last = self.block_tables[long, SHARED_TOKENS // BLOCK_SIZE - 1]
+        return len(np.unique(last)) < len(last)
 
 
 def flatten_rows(rows: Sequence[Row], slots: SlotTable) -> FlatRows:
@@ -182,6 +190,7 @@ def build_inputs(
             adapters=batch_adapters,
             exchange=flat.exchange,
             states=None if states is None else states.batch(rows, row_slots),
+            shares_prefix=flat.shares_prefix,
         ),
         logits_rows=torch.from_numpy(wanted).to(device),
         sampled_rows=sampled_rows,

@@ -1,104 +1,133 @@
-"""A whole model by the Triton kernels: the tokens of the reference, with batches filled up as for captured steps; and
-weights that are quantized where they are multiplied."""
+"""Whole models by the Triton kernels: the tokens of the reference, with batches filled up as for captured steps."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
-from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.weights import Quantization
 from kvarn.models import Decoder, load_model
+from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PipelinedExecutor
+from tiny_adapters import make_adapter
 from tiny_checkpoints import make_decoder
 
 
-def tokens(executor: InProcessExecutor) -> dict[str, list[int]]:
-    """Three requests, of which one ends early."""
+def load(path: Path, kernels: str, quantization: Quantization | None = None) -> Decoder:
+    model = load_model(path, dtype="float32", kernels=kernels, quantization=quantization)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def make_engine(executor: InProcessExecutor) -> EngineCore:
     ticks = count()
-    engine = EngineCore(executor, EngineConfig(max_num_seqs=4, tpot_target_ms=1e9), lambda: next(ticks) * 0.01)
-    for index, temperature in enumerate((0.0, 0.9, 0.0)):
-        sampling = SamplingParams(seed=index, temperature=temperature, max_tokens=(4, 4, 2)[index])
-        engine.add(Submit(request_id=str(index), prompt_token_ids=[7, 8 + index, 9][: 1 + index], sampling=sampling))
-    found: dict[str, list[int]] = {}
+    return EngineCore(executor, EngineConfig(max_num_seqs=4, tpot_target_ms=1e9), lambda: next(ticks) * 0.01)
+
+
+def drain(engine: EngineCore, found: dict[str, list[int]]) -> dict[str, list[int]]:
     while engine.has_work():
         for delta in engine.step().deltas:
             found.setdefault(delta.request_id, []).extend(delta.token_ids)
     return found
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8"])
-def test_a_model_answers_as_with_the_reference(tmp_path: Path, quantization: Quantization | None) -> None:
-    make_decoder("qwen3", tmp_path)
-    found = []
-    for kernels, executor_type in (("torch", InProcessExecutor), ("triton", PipelinedExecutor)):
-        model = load_model(tmp_path, dtype="float32", kernels=kernels, quantization=quantization)
-        assert isinstance(model, Decoder)
-        options = {"fill_up": True} if executor_type is PipelinedExecutor else {}
-        found.append(tokens(executor_type(model, num_blocks=20, max_num_seqs=4, **options)))
-    assert found[0] == found[1]
+def tokens(executor: InProcessExecutor) -> dict[str, list[int]]:
+    """Three requests, of which one ends early."""
+    engine = make_engine(executor)
+    for index, temperature in enumerate((0.0, 0.9, 0.0)):
+        sampling = SamplingParams(seed=index, temperature=temperature, max_tokens=(4, 4, 2)[index])
+        engine.add(Submit(request_id=str(index), prompt_token_ids=[7, 8 + index, 9][: 1 + index], sampling=sampling))
+    return drain(engine, {})
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("qwen3", None), ("qwen3", "fp8"), ("gpt-oss", None), ("qwen2-moe", None), ("deepseek-v3", None)],
+)
+def test_a_model_answers_as_with_the_reference(tmp_path: Path, family: str, quantization: Quantization | None) -> None:
+    make_decoder(family, tmp_path, **({"num_hidden_layers": 2} if family != "qwen3" else {}))
+    found, visits = [], []
+    for kernels, fill_up in (("torch", False), ("triton", True)):
+        model = load(tmp_path, kernels, quantization)
+        assert model.can_be_captured is (kernels == "triton")
+        found.append(tokens(PipelinedExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=fill_up)))
+        # Rows that fill a batch up visit no expert.
+        visits.append({layer: experts.tokens.tolist() for layer, experts in model.expert_layers.items()})
+    assert found[0] == found[1] and visits[0] == visits[1]
     assert [len(found[1][each]) for each in "012"] == [4, 4, 2]
+    assert bool(visits[0]) is (family != "qwen3")
 
 
-class Memory(TorchDispatchMode):
-    """Bytes that tensors made meanwhile hold, now and at most. Mapped files are not counted, nor single tensors of more
-    than `largest` bytes: scratch memory of the kernels."""
+def test_a_mixture_whose_sums_are_taken_as_by_several_ranks_asks_the_host(tmp_path: Path) -> None:
+    from kvarn.models.parallel import Parallel
 
-    def __init__(self, largest: int) -> None:
-        super().__init__()
-        self._largest = largest
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.most = 0
-
-    @property
-    def held(self) -> int:
-        return sum(size for reference, size in self._storages.values() if not reference.expired())
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if storage.resizable() and storage.nbytes() <= self._largest:
-                self._storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        self.most = max(self.most, self.held)
-        return made
+    make_decoder("mixtral", tmp_path, num_hidden_layers=1)
+    model = load_model(tmp_path, dtype="float32", kernels="triton", parallel=Parallel(fixed_sums=True))
+    assert isinstance(model, Decoder) and not model.can_be_captured
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
-def test_loading_takes_the_quantized_model_and_one_layer(tmp_path: Path, quantization: Quantization) -> None:
-    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 64}
-    make_decoder("llama", tmp_path, **sizes)
-    largest = 2 * 512 * 128 * 4
-    with Memory(2 * largest) as memory:
-        model = load_model(tmp_path, dtype="float32", kernels="triton", quantization=quantization)
-    assert isinstance(model, Decoder)
-    assert memory.held < 3.5 * largest, "the plain model would take eleven times the largest weight"
-    assert memory.held < memory.most <= memory.held + 1.3 * largest
+def test_adapters_change_a_model_as_with_the_reference(tmp_path: Path) -> None:
+    oracle = make_decoder("qwen3", tmp_path / "model", num_hidden_layers=1)
+    make_adapter(oracle, tmp_path / "0")
+    make_adapter(oracle, tmp_path / "1", seed=1, r=17)
+    texts, _ = whole_texts(torch.tensor([6, 3, 5]))
+    ids = torch.randint(4, 190, (14,), generator=torch.Generator().manual_seed(1))
+    found = []
+    for kernels in ("torch", "triton"):
+        model = load(tmp_path / "model", kernels)
+        cache = model.new_kv_cache(60)
+        memory, first = model.new_adapter_memory(cache), 10
+        for index in range(2):
+            packed = load_adapter(tmp_path / str(index), model).packed
+            blocks = range(first, first + memory.num_blocks(packed))
+            first = blocks.stop
+            memory.write(packed, blocks)
+            memory.place(index, packed, blocks)
+        batch = replace(texts, adapters=memory.batch(torch.tensor([0] * 6 + [-1] * 3 + [1] * 5)))
+        found.append(model.forward(ids, batch, cache, torch.tensor([5, 8, 13])))
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_weights_have_the_bits_that_the_kernels_of_processors_give_them(
-    tmp_path: Path, quantization: Quantization
+def test_requests_with_one_prompt_read_it_together_and_answer_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_decoder("qwen3", tmp_path, hidden_size=96, intermediate_size=160)
-    model = load_model(tmp_path, dtype="float32", kernels="triton", quantization=quantization)
-    assert isinstance(model, Decoder)
-    stored, compiled = load_file(tmp_path / "model.safetensors"), kernels_for("auto")
-    for spec, layer in model.adapted_layers:
-        plain = torch.cat([stored[f"{name}.weight"] for name in spec.names])
-        found = layer.rows(torch.arange(len(plain)))
-        assert torch.equal(found, compiled.quantize(plain, quantization).dequantized())
+    sizes: dict[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    make_decoder("qwen3", tmp_path, max_position_embeddings=600, **sizes)
+    found = []
+    for kernels in ("torch", "triton"):
+        model, shared = load(tmp_path, kernels), []
+        forward = model.forward
+
+        def recorded(ids: Any, batch: Any, *rest: Any, forward: Any = forward, shared: Any = shared) -> torch.Tensor:
+            shared.append(batch.shares_prefix)
+            result: torch.Tensor = forward(ids, batch, *rest)
+            return result
+
+        monkeypatch.setattr(model, "forward", recorded)
+        engine = make_engine(InProcessExecutor(model, num_blocks=60, max_num_seqs=4))
+        answers: dict[str, list[int]] = {}
+        for number in range(2):
+            prompt = [5 + index * 7 % 180 for index in range(258)] + [9] * number
+            engine.add(
+                Submit(
+                    request_id=str(number),
+                    prompt_token_ids=prompt,
+                    sampling=SamplingParams(seed=0, temperature=0.0, max_tokens=4),
+                )
+            )
+            while not answers.get(str(number)):
+                for delta in engine.step().deltas:
+                    answers.setdefault(delta.request_id, []).extend(delta.token_ids)
+        found.append(drain(engine, answers))
+        assert any(shared)
+    assert found[0] == found[1] and all(len(answer) == 4 for answer in found[0].values())

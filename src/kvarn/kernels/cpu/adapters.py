@@ -28,6 +28,8 @@ class CpuAdapterBatch:
 class CpuAdapterMemory:
     """See `kvarn.kernels.adapters.AdapterMemory`."""
 
+    captured_form = None
+
     def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:
         """`dtype`: of the weights, bfloat16 or float32."""
         self._pages = AdapterPages(cache)

@@ -14,6 +14,8 @@ from kvarn.kernels.batch import KVCache
 class TorchAdapterMemory:
     """See `kvarn.kernels.adapters.AdapterMemory`. Weights are taken from their pages when they are used."""
 
+    captured_form = None
+
     def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:
         """`dtype`: of the weights, bfloat16 or float32."""
         self.dtype = dtype

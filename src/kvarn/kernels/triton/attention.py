@@ -7,34 +7,34 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.triton.jit import attention
+from kvarn.kernels.triton.jit import attention, cascade
 from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
+from kvarn.kernels.triton.segments import Segments, num_segments
 
 ROWS = 64
 """Query heads that a program multiplies: those of one key/value head and as many queries as fit. Always the same, so
 that a row's bits do not depend on the kind of step."""
 KEYS = 64
-SEGMENT = 256
-"""As in `jit.attention`."""
 PROGRAMS = 528
 """Programs that fill a large GPU: with fewer tiles each segment is computed by a program of its own."""
-PARTS_BYTES = 256 * 1024 * 1024
-"""Segments' sums take so much memory at most; where they would take more, each program joins its own."""
+COMPARED = 64
+"""Sequences whose blocks are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`. The kernels find their rows by themselves: nothing is worked out here,
-    and nothing waits for the device."""
+    """See `kvarn.kernels.backend.AttentionPlan`. The kernels find their rows by themselves: nothing waits for the
+    device."""
 
     batch: PagedBatch
     heads: HeadShape
     window: int | None
+    members: torch.Tensor | None = None
+    """See `jit.cascade.find_shared`; None: each sequence reads its own blocks."""
 
     def run(
         self,
@@ -54,63 +54,43 @@ class TritonAttentionPlan:
         if len(qkv) == 0:
             return out
         heads, batch = self.heads, self.batch
-        together = ROWS // (heads.query // heads.kv)
-        sequences, tokens = len(batch.context_lens), len(qkv)
-        tiles = tokens // together + sequences
-        segments = triton.cdiv(batch.block_tables.shape[1] * BLOCK_SIZE, SEGMENT)
-        size = tokens * heads.query * segments
-        apart = segments > 1 and tiles * heads.kv < PROGRAMS and size * heads.dim * 4 <= PARTS_BYTES
-        parts = out.new_empty((size if apart else 0, heads.dim), dtype=torch.float32)
-        stats = out.new_empty((size if apart else 0, 2), dtype=torch.float32)
-        programs = min(segments, triton.cdiv(PROGRAMS, tiles * heads.kv)) if apart else 1
-        block = max(16, triton.next_power_of_2(heads.dim))
+        numbers = _multiplied(key_cache)
+        same = {
+            "QUERY_HEADS": heads.query,
+            "KV_HEADS": heads.kv,
+            "DIM": heads.dim,
+            "HAS_SOFTCAP": softcap is not None,
+            "NUMBERS": TRITON_TYPES[numbers],
+            "DOT": multiplied_type(numbers),
+            "ROWS": ROWS,
+            "KEYS": KEYS,
+            "BLOCK": max(16, triton.next_power_of_2(heads.dim)),
+            "num_warps": 4,
+            "num_stages": 2,
+        }
+        fit = len(qkv) <= Segments.fitting(batch, heads.query, heads.dim)
+        together, sequences = _together(heads), len(batch.context_lens)
+        tables = batch.block_tables, batch.context_lens
+        sizes = sequences, batch.block_tables.stride(0), num_segments(batch)
+        if self.members is not None and fit:
+            segments = Segments.room(batch, len(qkv), heads.query, heads.dim)
+            sums = segments.parts, segments.stats, scale, softcap or 0.0
+            cascade.attend[(sequences, heads.kv, num_segments(batch))](
+                queries, key_cache, value_cache, *tables, self.members, *sums, *sizes,
+                TOGETHER=together, SEATS=self.members.shape[2], **same,
+            )  # fmt: skip
+            segments.join(batch, out, sinks)
+            return out
+        tiles = len(qkv) // together + sequences
+        programs = programs_of(tiles * heads.kv, num_segments(batch)) if fit else 1
+        segments = Segments.room(batch, len(qkv), heads.query, heads.dim) if programs > 1 else Segments.none(out.device)
+        sums = segments.parts, segments.stats, scale, softcap or 0.0
         attention.attend[(tiles, heads.kv, programs)](
-            queries,
-            key_cache,
-            value_cache,
-            batch.block_tables,
-            batch.context_lens,
-            batch.query_starts,
-            sinks,
-            out,
-            parts,
-            stats,
-            scale,
-            softcap or 0.0,
-            sequences,
-            batch.block_tables.stride(0),
-            segments,
-            QUERY_HEADS=heads.query,
-            KV_HEADS=heads.kv,
-            DIM=heads.dim,
-            WINDOW=self.window or 0,
-            HAS_SOFTCAP=softcap is not None,
-            HAS_SINKS=sinks is not None,
-            APART=apart,
-            NUMBERS=TRITON_TYPES[_multiplied(key_cache)],
-            DOT=multiplied_type(_multiplied(key_cache)),
-            ROWS=ROWS,
-            KEYS=KEYS,
-            BLOCK=block,
-            num_warps=4,
-            num_stages=2,
-        )
-        if apart:
-            attention.join[(tokens, heads.query)](
-                parts,
-                stats,
-                batch.positions,
-                batch.slot_mapping,
-                sinks,
-                out,
-                segments,
-                QUERY_HEADS=heads.query,
-                DIM=heads.dim,
-                WINDOW=self.window or 0,
-                HAS_SINKS=sinks is not None,
-                BLOCK=block,
-                num_warps=1,
-            )
+            queries, key_cache, value_cache, *tables, batch.query_starts, sinks, out, *sums, *sizes,
+            WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=programs > 1, **same,
+        )  # fmt: skip
+        if programs > 1:
+            segments.join(batch, out, sinks, self.window or 0)
         return out
 
     def _prepare(
@@ -156,7 +136,38 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
         )
     if window is not None and window < 1:
         raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
-    return TritonAttentionPlan(batch, heads, window)
+    if batch.shares_prefix and len(batch.positions) != len(batch.context_lens):
+        raise KernelInputError("a prefix is shared where each sequence has one query")
+    members = _find_shared(batch, heads) if batch.shares_prefix and window is None else None
+    return TritonAttentionPlan(batch, heads, window, members)
+
+
+def programs_of(tiles: int, segments: int) -> int:
+    """Programs that share a tile's segments: one where there are tiles enough."""
+    return min(segments, triton.cdiv(PROGRAMS, tiles)) if tiles < PROGRAMS else 1
+
+
+def _together(heads: HeadShape) -> int:
+    """Queries of a tile."""
+    return ROWS // (heads.query // heads.kv)
+
+
+def _find_shared(batch: PagedBatch, heads: HeadShape) -> torch.Tensor:
+    """Who reads which segment with whom: see `jit.cascade.find_shared`."""
+    sequences, together = len(batch.context_lens), _together(heads)
+    seats = triton.next_power_of_2(together)
+    members = torch.empty((num_segments(batch), sequences, seats), dtype=torch.int32, device=batch.block_tables.device)
+    cascade.find_shared[(sequences, num_segments(batch))](
+        batch.block_tables,
+        batch.context_lens,
+        members,
+        sequences,
+        batch.block_tables.stride(0),
+        TOGETHER=together,
+        SEATS=seats,
+        BLOCK=COMPARED,
+    )
+    return members
 
 
 def _numbers(cache: torch.Tensor) -> torch.Tensor:

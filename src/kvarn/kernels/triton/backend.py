@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,10 +13,15 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.triton.adapters import TritonAdapterMemory
 from kvarn.kernels.triton.attention import TritonAttentionPlan, plan_attention
+from kvarn.kernels.triton.experts import TritonExperts, group_experts
 from kvarn.kernels.triton.interpreter import is_interpreting
+from kvarn.kernels.triton.latent import TritonHeadProducts, TritonLatentPlan
 from kvarn.kernels.triton.linear import TritonLinear, Workspace, norm_rows
+from kvarn.kernels.triton.router import route
 from kvarn.kernels.triton.sampling import draw_tokens, mask_logits, most_likely
 from kvarn.kernels.weights import Weight
 
@@ -28,6 +33,7 @@ class TritonKernels(Kernels):
     """
 
     name = "triton"
+    captures_steps = True
 
     def __init__(self, device: torch.device) -> None:
         """Raises UnsupportedByBackendError for main memory, but in Triton's interpreter."""
@@ -45,6 +51,18 @@ class TritonKernels(Kernels):
         """See `kvarn.kernels.triton.linear`. Quantized weights are multiplied with plain activations."""
         own_bias = None if bias is None else bias.to(self.device)
         return TritonLinear(weight.to(self.device), own_bias, activation, self._workspace)
+
+    def route(
+        self, numbers: torch.Tensor, experts_per_token: int, spec: RouterSpec, choice_bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compiled. Of equal scores the lowest expert's is taken first."""
+        return route(numbers, experts_per_token, spec, choice_bias)
+
+    def group_experts(
+        self, gate_up: Sequence[Linear], down: Sequence[Linear], clamp: tuple[float, float] | None
+    ) -> TritonExperts | None:
+        """See `kvarn.kernels.triton.experts`."""
+        return group_experts(gate_up, down, clamp)
 
     def preferred_dtype(self) -> torch.dtype:
         """bfloat16; float32 in the interpreter."""
@@ -74,9 +92,21 @@ class TritonKernels(Kernels):
         )
         return KVCache(keys, values)
 
+    def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> TritonAdapterMemory:
+        """See `kvarn.kernels.triton.adapters`."""
+        return TritonAdapterMemory(cache, dtype)
+
     def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TritonAttentionPlan:
         """See `kvarn.kernels.triton.attention`."""
         return plan_attention(batch, heads, window)
+
+    def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
+        """See `kvarn.kernels.triton.latent`."""
+        return TritonLatentPlan(batch, num_heads, size)
+
+    def head_products(self, weight: torch.Tensor) -> TritonHeadProducts:
+        """See `kvarn.kernels.triton.latent`."""
+        return TritonHeadProducts(weight.to(self.device))
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compiled."""

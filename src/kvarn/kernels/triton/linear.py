@@ -98,6 +98,12 @@ class DeviceWeight:
         return "4 bits" if self.group else "plain" if self.scales is None else "8 bits"
 
     @property
+    def form(self) -> tuple[object, ...]:
+        """Equal for weights that one compiled kernel reads."""
+        zeros, multipliers = self.zeros is not None, self.multipliers is not None
+        return self.format, self.values.dtype, self.values.shape, self.width, self.group, zeros, multipliers
+
+    @property
     def nbytes(self) -> int:
         """Bytes that a product reads."""
         return sum(t.nbytes for t in (self.values, self.scales, self.zeros, self.multipliers) if t is not None)
@@ -250,6 +256,7 @@ class TritonLinear:
             HAS_BIAS=self.bias is not None,
             ADDS=add_to is not None,
             ACTIVATION=activation or "",
+            HEAD_STRIDE=0,
             NUMBERS=TRITON_TYPES[x.dtype],
             DOT=multiplied_type(x.dtype),
             ROWS=tile.rows,

@@ -112,7 +112,7 @@ def attend(
 ):
     """Attention of one program's rows, to `out` [T, H DIM].
 
-    Program (i, g, z): the queries of tile i (see `_sequence_of`), key/value head g. With APART the program takes every
+    Program (i, g, z): the queries of tile i (see `sequence_of`), key/value head g. With APART the program takes every
     so many'th segment, beginning with z, and leaves sums and statistics for `join`: parts [T, H, max_segments, DIM],
     part_stats [T, H, max_segments, 2] float32. sinks [H]: see `AttentionPlan.run`. NUMBERS: the type that queries and
     weights are rounded to; DOT: the type that is multiplied.
@@ -120,7 +120,7 @@ def attend(
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
     together: tl.constexpr = ROWS // group
     kv_head = tl.program_id(1)
-    sequence, first_query, start, count = _sequence_of(tl.program_id(0), query_starts, num_sequences, together)
+    sequence, first_query, start, count = sequence_of(tl.program_id(0), query_starts, num_sequences, together)
     if first_query >= count:
         return
     context = tl.load(context_lens + sequence)
@@ -149,51 +149,74 @@ def attend(
     mixed = tl.zeros([ROWS, BLOCK], tl.float32)
     table = tables + sequence.to(tl.int64) * table_stride
     for number in range(segment, (last + SEGMENT - 1) // SEGMENT, stride):
-        own_top = tl.full([ROWS], float("-inf"), tl.float32)
-        own_total = tl.zeros([ROWS], tl.float32)
-        own_mixed = tl.zeros([ROWS, BLOCK], tl.float32)
-        begin = tl.maximum(number * SEGMENT, first // KEYS * KEYS)
-        for key in range(begin, tl.minimum(number * SEGMENT + SEGMENT, last), KEYS):
-            at = key + tl.arange(0, KEYS)
-            seen = (at >= first) & (at < last)
-            block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-            slot = (block * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM) + at % BLOCK_SIZE * DIM
-            there = seen[:, None] & inside[None, :]
-            k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if HAS_SOFTCAP:
-                scores = softcap * tanh(scores / softcap)
-            visible = (at[None, :] <= position[:, None]) & seen[None, :]
-            if WINDOW > 0:
-                visible &= at[None, :] > position[:, None] - WINDOW
-            scores = tl.where(visible, scores * LOG2E, float("-inf"))
-            new_top = tl.maximum(own_top, tl.max(scores, 1))
-            level = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weights = tl.exp2(scores - level[:, None])
-            fade = tl.exp2(own_top - level)
-            own_total = own_total * fade + tl.sum(weights, 1)
-            own_top = new_top
-            v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
-            own_mixed = tl.dot(weights.to(NUMBERS).to(DOT), v, own_mixed * fade[:, None], input_precision="ieee")
+        own_top, own_total, own_mixed = read_segment(
+            q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
+            KV_HEADS, DIM, WINDOW, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
+        )  # fmt: skip
         if APART:
             piece = (token * QUERY_HEADS + head) * max_segments + number
             tl.store(parts + piece[:, None] * DIM + d[None, :], own_mixed, mask=real[:, None] & inside[None, :])
             tl.store(part_stats + piece * 2, own_top, mask=real)
             tl.store(part_stats + piece * 2 + 1, own_total, mask=real)
         else:
-            new_top, kept, added = _shares(top, own_top)
+            new_top, kept, added = shares(top, own_top)
             total = tl.fma(total, kept, own_total * added)
-            mixed = tl.fma(mixed, _across(kept, mixed), own_mixed * added[:, None])
+            mixed = tl.fma(mixed, across(kept, mixed), own_mixed * added[:, None])
             top = new_top
     if not APART:
         if HAS_SINKS:
-            top, kept, added = _shares(top, tl.load(sinks + head, mask=real, other=0.0) * LOG2E)
+            top, kept, added = shares(top, tl.load(sinks + head, mask=real, other=0.0) * LOG2E)
             total = tl.fma(total, kept, added)
             mixed *= kept[:, None]
         result = mixed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + place[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :]
         )
+
+
+@triton.jit
+def read_segment(
+    q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, NUMBERS: tl.constexpr,
+    DOT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The softmax of rows q [ROWS, BLOCK] over what they see of one segment of a block table: the largest score, the
+    sum of weights and the sum of weighted values [ROWS, BLOCK]. Keys before `first` and from `last` on are not read."""
+    d = tl.arange(0, BLOCK)
+    inside = d < DIM
+    own_top = tl.full([ROWS], float("-inf"), tl.float32)
+    own_total = tl.zeros([ROWS], tl.float32)
+    own_mixed = tl.zeros([ROWS, BLOCK], tl.float32)
+    begin = tl.maximum(number * SEGMENT, first // KEYS * KEYS)
+    for key in range(begin, tl.minimum(number * SEGMENT + SEGMENT, last), KEYS):
+        at = key + tl.arange(0, KEYS)
+        seen = (at >= first) & (at < last)
+        block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        slot = (block * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM) + at % BLOCK_SIZE * DIM
+        there = seen[:, None] & inside[None, :]
+        k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * tanh(scores / softcap)
+        visible = (at[None, :] <= position[:, None]) & seen[None, :]
+        if WINDOW > 0:
+            visible &= at[None, :] > position[:, None] - WINDOW
+        own_top, own_total, weights, fade = weigh(scores, visible, own_top, own_total)
+        v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
+        own_mixed = tl.dot(weights.to(NUMBERS).to(DOT), v, own_mixed * fade[:, None], input_precision="ieee")
+    return own_top, own_total, own_mixed
+
+
+@triton.jit
+def weigh(scores, visible, top, total):
+    """One step of a softmax that is taken block by block: the new maximum and sum of weights, the weights of these
+    scores, and what earlier sums are multiplied by."""
+    scores = tl.where(visible, scores * LOG2E, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    level = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores - level[:, None])
+    fade = tl.exp2(top - level)
+    return new_top, total * fade + tl.sum(weights, 1), weights, fade
 
 
 @triton.jit(do_not_specialize=["max_segments"])
@@ -229,12 +252,12 @@ def join(
         own_top = tl.load(part_stats + piece * 2 + tl.arange(0, 1))
         own_total = tl.load(part_stats + piece * 2 + 1 + tl.arange(0, 1))
         own_mixed = tl.load(parts + piece * DIM + d, mask=inside, other=0.0)
-        new_top, kept, added = _shares(top, own_top)
+        new_top, kept, added = shares(top, own_top)
         total = tl.fma(total, kept, own_total * added)
         mixed = tl.fma(mixed, tl.broadcast_to(kept, mixed.shape), own_mixed * added)
         top = new_top
     if HAS_SINKS:
-        top, kept, added = _shares(top, tl.load(sinks + tl.program_id(1) + tl.arange(0, 1)) * LOG2E)
+        top, kept, added = shares(top, tl.load(sinks + tl.program_id(1) + tl.arange(0, 1)) * LOG2E)
         total = tl.fma(total, kept, added)
         mixed *= kept
     result = mixed / tl.where(total > 0, total, 1.0)
@@ -242,7 +265,7 @@ def join(
 
 
 @triton.jit
-def _shares(top, own_top):
+def shares(top, own_top):
     """The larger of two maxima, and what sums relative to each are multiplied by."""
     new_top = tl.maximum(top, own_top)
     level = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -250,12 +273,13 @@ def _shares(top, own_top):
 
 
 @triton.jit
-def _across(column, like):
+def across(column, like):
+    """A column [ROWS] repeated over the columns of a matrix."""
     return tl.broadcast_to(column[:, None], like.shape)
 
 
 @triton.jit
-def _sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
+def sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
     """Whose queries a tile computes: the sequence, the first query of the tile, and the sequence's first token and
     number of queries.
 

@@ -41,6 +41,14 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def clamped_swiglu(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """(up + 1) * gate * sigmoid(ALPHA * gate), after gate and up are clamped (gpt-oss)."""
+    gate = tl.minimum(gate, LIMIT)
+    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return (up + 1.0) * (gate * activate(ALPHA * gate, "sigmoid"))
+
+
+@triton.jit
 def norm_rows(
     x,
     weight,

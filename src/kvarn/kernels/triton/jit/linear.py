@@ -12,7 +12,7 @@ number of rows nor on the size of a tile.
 import triton
 import triton.language as tl
 
-from kvarn.kernels.triton.jit.elementwise import activate, row_scale
+from kvarn.kernels.triton.jit.elementwise import activate, clamped_swiglu, row_scale
 
 BLOCKS_TOGETHER = tl.constexpr(8)
 """Tiles of so many blocks of rows are neighbours, so that they find a weight in the second cache."""
@@ -49,6 +49,7 @@ def multiply(
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     NUMBERS: tl.constexpr,
     DOT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -62,7 +63,15 @@ def multiply(
     NUMBERS: the type that inputs are rounded to; DOT: the type that is multiplied. partials: float32, SPLITS tiles
     (twice as many with an activation) for each tile; arrivals: an int32 for each tile, zero before and after. Both are
     used only where splits are computed APART.
+
+    HEAD_STRIDE: not 0 where program_id(2) is a head with a weight of its own: x [M, heads, INPUTS], so many numbers
+    from head to head; weight [heads, OUTPUTS, WIDTH], plain; out [M, heads, OUTPUTS].
     """
+    if HEAD_STRIDE:
+        head = tl.program_id(2).to(tl.int64)
+        x += head * HEAD_STRIDE
+        weight += head * (OUTPUTS * WIDTH)
+        out += head * OUTPUTS
     num_tiles: tl.constexpr = (OUTPUTS + OUTS - 1) // OUTS
     gated: tl.constexpr = ACTIVATION != ""
     tile, block = _place(tl.program_id(0), num_tiles, tl.cdiv(num_rows, ROWS))
@@ -81,29 +90,11 @@ def multiply(
         first_split = 0
         last_split = SPLITS
     for split in range(first_split, last_split):
-        sums = tl.zeros([OUTS, ROWS], tl.float32)
-        sums_up = tl.zeros([OUTS, ROWS], tl.float32)
-        for step in range(0, SPLIT, STEP):
-            k = split * SPLIT + step
-            if FORMAT == "4 bits":
-                low, high = _halves(x, norm, factors, m, k, num_rows, X_STRIDE, INPUTS, GROUP, HAS_NORM, NUMBERS, DOT)
-                sums = _of_group(
-                    sums, low, high, weight, scales, multipliers, zeros, n, k,
-                    WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT,
-                )  # fmt: skip
-                if gated:
-                    sums_up = _of_group(
-                        sums_up, low, high, weight, scales, multipliers, zeros, n + OUTPUTS, k,
-                        WIDTH, 2 * OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT,
-                    )  # fmt: skip
-            else:
-                at = k + tl.arange(0, STEP)
-                rows = tl.trans(_inputs(x, norm, factors, m, at, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT))
-                own = _weights(weight, n, at, WIDTH, OUTPUTS, SPLIT * SPLITS, NUMBERS, DOT)
-                sums = tl.dot(own, rows, sums, input_precision="ieee")
-                if gated:
-                    own = _weights(weight, n + OUTPUTS, at, WIDTH, 2 * OUTPUTS, SPLIT * SPLITS, NUMBERS, DOT)
-                    sums_up = tl.dot(own, rows, sums_up, input_precision="ieee")
+        sums, sums_up = sums_of_split(
+            x, norm, factors, m, num_rows, weight, scales, multipliers, zeros, n, split,
+            X_STRIDE, INPUTS, WIDTH, OUTPUTS, SPLIT, SPLITS, FORMAT, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, HAS_NORM,
+            gated, NUMBERS, DOT, ROWS, OUTS, STEP,
+        )  # fmt: skip
         gate += sums
         up += sums_up
     if APART:
@@ -125,21 +116,69 @@ def multiply(
             if gated:
                 up += tl.load(of_tile + split * (parts * area) + area + place, cache_modifier=".cg")
         tl.store(arrivals + tl.program_id(0), 0)
-    if FORMAT == "8 bits":
-        gate *= tl.load(scales + n, mask=n < OUTPUTS, other=0.0)[:, None]
-        if gated:
-            up *= tl.load(scales + OUTPUTS + n, mask=n < OUTPUTS, other=0.0)[:, None]
-    if HAS_BIAS:
-        gate += tl.load(bias + n, mask=n < OUTPUTS, other=0.0).to(tl.float32)[:, None]
-        if gated:
-            up += tl.load(bias + OUTPUTS + n, mask=n < OUTPUTS, other=0.0).to(tl.float32)[:, None]
-    if gated:
-        gate = activate(gate, ACTIVATION) * up
+    gate = finished(gate, up, scales, bias, n, OUTPUTS, FORMAT, HAS_BIAS, ACTIVATION, 0.0, 0.0)
     inside = (n < OUTPUTS)[:, None] & (m < num_rows)[None, :]
     to = m.to(tl.int64)[None, :] * OUT_STRIDE + n[:, None]
     if ADDS:
         gate += tl.load(add_to + to, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + to, gate.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sums_of_split(
+    x, norm, factors, m, num_rows, weight, scales, multipliers, zeros, n, split,
+    X_STRIDE: tl.constexpr, INPUTS: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_MULTIPLIERS: tl.constexpr, HAS_NORM: tl.constexpr, GATED: tl.constexpr, NUMBERS: tl.constexpr,
+    DOT: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One chain of products, over the inputs of a split: [OUTS, ROWS] of outputs n and rows m, and, where GATED, of the
+    outputs below them. Rows from `num_rows` on count as zeros."""
+    sums = tl.zeros([OUTS, ROWS], tl.float32)
+    sums_up = tl.zeros([OUTS, ROWS], tl.float32)
+    for step in range(0, SPLIT, STEP):
+        k = split * SPLIT + step
+        if FORMAT == "4 bits":
+            low, high = _halves(x, norm, factors, m, k, num_rows, X_STRIDE, INPUTS, GROUP, HAS_NORM, NUMBERS, DOT)
+            sums = _of_group(
+                sums, low, high, weight, scales, multipliers, zeros, n, k,
+                WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT,
+            )  # fmt: skip
+            if GATED:
+                sums_up = _of_group(
+                    sums_up, low, high, weight, scales, multipliers, zeros, n + OUTPUTS, k,
+                    WIDTH, 2 * OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT,
+                )  # fmt: skip
+        else:
+            at = k + tl.arange(0, STEP)
+            rows = tl.trans(_inputs(x, norm, factors, m, at, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT))
+            own = _weights(weight, n, at, WIDTH, OUTPUTS, SPLIT * SPLITS, NUMBERS, DOT)
+            sums = tl.dot(own, rows, sums, input_precision="ieee")
+            if GATED:
+                own = _weights(weight, n + OUTPUTS, at, WIDTH, 2 * OUTPUTS, SPLIT * SPLITS, NUMBERS, DOT)
+                sums_up = tl.dot(own, rows, sums_up, input_precision="ieee")
+    return sums, sums_up
+
+
+@triton.jit
+def finished(
+    gate, up, scales, bias, n, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+):  # fmt: skip
+    """Sums [outputs, rows] with the scales of 8-bit weights, the bias, and the activation that joins gate and up."""
+    if FORMAT == "8 bits":
+        gate *= tl.load(scales + n, mask=n < OUTPUTS, other=0.0)[:, None]
+        if ACTIVATION != "":
+            up *= tl.load(scales + OUTPUTS + n, mask=n < OUTPUTS, other=0.0)[:, None]
+    if HAS_BIAS:
+        gate += tl.load(bias + n, mask=n < OUTPUTS, other=0.0).to(tl.float32)[:, None]
+        if ACTIVATION != "":
+            up += tl.load(bias + OUTPUTS + n, mask=n < OUTPUTS, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION == "clamped_swiglu":
+        gate = clamped_swiglu(gate, up, LIMIT, ALPHA)
+    elif ACTIVATION != "":
+        gate = activate(gate, ACTIVATION) * up
+    return gate
 
 
 @triton.jit
