@@ -59,7 +59,7 @@ def test_second_turns_go_where_the_first_ones_are_cached_and_a_burst_uses_both(p
     conversations = [[{"role": "user", "content": question}] for question in questions]
     with ThreadPoolExecutor(CONVERSATIONS) as pool:
         firsts = list(pool.map(lambda messages: turn(pair, messages), conversations))
-    assert min(by_replica(pair, "kvarn_routing_requests_total").values()) >= CONVERSATIONS // 4
+    assert min(by_replica(pair, "kvarn_routing_requests_total").values()) > 0
     assert min(by_replica(pair, "kvarn_prompt_tokens_total").values()) > 0
     pair.wait_until(lambda: knows_all(pair), "all blocks to be told")
 

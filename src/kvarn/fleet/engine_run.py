@@ -118,7 +118,7 @@ class EngineRun:
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
                 if message.draining and self._adopted:
                     self._on_message(message)
-            case Warm() if not self._told:
+            case Warm() if self._told != "warm":
                 self._told, self._starts_by = "warm", math.inf
                 self._on_message(message)
             case Ready() if not self.was_ready:

@@ -85,7 +85,7 @@ class Experts:
         rank, size = parallel.rank, parallel.world_size
         bounds = [len(x) * each // size for each in range(size + 1)]
         owners = self.placement.owners(counts)
-        adders = torch.bucketize(tokens.cpu(), torch.tensor(bounds[1:-1]), right=True)
+        adders = torch.bucketize(tokens.to(counts.device), torch.tensor(bounds[1:-1]), right=True)
         own, added = (owners == rank).nonzero().flatten(), (adders == rank).nonzero().flatten()
         experts = torch.repeat_interleave(counts)[own]
         own_counts = torch.bincount(experts, minlength=len(counts))[self.placement.held(rank)]

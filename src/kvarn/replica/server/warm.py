@@ -48,5 +48,5 @@ def wait_until_activated(inbox: Inbox, router: ResponseRouter, heartbeat: Heartb
                 case Supervise():
                     if heartbeat.heard(message.address):
                         router.supervised_by(message.address)
-                    if not message.knows:
+                    if message.knows != "warm":
                         router.supervisor.send(Warm())
