@@ -52,7 +52,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "long_factor has 1 numbers, expected 8",
     ),
     ({"rope_parameters": {"full_attention": 7}}, r"rope_parameters\.full_attention is 7"),
-    ({"partial_rotary_factor": 0.01}, "partial_rotary_factor rotates 0 of 16"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported in qwen3, only in phi3, glm, glm4"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+    (
+        {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.01},
+        "partial_rotary_factor rotates 0 of 16",
+    ),
     ({"sliding_window": 1e308}, r"sliding_window is 1e\+308"),
     ({"layer_types": ["full_attention"]}, "layer_types must have an entry for each"),
     ({"layer_types": ["mamba"] * 3}, r"layer_types\.0 is 'mamba'"),

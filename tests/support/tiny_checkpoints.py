@@ -64,6 +64,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("Glm", {"head_dim": 16}),
     "glm4": ("Glm4", {"head_dim": 16}),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "command-r-plus": ("Cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
     "cohere2": ("Cohere2", {"sliding_window": 20, "num_hidden_layers": 5, "logit_scale": 0.5}),
     "olmo2": ("Olmo2", {}),
     "gpt-oss": (
@@ -180,8 +181,13 @@ def make_decoder(name: str, path: Path, **changes: Any) -> Any:
     prefix, settings = DECODERS[name]
     torch.manual_seed(sum(map(ord, name)))
     config = getattr(transformers, f"{prefix}Config")(**{**COMMON, **settings, **changes})
+    return save_random(getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM"), config, path)
+
+
+def save_random(kind: Any, config: Any, path: Path) -> Any:
+    """A random model of a class of transformers, saved under `path`."""
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Larger than the usual initialisation, so that attention is far from uniform and norms have an effect.

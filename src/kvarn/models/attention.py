@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.adapters import AdapterBatch
@@ -78,7 +79,8 @@ class GroupedAttention:
     kernels: Kernels
     parallel: Parallel
     query_key_norm: Norm | None
-    """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]."""
+    """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]. Where
+    heads have layer norms, those of these."""
     sinks: torch.Tensor | None
     """[query heads] float32: see `AttentionPlan.run`."""
     qkv: Linear
@@ -119,6 +121,9 @@ class GroupedAttention:
         if self.spec.qk_norm == "full":
             self._norm_all_heads(qkv)
             head_norm = None
+        elif self.spec.qk_norm == "layer":
+            self._layer_norm_heads(qkv)
+            head_norm = None
         scale, softcap = self.spec.attention_scale, self.spec.attention_softcap
         keys, values = cache.keys[layer], cache.values[layer]
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
@@ -126,6 +131,15 @@ class GroupedAttention:
         if gates is not None:
             mixed *= self.kernels.activation(gates, "sigmoid")
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
+
+    def _layer_norm_heads(self, qkv: torch.Tensor) -> None:
+        """Norm each query and key head, in place, in float32. Torch norms each row by itself."""
+        assert self.query_key_norm is not None
+        norm, heads = self.query_key_norm, self.heads
+        part = qkv[:, : (heads.query + heads.kv) * heads.dim]
+        rows = part.float().view(len(qkv), -1, heads.dim)
+        normed = F.layer_norm(rows, (heads.dim,), eps=norm.eps) * norm.weight
+        part.copy_(normed.flatten(1))
 
     def _without_gates(self, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries, keys and values side by side, and the gates, which stand behind the queries."""
@@ -205,8 +219,19 @@ def _load_query_key_norm(
         return None
     weights = []
     for name, heads in ((names.query_norm, query), (names.key_norm, kv)):
+        if spec.qk_norm == "layer":
+            weights.append(_head_weights(f"{prefix}{name}.weight", spec, heads, loader))
+            continue
         size = spec.head_dim if spec.qk_norm == "head" else heads.size * spec.head_dim
         weight = loader.norm(prefix + name, size, spec.norm_eps, spec.norm_offset).weight
         one_for_all = spec.qk_norm == "head"
         weights.append(weight.expand(len(heads.held), -1) if one_for_all else weight)
     return Norm(torch.cat(weights), spec.norm_eps)
+
+
+def _head_weights(name: str, spec: DecoderSpec, heads: Shard, loader: WeightLoader) -> torch.Tensor:
+    """[this rank's heads, D] float32, in the order in which the kernels have a head's numbers."""
+    weight = loader.plain(name, (heads.size, spec.head_dim))[heads.held.start : heads.held.stop].float()
+    order = next(iter(_row_orders(spec)), None)
+    weight = weight if order is None else weight[:, order.order(spec.head_dim)]
+    return weight.to(loader.kernels.device)

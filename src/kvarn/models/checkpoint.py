@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,9 +47,12 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def validated(self, model: type[Config]) -> Config:
-        """config.json as `model` declares it. Raises CheckpointError, which names the wrong field."""
-        return validate(model, self.config, self.path / "config.json")
+    def validated(self, model: type[Config], defaults: Mapping[str, Any] | None = None) -> Config:
+        """config.json as `model` declares it, with `defaults` for fields that it leaves out.
+
+        Raises CheckpointError, which names the wrong field.
+        """
+        return validate(model, {**(defaults or {}), **self.config}, self.path / "config.json")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

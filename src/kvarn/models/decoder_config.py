@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from kvarn.costs.decoder import DeltaDimensions, LatentDimensions
 from kvarn.kernels.router import RouterSpec
@@ -44,14 +44,10 @@ def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
         "experts_per_token": required(config.num_experts_per_tok, "num_experts_per_tok"),
         "expert_size": size,
         "shared_expert_size": config.shared_expert_intermediate_size,
-        "router": RouterSpec(renormalize=not qwen or _renormalizes(family, config), bias=gpt_oss),
+        "router": RouterSpec(renormalize=not qwen or config.norm_topk_prob, bias=gpt_oss),
         "stacked_experts": gpt_oss,
         "swiglu": (config.swiglu_limit, config.swiglu_alpha) if gpt_oss else None,
     }
-
-
-def _renormalizes(family: Family, config: DecoderConfig) -> bool:
-    return family.renormalize if config.norm_topk_prob is None else config.norm_topk_prob
 
 
 def _deepseek_mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
@@ -63,8 +59,9 @@ def _deepseek_mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
     if family.moe == "deepseek_v3":
         if config.n_group > 1 and num_experts // config.n_group < 2:
             raise CheckpointError(f"config.json: n_group {config.n_group} leaves groups of less than two experts")
-        renormalize = _renormalizes(family, config)
-        router = replace(limited, scoring="sigmoid", choice_bias=True, group_score="best_two", renormalize=renormalize)
+        router = replace(
+            limited, scoring="sigmoid", choice_bias=True, group_score="best_two", renormalize=config.norm_topk_prob
+        )
     elif config.topk_method == "greedy":
         router = replace(limited, groups=1, groups_per_token=1)
     elif config.topk_method == "group_limited_greedy":
@@ -146,7 +143,7 @@ def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
 
 def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]) -> tuple[LayerSpec, ...]:
     """Of the whole model; `ropes` by layer type."""
-    windows = config.windows(family.windows, family.window_pattern)
+    windows = config.windows(family.windows)
     mixtures, recurrent = _moe_layers(family, config), _recurrent_layers(family, config)
     match family.unrotated:
         case "listed":
@@ -167,13 +164,28 @@ def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]
     )
 
 
+def _check_supported(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeParameters]) -> None:
+    """Refuse what would change what the model computes, and is not done here."""
+    if config.use_bidirectional_attention:
+        raise UnsupportedModelError(
+            "config.json: use_bidirectional_attention is not supported: decoders see the past only"
+        )
+    if family.delta and config.activation() != "silu":
+        raise UnsupportedModelError(f"config.json: hidden_act of {family.model_type} can only be silu")
+    shares = {rope.partial_rotary_factor for rope in ropes.values()}
+    if "partial_rotary_factor" not in family.defaults and shares != {1.0}:
+        known = [each.model_type for each in FAMILIES.values() if "partial_rotary_factor" in each.defaults]
+        raise UnsupportedModelError(
+            f"config.json: partial_rotary_factor is not supported in {family.model_type}, only in {', '.join(known)}"
+        )
+
+
 def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length: int | None = None) -> DecoderSpec:
     """Of a validated config.json. `max_context_length` lowers the one the checkpoint was trained for."""
     family = FAMILIES[architecture]
-    if family.layer_norm and config.use_qk_norm:
-        raise UnsupportedModelError("config.json: use_qk_norm is not supported: layer norms of each head are not there")
-    ropes = config.ropes(family.rope_theta, family.local_rope_theta, family.rotary_share)
-    trained = config.max_position_embeddings
+    ropes = config.ropes()
+    _check_supported(family, config, ropes)
+    trained = max(config.max_position_embeddings, config.model_max_length if family.model_type == "cohere" else 0)
     if ropes["full_attention"].rope_type == "dynamic":
         trained = int(trained * (ropes["full_attention"].factor or 1.0))
     context = min(trained, max_context_length or trained)
@@ -181,7 +193,6 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
     latent = _latent(config) if family.scales == "latent" else None
     head_dim = latent.rope_dim if latent else config.resolved_head_dim
     specs = {kind: rope_spec(rope, head_dim, config.max_position_embeddings, context) for kind, rope in ropes.items()}
-    tied = config.tie_word_embeddings
     attention_bias = config.attention_bias
     qkv_bias = next(bias for bias in (attention_bias, config.qkv_bias, family.qkv_bias) if bias is not None)
     layers = _layers(family, config, specs)
@@ -207,7 +218,7 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         layers=layers,
         norm_eps=config.layer_norm_eps if family.layer_norm else config.rms_norm_eps,
         activation=config.activation(),
-        tied_embeddings=family.tied if tied is None else tied,
+        tied_embeddings=config.tie_word_embeddings,
         norm_offset=family.norm_offset,
         layer_norm=family.layer_norm,
         parallel_blocks=family.parallel_blocks,
@@ -216,10 +227,18 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         qkv_bias=qkv_bias,
         output_bias=family.output_bias and bool(attention_bias),
         mlp_bias=config.mlp_bias,
-        qk_norm=("head" if config.use_qk_norm else "none") if family.qk_norm == "optional" else family.qk_norm,
+        qk_norm=_qk_norm(family, config),
         attention_softcap=config.attn_logit_softcapping,
         logits_softcap=config.final_logit_softcapping,
     )
+
+
+def _qk_norm(family: Family, config: DecoderConfig) -> Literal["none", "head", "full", "layer"]:
+    if family.qk_norm != "optional":
+        return family.qk_norm
+    if not config.use_qk_norm:
+        return "none"
+    return "layer" if family.layer_norm else "head"
 
 
 def _note_longrope(rope: RopeParameters, context: int) -> None:

@@ -169,6 +169,8 @@ def _plain(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
     """The fields of `EncoderSpec` that BERT and ModernBERT fill differently: BERT's."""
     if config.position_embedding_type != "absolute":
         raise UnsupportedModelError("only absolute position embeddings are supported in BERT and RoBERTa")
+    if config.is_decoder:
+        raise UnsupportedModelError("config.json: is_decoder: BERT and RoBERTa are supported as encoders only")
     positions = config.max_position_embeddings
     offset = config.pad_token_id + 1 if family.positions_after_padding else 0
     if positions <= offset:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class LayerNames:
     """What stands in a layer's attention's place."""
 
 
-Windows = Literal["all", "qwen", "unrotated", "alternating", "pattern"]
+Windows = Literal["all", "qwen", "listed", "unrotated", "alternating", "pattern"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +44,17 @@ class Family:
 
     model_type: str
     """What config.json calls it."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that config.json may leave out, where transformers fills in something else than `DecoderConfig` does. A
+    null is not left out."""
     names: LayerNames = LayerNames()
     qk_norm: Literal["none", "head", "full", "optional"] = "none"
-    """See `DecoderSpec`; `optional`: of each head where config.json's `use_qk_norm` says so."""
+    """See `DecoderSpec`; `optional`: of each head (a layer norm where `layer_norm`) where config.json's `use_qk_norm`
+    says so."""
     qkv_bias: bool = False
     """Queries, keys and values have a bias even though config.json does not say so."""
     output_bias: bool = True
     """Where config.json asks for an `attention_bias`, the attention's output projection has one too."""
-    tied: bool = False
-    """The embedding is the output head's weight, where config.json does not say."""
     scales: Literal["none", "gemma", "granite", "cohere", "latent"] = "none"
     """What is multiplied by factors, and where they come from: see `_scales`."""
     norm_offset: float = 0.0
@@ -61,20 +64,10 @@ class Family:
     """See `DecoderSpec` for these."""
     unrotated: Literal["none", "listed", "full"] = "none"
     """Layers without a rotary embedding: those that config.json lists, or those that see everything."""
-    rotary_share: float = 1.0
-    """Of each head that is rotated, where config.json does not say."""
     windows: Windows = "all"
     """Which layers slide where config.json has no `layer_types`: see `DecoderConfig.windows`."""
-    window_pattern: int = 6
-    """Each so many-th layer sees everything, where config.json does not say."""
-    rope_theta: float = 10_000.0
-    """Where config.json has none."""
-    local_rope_theta: float | None = None
-    """The same, of layers that slide; None: as the others."""
     delta: bool = False
     """Layers of type `linear_attention` have a gated delta rule; the others' attention is gated."""
-    renormalize: bool = False
-    """Shares of a token's experts are scaled to sum to one, where config.json does not say."""
     moe: Literal["mixtral", "qwen", "gpt_oss", "deepseek_v2", "deepseek_v3"] | None = None
     """How config.json describes the mixtures of experts; None: all MLPs are dense."""
     sinks: bool = False

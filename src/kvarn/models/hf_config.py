@@ -125,6 +125,8 @@ def activation_named(name: str) -> Activation:
 class EncoderConfig(HfConfig):
     """config.json of an encoder."""
 
+    hidden_act: str | None = "gelu"
+    is_decoder: bool = False
     layer_norm_eps: Epsilon = 1e-12
     type_vocab_size: Annotated[int, Field(ge=1, le=4096)] = 2
     pad_token_id: Annotated[int, Field(ge=0, le=2**24)] = 1
@@ -176,8 +178,9 @@ class DecoderConfig(HfConfig):
     attention_bias: bool | None = None
     qkv_bias: bool | None = None
     mlp_bias: bool = False
-    tie_word_embeddings: bool | None = None
+    tie_word_embeddings: bool = False
     use_qk_norm: bool = False
+    use_bidirectional_attention: bool = False
     query_pre_attn_scalar: Positive | None = None
     attn_logit_softcapping: Positive | None = None
     final_logit_softcapping: Positive | None = None
@@ -187,13 +190,14 @@ class DecoderConfig(HfConfig):
     logits_scaling: Positive = 1.0
     """Granite's; logits are divided by it."""
     logit_scale: Positive = 0.0625
-    """Cohere's."""
+    model_max_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Cohere's, the latter the context that Command R was trained for: `max_position_embeddings` says less."""
 
     sliding_window: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """0: there is none."""
     use_sliding_window: bool = False
-    sliding_window_pattern: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern")
+    sliding_window_pattern: Annotated[int, Field(ge=1, le=1024)] = Field(
+        6, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern")
     )
     max_window_layers: Annotated[int, Field(ge=0, le=1024)] | None = None
     layer_types: list[Literal["full_attention", "sliding_attention", "linear_attention"]] | None = Field(
@@ -203,9 +207,9 @@ class DecoderConfig(HfConfig):
     """SmolLM3's: 0 for each layer without a rotary embedding."""
     no_rope_layer_interval: Annotated[int, Field(ge=1, le=1024)] = 4
 
-    rope_theta: float | None = Field(None, gt=1, le=1e15)
+    rope_theta: float = Field(10_000.0, gt=1, le=1e15)
     rope_local_base_freq: float | None = Field(None, gt=1, le=1e15)
-    partial_rotary_factor: float | None = Field(None, gt=0, le=1)
+    partial_rotary_factor: float = Field(1.0, gt=0, le=1)
     original_max_position_embeddings: Length | None = None
     rope_parameters: RopeParameters = Field(
         RopeParameters(), validation_alias=AliasChoices("rope_parameters", "rope_scaling")
@@ -232,7 +236,7 @@ class DecoderConfig(HfConfig):
     num_experts_per_tok: Experts | None = None
     moe_intermediate_size: Width | None = None
     shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**20)] = 0
-    norm_topk_prob: bool | None = None
+    norm_topk_prob: bool = False
     n_shared_experts: Annotated[int, Field(ge=0, le=1024)] = 0
     n_group: Experts = 1
     topk_group: Experts = 1
@@ -298,24 +302,29 @@ class DecoderConfig(HfConfig):
             return [layer for layer in layers if not listed[layer]]
         return [layer for layer in layers if (layer + 1) % self.no_rope_layer_interval == 0]
 
-    def windows(self, rule: str, pattern: int = 6) -> list[int | None]:
+    def windows(self, rule: str) -> list[int | None]:
         """The sliding window of each layer, None where a layer sees everything.
 
         Without `layer_types`, `rule` says which layers slide: `all` of them; `qwen`: those from `max_window_layers`
-        on, and only if `use_sliding_window`; `unrotated`: those without a rotary embedding, and only if
+        on, and only if `use_sliding_window`; `listed`: none (the MoE families of Qwen, of which each version of
+        transformers takes others); `unrotated`: those without a rotary embedding, and only if
         `use_sliding_window` (SmolLM3); `alternating`: the even ones (Gemma 2); `pattern`: all but each
-        `sliding_window_pattern`-th, or where config.json has none each `pattern`-th.
+        `sliding_window_pattern`-th.
         """
         count, size = self.num_hidden_layers, self.sliding_window
         layers = range(count)
-        if not size or (rule in ("qwen", "unrotated") and not self.use_sliding_window):
+        if not size or (rule in ("qwen", "listed", "unrotated") and not self.use_sliding_window):
             sliding: Collection[int] = ()
         elif self.layer_types is not None:
             sliding = [layer for layer in layers if self.layer_types[layer] == "sliding_attention"]
+        elif rule == "listed":
+            raise UnsupportedModelError(
+                "config.json: use_sliding_window needs layer_types, which say where windows are"
+            )
         elif rule == "alternating":
             sliding = layers[::2]
         elif rule == "pattern":
-            sliding = [layer for layer in layers if (layer + 1) % (self.sliding_window_pattern or pattern)]
+            sliding = [layer for layer in layers if (layer + 1) % self.sliding_window_pattern]
         elif rule == "unrotated":
             sliding = self.unrotated_layers()
         elif rule == "qwen":
@@ -324,28 +333,22 @@ class DecoderConfig(HfConfig):
             sliding = layers
         return [size if layer in sliding else None for layer in layers]
 
-    def ropes(
-        self, default_theta: float, default_local_theta: float | None, default_share: float = 1.0
-    ) -> dict[str, RopeParameters]:
+    def ropes(self) -> dict[str, RopeParameters]:
         """The rotary embedding of each layer type, with what the whole model says filled in.
 
-        Layers that slide have their own, plain one where config.json or the family (`default_local_theta`) says so.
-        `default_share`: of each head that is rotated.
+        Layers that slide have their own, plain one where `rope_local_base_freq` says so.
         """
-        full = self.rope_parameters.full_attention or self.rope_parameters
-        local_theta = self.rope_local_base_freq or default_local_theta
+        full, local_theta = self.rope_parameters.full_attention or self.rope_parameters, self.rope_local_base_freq
         plain = full if local_theta is None else RopeParameters(rope_theta=local_theta)
-        sliding = self.rope_parameters.sliding_attention or plain
-        theta = self.rope_theta or default_theta
-        kinds = {"full_attention": full, "sliding_attention": sliding}
-        return {kind: self._filled(rope, theta, default_share) for kind, rope in kinds.items()}
+        kinds = {"full_attention": full, "sliding_attention": self.rope_parameters.sliding_attention or plain}
+        return {kind: self._filled(rope) for kind, rope in kinds.items()}
 
-    def _filled(self, rope: RopeParameters, theta: float, share: float) -> RopeParameters:
+    def _filled(self, rope: RopeParameters) -> RopeParameters:
         original = self.original_max_position_embeddings or self.max_position_embeddings
         return rope.model_copy(
             update={
-                "rope_theta": rope.rope_theta or theta,
-                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor or share,
+                "rope_theta": rope.rope_theta or self.rope_theta,
+                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor,
                 "original_max_position_embeddings": rope.original_max_position_embeddings or original,
             }
         )

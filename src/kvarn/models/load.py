@@ -99,7 +99,7 @@ def load_model(
         check_memory(backend, gpu_memory_utilization, loader.min_bytes)
         model: Model = Encoder(replace(encoder, num_parameters=loader.num_parameters), loader)
     else:
-        decoder_config = checkpoint.validated(DecoderConfig)
+        decoder_config = checkpoint.validated(DecoderConfig, FAMILIES[architecture].defaults)
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
         embeds = kind != "generate" and has_sentence_modules(path)

@@ -64,8 +64,9 @@ class DecoderSpec(DecoderDimensions):
     """Limit and alpha of experts' gates (`kvarn.models.swiglu`); None: they are those of dense MLPs."""
     sinks: bool = False
     """Each head has a score that takes its share of attention's weights (gpt-oss)."""
-    qk_norm: Literal["none", "head", "full"] = "none"
-    """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
+    qk_norm: Literal["none", "head", "full", "layer"] = "none"
+    """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2). `layer`: a layer norm
+    over each head, which has weights of its own (Command R+)."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Of what each half of a layer adds to the residual stream (Granite)."""
