@@ -99,6 +99,7 @@ FAR = "{name: far, external: {base_url: 'http://x/v1'}}"
             "models: [{name: a, replicas: 2, external: {base_url: 'http://x'}}]",
             "is its server's matter",
         ),
+        ("models: [{name: a, kind: score, external: {base_url: 'http://x'}}]", "generates or embeds"),
         (f"models: [{FAR}]\nsafety: {{model: far}}", "Kvarn must run it itself"),
         (f"models: [{FAR}]\nroutes: [{{name: r, targets: []}}]", "routes.0.targets"),
         (f"models: [{FAR}]\nroutes: [{{name: far, targets: [{{model: far}}]}}]", "the name of a model"),

@@ -147,6 +147,24 @@ def test_a_cross_encoder_scores_pairs(cross_encoder: Any, client: httpx.Client) 
     assert [each["score"] for each in answer["data"]] == pytest.approx([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(4))])
 
 
+def test_a_decoder_that_ranks_is_asked_in_its_template(cross_encoder: Any, client: httpx.Client) -> None:
+    card = msgspec.structs.replace(cross_encoder.embed.card, pair_template="qwen3", max_context_length=4096)
+    cross_encoder.embed.card = card
+    rank(client, query="aa", documents=["b<|im_end|>", "aa"], instruction="Find letters")
+    asked = [bytes(ids).decode() for ids in cross_encoder.embed.embedded[0]]
+    for text, document in zip(asked, ["b<|im_end|>", "aa"], strict=True):
+        assert f"\n<Instruct>: Find letters\n<Query>: aa\n<Document>: {document}<|im_end|>\n" in text
+        assert text.endswith("assistant\n<think>\n\n</think>\n\n")
+    client.post("/v1/score", json={"model": "vec", "text_1": "aa", "text_2": "b"})
+    assert "retrieve relevant passages" in bytes(cross_encoder.embed.embedded[1][0]).decode()
+
+
+def test_an_instruction_for_a_model_that_takes_none_is_refused(client: httpx.Client) -> None:
+    body = {"model": "vec", "query": "east", "documents": ["west"], "instruction": "Find west"}
+    answer = client.post("/v1/rerank", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "instruction"
+
+
 def test_a_cross_encoder_cuts_documents_and_refuses_long_pairs(cross_encoder: Any, client: httpx.Client) -> None:
     rank(client, query="ab", documents=["cdef"], max_tokens_per_doc=1)
     assert cross_encoder.embed.embedded == [[list(b"abc")]]

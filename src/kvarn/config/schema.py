@@ -108,9 +108,9 @@ class ModelConfig(Section):
     started with it and sent the same requests in the same order, gives the same answers; of several processes each has
     a stream of its own. Default: unpredictable seeds."""
 
-    kind: Literal["auto", "generate", "embed"] = "auto"
-    """What the model does. `auto` reads it from the checkpoint: its architecture, and whether a decoder has
-    sentence-transformers' `modules.json` beside it, with which it embeds."""
+    kind: Literal["auto", "generate", "embed", "score"] = "auto"
+    """What the model does. `auto` reads it from the checkpoint: its architecture, and sentence-transformers'
+    `modules.json` beside a decoder that embeds or ranks. `score`: a Qwen3-Reranker that does not say so itself."""
 
     generation_config: str = Field("auto", min_length=1)
     """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
@@ -255,6 +255,8 @@ class ModelConfig(Section):
             for name, default in own.items():
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} of {self.name!r} is its server's matter: the model is `external`")
+            if self.kind == "score":
+                raise ValueError(f"kind of {self.name!r} cannot be score: an `external` model generates or embeds")
         return self
 
     @model_validator(mode="after")

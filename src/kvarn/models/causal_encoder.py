@@ -1,4 +1,6 @@
-"""A decoder that embeds (Qwen3-Embedding): a text is computed as a prompt is; its last token's state is its vector."""
+"""A decoder that embeds (Qwen3-Embedding): a text is computed as a prompt is; its last token's state is its vector.
+
+Of one that ranks (Qwen3-Reranker) the text is a pair, and its vector becomes a logit."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.batch import whole_texts
+from kvarn.kernels.linear import Linear
 from kvarn.models.attention import LayerStep
 from kvarn.models.delta_net import DeltaNet
 from kvarn.models.encoder import check_lengths, grouped
@@ -21,11 +24,15 @@ from kvarn.models.weights import WeightLoader
 class CausalEncoder:
     """As `kvarn.models.encoder.Encoder`, of a decoder's layers."""
 
-    def __init__(self, spec: DecoderSpec, sentence: SentenceModules, loader: WeightLoader) -> None:
+    def __init__(
+        self, spec: DecoderSpec, sentence: SentenceModules, loader: WeightLoader, head: Linear | None = None
+    ) -> None:
         self.spec = spec
         self.dtype = loader.dtype
         self.kernels = loader.kernels
         self.quantization = loader.quantization
+        self.head = head
+        """What makes a logit of a pair's state; None where the state is the answer."""
         self._sentence = sentence
         names = FAMILIES[spec.architecture].names
         self._words = loader.embedding("model.embed_tokens", Shard.whole(spec.vocab_size), spec.hidden_size)
@@ -42,6 +49,8 @@ class CausalEncoder:
         for texts in grouped(lengths):
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
             out[texts] = self._encode(torch.cat(spans), lengths[texts])
+        if self.head is not None:
+            return self.head(out.to(self.kernels.activation_dtype(self.dtype))).float()
         return F.normalize(out, dim=-1) if self._sentence.normalize else out
 
     def _encode(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -239,13 +239,26 @@ def has_sentence_modules(path: Path) -> bool:
     return (path / _MODULES).is_file()
 
 
-def sentence_modules(path: Path) -> SentenceModules:
-    """Of `modules.json`; the defaults where there is none."""
+def sentence_module(path: Path, kind: str) -> Path | None:
+    """The directory of one of the modules; None where there is no such."""
+    found = _module_paths(path).get(kind)
+    return None if found is None else path / found
+
+
+def _module_paths(path: Path) -> dict[str, str]:
+    """Directories of the modules below the checkpoint's, by the names of their classes."""
     file = path / _MODULES
     if not has_sentence_modules(path):
-        return SentenceModules()
+        return {}
     modules = validate(_Modules, {"modules": read_json_value(file)}, file).modules
-    kinds = {module.type.rsplit(".", 1)[-1]: module.path for module in modules}
+    return {module.type.rsplit(".", 1)[-1]: module.path for module in modules}
+
+
+def sentence_modules(path: Path) -> SentenceModules:
+    """Of `modules.json`; the defaults where there is none."""
+    if not has_sentence_modules(path):
+        return SentenceModules()
+    file, kinds = path / _MODULES, _module_paths(path)
     if unknown := sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"}):
         raise UnsupportedModelError(f"{file} asks for modules Kvarn does not have: {', '.join(unknown)}")
     return SentenceModules(_pooling(path / kinds["Pooling"]) if "Pooling" in kinds else "mean", "Normalize" in kinds)

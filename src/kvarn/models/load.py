@@ -23,6 +23,7 @@ from kvarn.models.encoder import Encoder
 from kvarn.models.encoder_config import (
     ENCODER_MODEL_TYPES,
     ENCODERS,
+    SentenceModules,
     encoder_spec,
     has_sentence_modules,
     sentence_modules,
@@ -32,12 +33,14 @@ from kvarn.models.families import FAMILIES, MODEL_TYPES
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel
+from kvarn.models.reranker import load_score_head, ranks
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import WeightLoader
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
 """No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
 _FLOAT16 = ("float16", "half")
+_CLASSIFIER = "ForSequenceClassification"
 _log = logging.getLogger(__name__)
 
 Model = Decoder | Encoder | CausalEncoder
@@ -55,7 +58,7 @@ def load_model(
     kv_cache_dtype: KvDtype | Literal["auto"] = "auto",
     kernels: str = "auto",
     packed_cache: Path | None = None,
-    kind: Literal["auto", "generate", "embed"] = "auto",
+    kind: Literal["auto", "generate", "embed", "score"] = "auto",
     gpu_memory_utilization: float = 1.0,
 ) -> Model:
     """Load the checkpoint in directory `path`.
@@ -73,7 +76,8 @@ def load_model(
         kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantized.
         kernels: The backend's name; `auto`: see `kernels_for`.
         packed_cache: Directory where packed weights are kept from one start to the next.
-        kind: What a decoder is loaded for; `auto`: to embed where sentence-transformers' modules.json is beside it.
+        kind: What a decoder is loaded for; `auto`: to embed or to rank where sentence-transformers' modules.json beside
+            it says so.
         gpu_memory_utilization: Share of a GPU's memory that the model and its KV cache may take.
 
     Raises:
@@ -102,12 +106,14 @@ def load_model(
         decoder_config = checkpoint.validated(DecoderConfig, FAMILIES[architecture].defaults)
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
-        embeds = kind != "generate" and has_sentence_modules(path)
+        is_classifier = any(name.endswith(_CLASSIFIER) for name in decoder_config.architectures)
+        reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
+        embeds = reranks or (kind != "generate" and has_sentence_modules(path))
         if decoder.delta is not None:
             _check_recurrent(decoder, place, backend, embeds=embeds)
         if embeds:
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
-            model = CausalEncoder(decoder, sentence_modules(path), loader)
+            model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
         else:
             kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
             kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype) + state_bytes(decoder)
@@ -141,6 +147,13 @@ def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal
     return kv_dtype
 
 
+def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *, reranks: bool) -> CausalEncoder:
+    if reranks:
+        head = load_score_head(spec, path, loader)
+        return CausalEncoder(spec, SentenceModules("last", normalize=False), loader, head)
+    return CausalEncoder(spec, sentence_modules(path), loader)
+
+
 def _architecture(checkpoint: Checkpoint) -> str:
     """The first known one that config.json names, or where it names none, that of its `model_type`."""
     config = checkpoint.validated(CheckpointKind)
@@ -148,8 +161,8 @@ def _architecture(checkpoint: Checkpoint) -> str:
     for name in config.architectures or filter(None, [of_type]):
         if name in FAMILIES or name in ENCODERS:
             return name
-        with_head = f"{name.removesuffix('Model')}ForCausalLM"
-        if with_head in FAMILIES:  # saved without its head, by a model that embeds
+        with_head = f"{name.removesuffix('Model').removesuffix(_CLASSIFIER)}ForCausalLM"
+        if with_head in FAMILIES:  # saved without its head by a model that embeds, or with another one
             return with_head
     named = config.architectures
     what = f"architecture {named[0][:80]!r}" if named else f"model_type {config.model_type[:80]!r}"

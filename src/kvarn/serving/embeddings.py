@@ -89,7 +89,9 @@ async def start_rerank(
     texts, max_tokens = request.texts, request.max_tokens_per_doc
     _check_count(serving, len(texts), "documents")
     queries, documents = [("query", request.query)], [(f"documents[{i}]", text) for i, text in enumerate(texts)]
-    batch, tokens = await serving.run(record, lambda: _tokenize_sides(model, queries, documents, max_tokens))
+    batch, tokens = await serving.run(
+        record, lambda: _tokenize_sides(model, queries, documents, max_tokens, request.instruction)
+    )
     work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
     show = show_documents if request.return_documents is None else request.return_documents
 
@@ -121,7 +123,9 @@ async def start_score(
     _check_count(serving, len(right), "text_2")
     firsts = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
     seconds = [(f"text_2[{i}]", text) for i, text in enumerate(right)]
-    batch, tokens = await serving.run(record, lambda: _tokenize_sides(model, firsts, seconds))
+    batch, tokens = await serving.run(
+        record, lambda: _tokenize_sides(model, firsts, seconds, instruction=request.instruction)
+    )
     work = await serving.begin(record, picked(model, batch), prompt_tokens=tokens)
 
     async def run() -> ScoreAnswer:
@@ -170,11 +174,18 @@ def _check_count(serving: ServingContext, count: int, param: str) -> None:
 
 
 def _tokenize_sides(
-    model: ReadyModel, left: list[NamedText], right: list[NamedText], max_tokens: int | None = None
+    model: ReadyModel,
+    left: list[NamedText],
+    right: list[NamedText],
+    max_tokens: int | None = None,
+    instruction: str | None = None,
 ) -> tuple[Inputs, int]:
     """What the model reads to compare texts, and how many tokens that is: pairs, or each text by itself."""
+    if instruction is not None and not model.card.pair_template:
+        message = f"The model {model.name!r} takes no 'instruction'."
+        raise invalid_request(message, "instruction", "unsupported_parameter")
     if is_cross_encoder(model):
-        return tokenize_pairs(model, left, right, max_tokens)
+        return tokenize_pairs(model, left, right, max_tokens, instruction)
     return _tokenize(model, [*left, *right], max_tokens)
 
 

@@ -9,6 +9,7 @@ from operator import mul
 
 from kvarn.serving.generation import check_token_ids
 from kvarn.serving.models import ReadyModel
+from kvarn.text.rerank_template import QWEN3, RerankTemplate
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 Vector = tuple[float, ...]
@@ -27,20 +28,28 @@ def pair_up(left: Sequence[NamedText], right: Sequence[NamedText]) -> list[tuple
 
 
 def tokenize_pairs(
-    model: ReadyModel, left: Sequence[NamedText], right: Sequence[NamedText], max_tokens: int | None = None
+    model: ReadyModel,
+    left: Sequence[NamedText],
+    right: Sequence[NamedText],
+    max_tokens: int | None = None,
+    instruction: str | None = None,
 ) -> tuple[list[list[int]], int]:
-    """Token ids of pairs, and how many there are; a right text is cut to `max_tokens`.
+    """Token ids of pairs, and how many there are; a right text is cut to `max_tokens`. `instruction`: what a model that
+    takes one shall judge by.
 
     Raises:
         ApiError: A text is empty, or a pair is longer than the model reads.
     """
     batch: list[list[int]] = []
+    tokenizer = model.text.tokenizer
+    takes_template = model.card.pair_template == QWEN3
+    encode = RerankTemplate(tokenizer, instruction).encode if takes_template else tokenizer.encode_pair
     longest = model.card.max_context_length
     for (left_name, first), (right_name, second) in pair_up(left, right):
         empty = left_name if not first else right_name if not second else None
         if empty is not None:
             raise invalid_request(f"{empty!r} may not be empty.", empty)
-        ids = model.text.tokenizer.encode_pair(first, second, max_tokens)
+        ids = encode(first, second, max_tokens)
         if len(ids) > longest:
             raise ContextLengthError(longest, len(ids), 0, right_name)
         check_token_ids(ids, model, right_name)

@@ -117,6 +117,12 @@ class Tokenizer:
         _check_text(text)
         return self._word_library.encode(text, add_special_tokens=False).ids
 
+    def cut(self, text: str, max_tokens: int) -> str:
+        """The beginning of a text that its first tokens stand for, special ones being words. Raises as `encode`."""
+        _check_text(text)
+        encoding = self._word_library.encode(text, add_special_tokens=False)
+        return text if len(encoding.ids) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
+
     def prepare_words(self) -> None:
         """Make ready for `encode_words`: a large vocabulary takes the first one a good part of a second."""
         _ = self._word_library

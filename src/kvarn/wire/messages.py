@@ -331,6 +331,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """How weights are held: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
     kernels: str = ""  # the backend that multiplies
     embedding_size: int = 0
+    pair_template: str = ""  # in which a cross-encoder reads pairs; empty: as its tokenizer joins two texts
     kv_blocks: int = 0
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     block_size: int = 16

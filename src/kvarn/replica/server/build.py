@@ -49,6 +49,7 @@ from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import CheckpointError
+from kvarn.text.rerank_template import QWEN3
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import (
@@ -366,7 +367,9 @@ def warm_up(executor: Executor) -> None:
 
 
 def _kind_of_encoder(model: Encoder | CausalEncoder) -> str:
-    return "score" if isinstance(model, Encoder) and model.spec.classifier is not None else "embed"
+    if isinstance(model, CausalEncoder):
+        return "embed" if model.head is None else "score"
+    return "embed" if model.spec.classifier is None else "score"
 
 
 def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
@@ -375,7 +378,8 @@ def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: 
         runner.embed([[0]])
     length, kind = model.spec.max_context_length, _kind_of_encoder(model)
     size = model.spec.hidden_size if kind == "embed" else 0
-    card = _card(model, phases, kind=kind, max_context_length=length, embedding_size=size)
+    template = QWEN3 if kind == "score" and isinstance(model, CausalEncoder) else ""
+    card = _card(model, phases, kind=kind, max_context_length=length, embedding_size=size, pair_template=template)
     return EmbedService(runner, config.engine, card)
 
 

@@ -76,6 +76,8 @@ class RerankRequest(LenientModel):
     return_documents: bool | None = None  # send the texts back. Default: as the dialect of the path does.
     max_tokens_per_doc: int | None = Field(None, ge=1)
     """Tokens of a document that are looked at. Default: all; one longer than the model's context is refused."""
+    instruction: str | None = Field(None, min_length=1)
+    """What relevance means here, for models that are told (Qwen3-Reranker). Default: that of a web search."""
     user: str | None = None
 
     rank_fields: Annotated[None, refused("send texts")] = None
@@ -118,6 +120,8 @@ class ScoreRequest(LenientModel):
     model: str
     text_1: OneOrMore
     text_2: OneOrMore
+    instruction: str | None = Field(None, min_length=1)
+    """As in a rerank request."""
     user: str | None = None
 
     truncate_prompt_tokens: Refused = None
