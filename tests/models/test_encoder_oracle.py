@@ -97,6 +97,23 @@ def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) ->
     torch.testing.assert_close(vectors, expected(oracle, texts, "cls"), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("mode", "pooling"), [("mean", "mean"), (["cls"], "cls"), ("lasttoken", "last")])
+def test_pooling_is_read_as_sentence_transformers_writes_it_since_5_4(mode: Any, pooling: str, tmp_path: Path) -> None:
+    make_encoder("Bert", tmp_path)
+    write_modules(tmp_path, "")
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 24, "pooling_mode": mode}))
+    assert load(tmp_path).spec.pooling == pooling
+
+
+@pytest.mark.parametrize("config", [{"pooling_mode": ["cls", "mean"]}, {"pooling_mode_max_tokens": True}, {}])
+def test_a_pooling_that_is_not_known_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    make_encoder("Bert", tmp_path)
+    write_modules(tmp_path, "")
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="there are: mean, cls, lasttoken"):
+        load(tmp_path)
+
+
 def test_a_module_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     make_encoder("Bert", tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense", "path": "2"}]))
@@ -131,6 +148,17 @@ def test_a_decoder_with_sentence_modules_embeds(mode: str, token: int, has_prefi
     torch.testing.assert_close(model.encode(*flat(texts)), want, atol=1e-5, rtol=1e-4)
     alone = torch.cat([model.encode(*flat([text])) for text in texts])
     assert model.kernels.packed_layout is None or torch.equal(model.encode(*flat(texts)), alone)
+
+
+def test_a_decoder_that_was_tuned_on_chats_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_decoder("qwen3", tmp_path)
+    write_modules(tmp_path, "pooling_mode_lasttoken")
+    load_model(tmp_path, dtype="float32")
+    assert not caplog.records
+    modalities = {"modality_config": {"text": {"method": "forward"}, "message": {"method": "forward"}}}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(modalities))
+    load_model(tmp_path, dtype="float32")
+    assert "send them rendered" in caplog.text
 
 
 def test_such_a_decoder_generates_where_that_is_asked_for(tmp_path: Path) -> None:

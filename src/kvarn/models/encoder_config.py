@@ -133,7 +133,7 @@ def encoder_spec(
     family = ENCODERS[architecture]
     parts = _modern(config) if family.modern else _plain(family, config)
     trained = config.max_position_embeddings - parts.get("position_offset", 0)
-    limits = [trained, _sentence_length(path), max_context_length]
+    limits = [trained, _sentence_config(path).max_seq_length, max_context_length]  # the second: what it was tuned on
     if architecture.endswith(_CLASSIFIER):
         parts |= _classifier(family, config)
     else:
@@ -207,8 +207,9 @@ def _modern(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-class _SentenceLength(CheckpointFile):
+class _SentenceConfig(CheckpointFile):
     max_seq_length: Length | None = None
+    modality_config: dict[str, Any] = Field({}, max_length=64)
 
 
 class _Module(CheckpointFile):
@@ -228,10 +229,14 @@ class SentenceModules:
     normalize: bool = True
 
 
-def _sentence_length(path: Path) -> int | None:
-    """Tokens of the longest text the model was tuned on."""
+def _sentence_config(path: Path) -> _SentenceConfig:
     file = path / "sentence_bert_config.json"
-    return validate(_SentenceLength, read_json(file), file).max_seq_length
+    return validate(_SentenceConfig, read_json(file), file)
+
+
+def embeds_chats(path: Path) -> bool:
+    """Whether sentence-transformers renders a text as a chat before this model embeds it."""
+    return "message" in _sentence_config(path).modality_config
 
 
 def has_sentence_modules(path: Path) -> bool:
@@ -265,15 +270,18 @@ def sentence_modules(path: Path) -> SentenceModules:
 
 
 _POOLINGS: Mapping[str, Pooling] = MappingProxyType(
-    {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+    {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls", "lasttoken": "last"}
 )
+"""By the names in `pooling_mode`, and by those of the flags (`pooling_mode_mean_tokens`) that stood in its place."""
 
 
 def _pooling(path: Path) -> Pooling:
     config = read_json(path / "config.json", required=True)
-    modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    if len(modes) == 1 and modes[0] in _POOLINGS:
-        return _POOLINGS[modes[0]]
+    flags = {key.removeprefix("pooling_mode_"): value for key, value in config.items()}
+    mode = config.get("pooling_mode", [key for key in flags.keys() - config.keys() if flags[key] is True])
+    modes = mode if isinstance(mode, list) else [mode]
+    if len(modes) == 1 and str(modes[0]) in _POOLINGS:
+        return _POOLINGS[str(modes[0])]
     raise UnsupportedModelError(
-        f"pooling {modes} in {path / 'config.json'} is not supported; there are: {', '.join(_POOLINGS)}"
+        f"pooling {str(mode)[:80]} in {path / 'config.json'} is not supported; there are: mean, cls, lasttoken"
     )

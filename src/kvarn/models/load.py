@@ -24,6 +24,7 @@ from kvarn.models.encoder_config import (
     ENCODER_MODEL_TYPES,
     ENCODERS,
     SentenceModules,
+    embeds_chats,
     encoder_spec,
     has_sentence_modules,
     sentence_modules,
@@ -151,6 +152,11 @@ def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *,
     if reranks:
         head = load_score_head(spec, path, loader)
         return CausalEncoder(spec, SentenceModules("last", normalize=False), loader, head)
+    if embeds_chats(path):
+        _log.warning(
+            "sentence_bert_config.json: the model was tuned on texts in its chat template; Kvarn embeds texts as they are "
+            "sent: send them rendered"
+        )
     return CausalEncoder(spec, sentence_modules(path), loader)
 
 
