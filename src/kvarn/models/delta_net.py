@@ -56,10 +56,10 @@ class DeltaNet:
         step: LayerStep,
     ) -> torch.Tensor:
         """See `Attention`. Raises ValueError where the cache was made without states."""
-        if cache.states is None:
+        if cache.recurrent_states is None:
             raise ValueError("the model has recurrent states: make its cache with room for some")
         projected = self.inputs(x, norm=norm, adapters=step.adapters)
-        mixed = step.plan.run(projected, self.rates(x, norm=norm), self.weights, cache.states, layer)
+        mixed = step.plan.run(projected, self.rates(x, norm=norm), self.weights, cache.recurrent_states, layer)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
 

@@ -43,7 +43,7 @@ from kvarn.replica.server.ranks import (
     layout_of,
     load_part,
 )
-from kvarn.replica.server.recurrent import check_recurrent
+from kvarn.replica.server.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
@@ -182,7 +182,8 @@ def _build_decoder(
     connector = None if tiers is None else tiers.store
     costs = _joint_costs(model, others, layout) if others else model.costs
     with phases("allocate the KV cache"):
-        num_blocks, num_snapshots = _plan_cache(model, config, max_context_length, others)
+        num_blocks, max_num_seqs, num_snapshots = _plan_cache(model, config, max_context_length, others)
+    config = with_planned_states(model, config, max_num_seqs, num_snapshots)
     memory = None
     if ranks is not None:
         kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
@@ -221,6 +222,7 @@ def _build_decoder(
         kv_blocks=num_blocks,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
     )
     may_sleep = ranks is None and spec.role == "both"
     peer = None if tiers is None else (tiers.store, spec.prefill_socket, tiers.digest, tiers.block_bytes)
@@ -267,6 +269,7 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
         kv_cache_gib=config.kv_cache_gib,
         max_num_seqs=engine.max_num_seqs,
         max_context_length=max_context_length,
+        may_lower_seqs="max_num_seqs" not in engine.model_fields_set,
         weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
         gpu=gpu,
         copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
