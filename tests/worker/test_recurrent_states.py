@@ -18,8 +18,6 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import kv_bytes_per_token, state_bytes
 from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
-from kvarn.models.parallel import Parallel
-from kvarn.models.pipeline import Stage
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.recurrent import check_recurrent
@@ -119,13 +117,6 @@ def _large(spec: DecoderSpec) -> DecoderSpec:
 def test_what_states_cannot_do_is_refused_by_name(model: Decoder, path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=f"`{next(iter(settings))}`.*Leave it out"):
         check_recurrent(model, _replica(path, **settings).model_config)
-
-
-def test_ranks_are_refused(path: Path) -> None:
-    unused: Any = object()
-    for parallel in (Parallel(world_size=2, collectives=unused), Parallel(stage=Stage(0, 2, unused))):
-        with pytest.raises(UnsupportedModelError, match="leave out the parallel sizes"):
-            load_model(path, parallel=parallel)
 
 
 def test_it_is_served_without_a_word_of_configuration(path: Path) -> None:

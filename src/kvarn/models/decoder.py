@@ -123,14 +123,14 @@ class Decoder:
         return self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
-        """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where the model
-        has such."""
+        """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where its layers
+        have such."""
         attend = [layer.attention for layer in self._layers if not isinstance(layer.attention, DeltaNet)]
-        cache = attend[0].new_cache(len(attend), num_blocks, self.kv_dtype)
-        if self.spec.delta is None:
+        recurrent = [layer.attention for layer in self._layers if isinstance(layer.attention, DeltaNet)]
+        cache = attend[0].new_cache(len(attend), num_blocks, self.kv_dtype) if attend else KVCache((), ())
+        if not recurrent:
             return cache
-        states = self.kernels.new_states(len(self._layers) - len(attend), num_states, self.spec.delta)
-        return replace(cache, recurrent_states=states)
+        return replace(cache, recurrent_states=recurrent[0].new_states(len(recurrent), num_states))
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""

@@ -188,7 +188,7 @@ def _build_decoder(
     if ranks is not None:
         kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
         with phases("join the ranks"):
-            memory = ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs, kept), parts)
+            memory = ranks.begin(Begin(num_blocks, max_context_length, max_num_seqs, num_snapshots, kept), parts)
     proposer = build_proposer(spec, config, model, num_blocks, phases)
     beside = ranks is None and model.kernels.computes_beside_host
     own = (PipelinedExecutor if beside else InProcessExecutor)(
@@ -256,13 +256,12 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
     """Of the KV cache, the same on each rank: what the memory of all of them has room for."""
     layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
     memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
-    gpu = None
+    gpu, held = None, list[Decoder | Loaded]([model, *others])
     if memories:
         least = min(memories, key=lambda memory: memory.usable(share))
         beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs)
         gpu = GpuBudget(least, share, layout.world_size, beside)
         log.info("the memory of the GPU: %s", gpu, extra={"model": config.name})
-    weight_bytes = model.layer_bytes + model.head_bytes
     return plan_cache(
         model.spec,
         model.kv_dtype,
@@ -270,7 +269,7 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
         max_num_seqs=engine.max_num_seqs,
         max_context_length=max_context_length,
         may_lower_seqs="max_num_seqs" not in engine.model_fields_set,
-        weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
+        weight_bytes=sum(each.layer_bytes + each.head_bytes for each in held),
         gpu=gpu,
         copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
     )
