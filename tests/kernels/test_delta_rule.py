@@ -61,7 +61,7 @@ class Sequences:
             context_lens=empty,
             block_tables=empty,
             slot_mapping=empty,
-            states=StateBatch(
+            recurrent_states=StateBatch(
                 torch.tensor([self.places[s] for s, _ in spans]), torch.tensor(saves, dtype=torch.int64).view(-1, 3)
             ),
         )

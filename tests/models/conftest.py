@@ -38,7 +38,7 @@ class PagedRunner:
 
     def __post_init__(self) -> None:
         self.cache = self.model.new_kv_cache(self.num_blocks, 64)
-        recurrent = self.cache.states
+        recurrent = self.cache.recurrent_states
         own = () if recurrent is None else (*recurrent.matrices, *recurrent.inputs)
         for tensor in (*self.cache.keys, *self.cache.values, *own):
             tensor.view(torch.uint8).fill_(255)  # NaN in every float type
@@ -49,19 +49,19 @@ class PagedRunner:
         """Begin a sequence with the first blocks of another."""
         self.tables[name] = self.tables[source][:num_blocks]
         self.lengths[name] = num_blocks * BLOCK
-        if self.cache.states is not None:
-            self.cache.states.copy(self.states[f"{source} {num_blocks * BLOCK}"], self._place(name))
+        if self.cache.recurrent_states is not None:
+            self.cache.recurrent_states.copy(self.states[f"{source} {num_blocks * BLOCK}"], self._place(name))
 
     def _place(self, name: str) -> int:
         return self.states.setdefault(name, len(self.states))
 
     def _states(self, rows: dict[str, list[int]]) -> StateBatch | None:
         """Of rows whose tokens are counted in `lengths` already; a copy is kept at the end of each block."""
-        if self.cache.states is None:
+        if self.cache.recurrent_states is None:
             return None
         for name, tokens in rows.items():
             if len(tokens) == self.lengths[name]:
-                self.cache.states.clear(self._place(name))
+                self.cache.recurrent_states.clear(self._place(name))
         saves = [
             [index, end - self.lengths[name] + len(tokens), self._place(f"{name} {end}")]
             for index, (name, tokens) in enumerate(rows.items())
@@ -98,7 +98,7 @@ class PagedRunner:
             adapters=None
             if adapters is None or self.adapters is None
             else self.adapters.batch(torch.tensor([adapters[name] for name, tokens in rows.items() for _ in tokens])),
-            states=self._states(rows),
+            recurrent_states=self._states(rows),
         )
         token_ids = torch.tensor([token for tokens in rows.values() for token in tokens])
         logits = self.model.forward(token_ids, batch, self.cache, torch.arange(len(positions)))

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from kvarn.costs.decoder import state_bytes
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.parallel import Parallel, ParallelError, Shard
 from kvarn.models.weights import LinearSpec, WeightLoader
 from meeting import Meeting
-from tiny_checkpoints import DECODERS
-
-DIVIDED = [name for name in DECODERS if name != "qwen3-next"]
-"""Families that several ranks compute."""
 
 
 class ThreadCollectives:
@@ -97,7 +94,6 @@ def compiled() -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("family", DIVIDED)
 def test_bits_are_equal_at_degrees_1_2_and_4(
     family: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any
 ) -> None:
@@ -140,7 +136,6 @@ def test_bits_are_the_same_whether_ranks_hold_whole_experts_or_parts(
             assert max(experts.placement.loads(load[layer], degree)) <= before
 
 
-@pytest.mark.parametrize("family", DIVIDED)
 def test_two_ranks_equal_one(family: str, oracle_factory: Callable[..., tuple[Any, Path]], run_paged: Any) -> None:
     _, path = oracle_factory(family)
     check_equal_to_whole(path, 2, run_paged)
@@ -159,6 +154,21 @@ def test_a_rank_holds_only_its_part(oracle_factory: Callable[..., tuple[Any, Pat
     first, _ = ranks(path, 2)
     cache = first.new_kv_cache(3)
     assert cache.keys[0].nbytes == 3 * 1 * 16 * 16 * 4  # blocks, heads, tokens, numbers, bytes of a float32
+
+
+def test_a_rank_holds_the_recurrent_states_of_its_heads(oracle_factory: Callable[..., tuple[Any, Path]]) -> None:
+    _, path = oracle_factory("qwen3-next")
+
+    def size(model: Decoder) -> int:
+        states = model.new_kv_cache(3, 5).recurrent_states
+        assert states is not None
+        return sum(tensor.nbytes for tensor in (*states.matrices, *states.inputs))
+
+    (whole,) = ranks(path, 1)
+    assert size(whole) == 5 * state_bytes(whole.spec)
+    assert [size(rank) for rank in ranks(path, 4)] == [size(whole) // 4] * 4
+    with pytest.raises(ParallelError, match="4 key heads of the delta rule cannot be divided evenly among 8 ranks"):
+        load_model(path, parallel=Parallel(0, 8, ThreadCollectives(Meeting(8), 0)))
 
 
 def test_a_sum_over_ranks_has_its_bias_once(oracle_factory: Callable[..., tuple[Any, Path]]) -> None:

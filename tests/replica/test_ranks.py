@@ -119,8 +119,10 @@ def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, setti
     service.shutdown()
 
 
-def test_latent_attention_is_divided_among_ranks(tmp_path: Path) -> None:
-    make_decoder("deepseek-v3", tmp_path)
+@pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-next"])
+def test_other_kinds_of_layers_are_divided_among_ranks_and_stages(family: str, tmp_path: Path) -> None:
+    """Latent attention; and recurrent states, which are all that the first of the two stages has."""
+    make_decoder(family, tmp_path)
     messages = requests(range(3, 199), 30, with_grammars=False)
     alone = build(tmp_path, tensor_parallel_invariant=True)
     expected = run(alone, messages)

@@ -154,8 +154,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "head_dim": 16,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 6,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 12,
             "linear_key_head_dim": 10,
             "linear_value_head_dim": 18,
             "linear_conv_kernel_dim": 3,

@@ -28,6 +28,8 @@ from profiles import examples
 from tiny_checkpoints import DECODERS, make_decoder
 
 LONGEST = 250
+RECURRENT = ("qwen3-next",)
+"""Families that are refused: `test_recurrent_states.py` has the error."""
 
 
 class SharedPrefill(InProcessExecutor):
@@ -103,7 +105,7 @@ def told(answers: Any) -> dict[Any, tuple[Any, ...]]:
     return {key: (one.token_ids, one.logprobs, one.prompt_logprobs) for key, one in answers.items()}
 
 
-@pytest.mark.parametrize("family", [name for name in DECODERS if name != "qwen3-next"])
+@pytest.mark.parametrize("family", [name for name in DECODERS if name not in RECURRENT])
 def test_answers_are_those_of_one_rank(stack: Any, family: str, checkpoints: Callable[[str], Path]) -> None:
     """Whole prompts, prompts in chunks that begin and end inside blocks, and after a prefix hit."""
     model = load_model(checkpoints(family), dtype="bfloat16")

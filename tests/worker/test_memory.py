@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.costs.decoder import DeltaDimensions, KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.memory import DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
@@ -127,6 +128,77 @@ def test_a_cache_above_what_the_weights_leave_is_refused_with_the_figures(spec: 
     with pytest.raises(CacheTooLargeError, match=r"5000 GiB does not fit .* 10\.0 GiB, of which the weights take 3\.0"):
         plan_kv_blocks(spec, "bfloat16", kv_cache_gib=5000, weight_bytes=3 * GIB, **size)
     assert plan_kv_blocks(spec, "bfloat16", kv_cache_gib=7, weight_bytes=3 * GIB, **size) == 7 * GIB // 6144
+
+
+@pytest.fixture(scope="module")
+def recurrent(spec: DecoderSpec) -> DecoderSpec:
+    """Qwen3-Next 80B: of 48 layers 36 have states, 75 MiB a sequence; 24 KiB a token in the others."""
+    delta = DeltaDimensions(key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
+    large = dataclasses.replace(
+        spec, delta=delta, num_layers=48, num_delta_layers=36, num_heads=16, num_kv_heads=2, head_dim=256
+    )
+    assert (state_bytes(large) >> 20, kv_bytes_per_token(large, "bfloat16")) == (75, 24 * 1024)
+    return large
+
+
+@pytest.mark.parametrize(("machine_gib", "sequences"), [(64, 70), (96, 150), (128, 240), (192, 256), (512, 256)])
+def test_a_large_model_with_states_starts_with_its_defaults(
+    recurrent: DecoderSpec, machine_gib: int, sequences: int
+) -> None:
+    """Its weights take 41 GiB in int4, and one full context 6."""
+    plan = plan_cache(
+        recurrent,
+        "bfloat16",
+        kv_cache_gib=None,
+        max_num_seqs=256,
+        may_lower_seqs=True,
+        max_context_length=262_144,
+        weight_bytes=41 * GIB,
+        memory_bytes=machine_gib * GIB,
+    )
+    states = (plan.max_num_seqs + plan.num_snapshots) * state_bytes(recurrent)
+    blocks = plan.num_blocks * BLOCK_SIZE * kv_bytes_per_token(recurrent, "bfloat16")
+    assert sequences <= plan.max_num_seqs <= 256
+    assert plan.num_snapshots >= plan.max_num_seqs // 5
+    assert plan.num_blocks >= 262_144 // BLOCK_SIZE
+    assert 41 * GIB + states + blocks <= 0.9 * machine_gib * GIB
+
+
+def test_sequences_that_were_asked_for_are_not_made_fewer(recurrent: DecoderSpec) -> None:
+    size = {"kv_cache_gib": 8, "max_context_length": 4096, "memory_bytes": 64 * GIB}
+    lowered = plan_cache(recurrent, "bfloat16", max_num_seqs=256, may_lower_seqs=True, **size)
+    assert lowered.max_num_seqs == (8 * GIB - 4096 * 24 * 1024) // 2 // state_bytes(recurrent)
+    with pytest.raises(CacheTooSmallError, match="states of 256 sequences"):
+        plan_cache(recurrent, "bfloat16", max_num_seqs=256, **size)
+
+
+@given(
+    kv_cache_gib=st.none() | st.floats(0.01, 40),
+    max_num_seqs=st.integers(1, 512),
+    may_lower_seqs=st.booleans(),
+    max_context_length=st.integers(1, 2_000_000),
+    machine_gib=st.integers(8, 256),
+    gpu_gib=st.none() | st.integers(8, 80),
+)
+def test_each_advice_for_states_and_contexts_that_do_not_fit_is_enough_by_itself(
+    recurrent: DecoderSpec, machine_gib: int, gpu_gib: int | None, **size: Any
+) -> None:
+    size["memory_bytes"] = 10_000 * GIB if size["kv_cache_gib"] else machine_gib * GIB
+    if gpu_gib is not None and size["kv_cache_gib"] is None:
+        size["gpu"] = GpuBudget(DeviceMemory(gpu_gib * GIB, gpu_gib * GIB, 0), 0.9, ranks=1, step_bytes=GIB)
+    try:
+        plan = plan_cache(recurrent, "bfloat16", **size)
+    except CacheTooSmallError as error:
+        advice = str(error)
+        ways = re.findall(r"(kv_cache_gib|max_num_seqs|max_context_length) to at (?:least|most) ([0-9.]*[0-9])", advice)
+        assert ways or "Raise gpu_memory_utilization" in advice
+        for setting, value in ways:
+            enough = size | {setting: float(value) if setting == "kv_cache_gib" else int(value)}
+            if setting == "kv_cache_gib":
+                enough["memory_bytes"] = 10_000 * GIB
+            assert plan_cache(recurrent, "bfloat16", **enough).num_blocks > 0
+    else:
+        assert size["may_lower_seqs"] or plan.max_num_seqs == size["max_num_seqs"]
 
 
 @pytest.mark.parametrize(

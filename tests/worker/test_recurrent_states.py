@@ -7,6 +7,7 @@ family in `test_batch_invariance.py`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import kv_bytes_per_token, state_bytes
 from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
-from kvarn.models.parallel import Parallel
-from kvarn.models.pipeline import Stage
 from kvarn.replica.server.build import build_service
+from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.recurrent import check_recurrent
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.wire.messages import Submit
+from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import CacheTooSmallError, InProcessExecutor, PlanError
 from kvarn.worker.memory import plan_cache
@@ -83,8 +83,8 @@ def test_a_plan_that_names_a_snapshot_that_is_not_there_is_refused(model: Decode
 def test_one_budget_holds_blocks_states_and_snapshots(model: Decoder) -> None:
     spec = model.spec
     cache = model.new_kv_cache(3, 5)
-    assert cache.states is not None
-    held = sum(tensor.nbytes for tensor in (*cache.states.matrices, *cache.states.inputs))
+    assert cache.recurrent_states is not None
+    held = sum(tensor.nbytes for tensor in (*cache.recurrent_states.matrices, *cache.recurrent_states.inputs))
     assert held == 5 * state_bytes(spec)
     blocks = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
     assert blocks == 3 * BLOCK_SIZE * kv_bytes_per_token(spec, "float32")
@@ -95,17 +95,6 @@ def test_one_budget_holds_blocks_states_and_snapshots(model: Decoder) -> None:
     used = (32 + plan.num_snapshots) * one + plan.num_blocks * block
     assert 8 * GIB - block < used <= 8 * GIB
     assert plan.num_snapshots > 0
-
-
-def test_states_that_do_not_fit_are_refused_with_what_to_set(model: Decoder) -> None:
-    sizes: dict[str, Any] = {"max_context_length": 1024, "memory_bytes": 640 * GIB}
-    large = _large(model.spec)
-    with pytest.raises(CacheTooSmallError, match=r"states of 256 sequences.*max_num_seqs to at most (\d+)") as error:
-        plan_cache(large, "bfloat16", kv_cache_gib=8, max_num_seqs=256, **sizes)
-    words = str(error.value).replace(",", "").split()
-    most, least = int(words[words.index("most") + 1]), float(words[-1].rstrip("."))
-    assert plan_cache(large, "bfloat16", kv_cache_gib=8, max_num_seqs=most, **sizes).num_blocks > 0
-    assert plan_cache(large, "bfloat16", kv_cache_gib=least, max_num_seqs=256, **sizes).num_blocks > 0
 
 
 def _large(spec: DecoderSpec) -> DecoderSpec:
@@ -130,13 +119,6 @@ def test_what_states_cannot_do_is_refused_by_name(model: Decoder, path: Path, se
         check_recurrent(model, _replica(path, **settings).model_config)
 
 
-def test_ranks_are_refused(path: Path) -> None:
-    unused: Any = object()
-    for parallel in (Parallel(world_size=2, collectives=unused), Parallel(stage=Stage(0, 2, unused))):
-        with pytest.raises(UnsupportedModelError, match="leave out the parallel sizes"):
-            load_model(path, parallel=parallel)
-
-
 def test_it_is_served_without_a_word_of_configuration(path: Path) -> None:
     service = build_service(_replica(path), lambda *_: None)
     assert service.accept(request("r", 40)) is None
@@ -147,7 +129,29 @@ def test_it_is_served_without_a_word_of_configuration(path: Path) -> None:
         service.step()
 
 
+def test_a_model_has_fewer_sequences_where_nobody_asked_for_so_many(
+    path: Path, model: Decoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    gib = 60 * state_bytes(model.spec) / GIB
+    service = build_service(_replica(path, kv_cache_gib=gib, max_context_length=64), lambda *_: None)
+    assert isinstance(service, GenerateService)
+    assert service.card.max_num_seqs < 30
+    assert f"engine.max_num_seqs is {service.card.max_num_seqs} in place of 256" in caplog.text
+    assert re.search(rf"states of {service.card.max_num_seqs} sequences and [1-9]\d* snapshots", caplog.text)
+    requests = [request(f"r{length}", length) for length in range(3, 40)]
+    assert [service.accept(each) for each in requests] == [None] * len(requests)
+    finished = set[str]()
+    while service.has_work():
+        for message in service.step():
+            assert isinstance(message, StepOutput)
+            finished |= {delta.request_id for delta in message.deltas if delta.finish_reason}
+    assert finished == {each.request_id for each in requests}
+    with pytest.raises(CacheTooSmallError, match="states of 256 sequences"):
+        build_service(_replica(path, kv_cache_gib=gib, engine={"max_num_seqs": 256}), lambda *_: None)
+
+
 def _replica(path: Path, **settings: Any) -> ReplicaSpec:
     own = {"name": "m", "path": str(path), "threads": 1, "kv_cache_gib": 0.05}
     config = ModelConfig.model_validate({**own, **settings})
-    return ReplicaSpec(model=config.model_dump_json(), directory=str(path))
+    return ReplicaSpec(model=config.model_dump_json(exclude_unset=True), directory=str(path))

@@ -41,7 +41,7 @@ class EngineConfig(Section):
     """How one replica schedules: the step's budget, the queue's bounds, fairness."""
 
     max_num_seqs: int = Field(256, ge=1, le=4096)
-    """Sequences that may run at once (request slots)."""
+    """Sequences that may run at once (request slots). Not set: fewer where recurrent states of so many do not fit."""
 
     token_budget: int = Field(2048, ge=1)
     """Tokens computed in one step at most, prefill and decode together."""
@@ -143,8 +143,8 @@ class ModelConfig(Section):
     """Prompt and answer together, in tokens. Default: what the checkpoint was trained for."""
 
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory of the KV cache in GiB. Default: a tenth of the machine's memory (a third where one full context needs
-    it), on a GPU what weights leave of `hardware.gpu_memory_utilization`; at most `max_num_seqs` full contexts."""
+    """Memory of the KV cache in GiB. Default: a tenth of the machine's memory (a third where a full context or states
+    need it), on a GPU what weights leave of `hardware.gpu_memory_utilization`; at most `max_num_seqs` full contexts."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container

@@ -102,7 +102,7 @@ class Engines:
         """The spec of a version's engines; `adapters` were loaded at run time."""
         config = self._config
         return ReplicaSpec(
-            model=found.model.model_dump_json(),
+            model=found.model.model_dump_json(exclude_unset=True),
             version=version,
             directory=str(found.directory),
             adapters=list(adapters),
@@ -171,5 +171,10 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
     changes = {"kv_tiers": tiers, "threads": threads, "speculation": SpeculationConfig(method="none")}
     config = model.model_copy(update=changes)
     name = f"{replica_names(model.name, 1)[0]} (prefill)"
-    changes_of_spec = {"model": config.model_dump_json(), "replica": name, "role": "prefill", "prefill_socket": path}
+    changes_of_spec = {
+        "model": config.model_dump_json(exclude_unset=True),
+        "replica": name,
+        "role": "prefill",
+        "prefill_socket": path,
+    }
     return msgspec.structs.replace(spec, **changes_of_spec)

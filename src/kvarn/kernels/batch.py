@@ -78,7 +78,7 @@ class PagedBatch:
     """The adapters that the tokens are computed with. None: the base model for all."""
     exchange: BlockExchange | None = None
     """Queries read blocks that other ranks write in this step, and these read blocks written here. None: none do."""
-    states: StateBatch | None = None
+    recurrent_states: StateBatch | None = None
     """None where the model has no recurrent states."""
     shares_prefix: bool = False
     """Each sequence has one query, and some begin with the same `SHARED_TOKENS`: kernels may read those once."""
@@ -139,7 +139,7 @@ class KVCache:
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
-    states: StateCache | None = None
+    recurrent_states: StateCache | None = None
 
     @property
     def num_blocks(self) -> int:

@@ -181,7 +181,7 @@ def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: We
         outputs=(first_features, kv_features, kv_features),
         inputs=hidden,
         bias=spec.qkv_bias,
-        interleaved=_row_orders(spec),
+        interleaved=_row_orders(spec, parallel.world_size),
     )
     output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
     return GroupedAttention(
@@ -201,10 +201,10 @@ def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     return held.float().contiguous().to(loader.kernels.device)
 
 
-def _row_orders(spec: DecoderSpec) -> tuple[RowOrder | None, ...]:
+def _row_orders(spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
     """Of the tensors of queries, keys and values. Gates stand beside each head's query."""
     if spec.gated_attention:
-        return (Grouped(groups=spec.num_heads, sizes=(spec.head_dim, spec.head_dim)), None, None)
+        return (Grouped(groups=spec.num_heads, sizes=(spec.head_dim, spec.head_dim), ranks=ranks), None, None)
     if not spec.interleaved_rope:
         return ()
     rotated = max(len(layer.rope.inverse_frequencies) for layer in spec.layers)
@@ -232,6 +232,6 @@ def _load_query_key_norm(
 def _head_weights(name: str, spec: DecoderSpec, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     """[this rank's heads, D] float32, in the order in which the kernels have a head's numbers."""
     weight = loader.plain(name, (heads.size, spec.head_dim))[heads.held.start : heads.held.stop].float()
-    order = next(iter(_row_orders(spec)), None)
+    order = next(iter(_row_orders(spec, loader.parallel.world_size)), None)
     weight = weight if order is None else weight[:, order.order(spec.head_dim)]
     return weight.to(loader.kernels.device)

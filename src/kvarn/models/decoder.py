@@ -123,14 +123,14 @@ class Decoder:
         return self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
-        """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where the model
-        has such."""
+        """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where its layers
+        have such."""
         attend = [layer.attention for layer in self._layers if not isinstance(layer.attention, DeltaNet)]
-        cache = attend[0].new_cache(len(attend), num_blocks, self.kv_dtype)
-        if self.spec.delta is None:
+        recurrent = [layer.attention for layer in self._layers if isinstance(layer.attention, DeltaNet)]
+        cache = attend[0].new_cache(len(attend), num_blocks, self.kv_dtype) if attend else KVCache((), ())
+        if not recurrent:
             return cache
-        states = self.kernels.new_states(len(self._layers) - len(attend), num_states, self.spec.delta)
-        return replace(cache, states=states)
+        return replace(cache, recurrent_states=recurrent[0].new_states(len(recurrent), num_states))
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
@@ -169,13 +169,13 @@ class Decoder:
         batch: PagedBatch,
         cache: KVCache,
         logits_rows: torch.Tensor,
-        states: HiddenStates | None = None,
+        hidden_states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """Compute one step.
 
         token_ids: [T] int64. logits_rows: [R] int64, the tokens of the T whose next-token logits are wanted. Returns
         [R, vocab_size] float32, or [0, vocab_size] on a stage that is not the last. Keys and values of all T tokens are
-        in the cache afterwards, and in `states` what left the layers that it names.
+        in the cache afterwards, and in `hidden_states` what left the layers that it names.
         """
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
         stage = self._parallel.stage
@@ -185,8 +185,8 @@ class Decoder:
             hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
         for index, (layer, kind) in enumerate(zip(self._layers, self._kind_of_layer, strict=True)):
             hidden = layer.forward(hidden, cache, self._place_in_cache[index], steps[kind])
-            if states is not None and index + 1 in states.layers:
-                states.taken[index + 1] = hidden.clone()
+            if hidden_states is not None and index + 1 in hidden_states.layers:
+                hidden_states.taken[index + 1] = hidden.clone()
         if not stage.is_last:
             stage.send(hidden)
             return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)

@@ -5,13 +5,13 @@ It keeps one state a sequence, whatever the sequence's length, beside the KV cac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.backend import Kernels
-from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.batch import KVCache, PagedBatch, StateCache
 from kvarn.kernels.delta import DeltaPlan, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.attention import LayerStep
@@ -25,6 +25,7 @@ class DeltaNet:
     """Stands in the place of an `Attention`; its layers are counted by themselves in the cache."""
 
     dims: DeltaDimensions
+    """Of this rank's heads."""
     kernels: Kernels
     inputs: Linear
     """To queries, keys and values by heads, then the output's gates."""
@@ -42,6 +43,10 @@ class DeltaNet:
         """Its first product, which takes the hidden state."""
         return self.inputs
 
+    def new_states(self, num_layers: int, num_places: int) -> StateCache:
+        """Empty states for so many layers like this one."""
+        return self.kernels.new_states(num_layers, num_places, self.dims)
+
     def plan(self, batch: PagedBatch, window: int | None) -> DeltaPlan:
         """See `Attention`."""
         return self.kernels.plan_delta(batch, self.dims)
@@ -56,50 +61,55 @@ class DeltaNet:
         step: LayerStep,
     ) -> torch.Tensor:
         """See `Attention`. Raises ValueError where the cache was made without states."""
-        if cache.states is None:
+        if cache.recurrent_states is None:
             raise ValueError("the model has recurrent states: make its cache with room for some")
         projected = self.inputs(x, norm=norm, adapters=step.adapters)
-        mixed = step.plan.run(projected, self.rates(x, norm=norm), self.weights, cache.states, layer)
+        mixed = step.plan.run(projected, self.rates(x, norm=norm), self.weights, cache.recurrent_states, layer)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
 
 def load_delta_net(prefix: str, spec: DecoderSpec, loader: WeightLoader) -> DeltaNet:
-    """The one whose tensors' names begin with `prefix`."""
-    dims = spec.delta
-    assert dims is not None
-    hidden, shared = Shard.whole(spec.hidden_size), dims.value_heads // dims.key_heads
-    values = shared * dims.value_dim
-    by_head = Grouped(groups=dims.key_heads, sizes=(dims.key_dim, dims.key_dim, values, values))
+    """The one whose tensors' names begin with `prefix`, this rank's heads of it."""
+    whole = spec.delta
+    assert whole is not None
+    key = loader.parallel.share(whole.key_heads, "key heads of the delta rule")
+    value = loader.parallel.share(whole.value_heads, "value heads of the delta rule")
+    keys, values, hidden = key.times(whole.key_dim), value.times(whole.value_dim), Shard.whole(spec.hidden_size)
+    shared = whole.value_heads // whole.key_heads
+    by_head = (whole.key_dim, whole.key_dim, shared * whole.value_dim, shared * whole.value_dim)
     inputs = LinearSpec(
         names=(f"{prefix}.in_proj_qkvz",),
-        outputs=(Shard.whole(dims.channels + dims.value_features),),
+        outputs=(keys, keys, values, values),
         inputs=hidden,
-        interleaved=(by_head,),
+        interleaved=(Grouped(groups=whole.key_heads, sizes=by_head),),
     )
     rates = LinearSpec(
         names=(f"{prefix}.in_proj_ba",),
-        outputs=(Shard.whole(2 * dims.value_heads),),
+        outputs=(value, value),
         inputs=hidden,
-        interleaved=(Grouped(groups=dims.key_heads, sizes=(shared, shared)),),
+        interleaved=(Grouped(groups=whole.key_heads, sizes=(shared, shared)),),
         role="router",
     )
-    output = LinearSpec(names=(f"{prefix}.out_proj",), outputs=(hidden,), inputs=Shard.whole(dims.value_features))
+    output = LinearSpec(names=(f"{prefix}.out_proj",), outputs=(hidden,), inputs=values)
     device = loader.kernels.device
 
     def by_value_head(name: str) -> torch.Tensor:
-        return loader.plain(f"{prefix}.{name}", (dims.value_heads,)).float().to(device)
+        held = loader.plain(f"{prefix}.{name}", (whole.value_heads,))[value.held.start : value.held.stop]
+        return held.float().to(device)
 
-    convolution = loader.plain(f"{prefix}.conv1d.weight", (dims.channels, 1, dims.window)).float()
+    convolution = loader.plain(f"{prefix}.conv1d.weight", (whole.channels, 1, whole.window)).float()
+    parts = torch.split(convolution[:, 0], [keys.size, keys.size, values.size])
+    held = [part[of.held.start : of.held.stop] for part, of in zip(parts, (keys, keys, values), strict=True)]
     return DeltaNet(
-        dims=dims,
+        dims=replace(whole, key_heads=len(key.held), value_heads=len(value.held)),
         kernels=loader.kernels,
         inputs=loader.linear(inputs),
         rates=loader.linear(rates),
         weights=DeltaWeights(
-            convolution=convolution[:, 0].T.contiguous().to(device),
+            convolution=torch.cat(held).T.contiguous().to(device),
             decay=-by_value_head("A_log").exp(),
             decay_bias=by_value_head("dt_bias"),
-            norm=loader.norm(f"{prefix}.norm", dims.value_dim, spec.norm_eps),
+            norm=loader.norm(f"{prefix}.norm", whole.value_dim, spec.norm_eps),
         ),
         output=loader.linear(output),
     )

@@ -111,7 +111,7 @@ def load_model(
         reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
         embeds = reranks or (kind != "generate" and has_sentence_modules(path))
         if decoder.delta is not None:
-            _check_recurrent(decoder, place, backend, embeds=embeds)
+            _check_recurrent(decoder, backend, embeds=embeds)
         if embeds:
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
             model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
@@ -125,10 +125,9 @@ def load_model(
     return model
 
 
-def _check_recurrent(spec: DecoderSpec, place: Parallel, kernels: Kernels, *, embeds: bool) -> None:
+def _check_recurrent(spec: DecoderSpec, kernels: Kernels, *, embeds: bool) -> None:
     """Refuse what is not done with recurrent states yet."""
     problems = (
-        (place.world_size > 1 or place.stage.count > 1, "several ranks: leave out the parallel sizes"),
         (kernels.computes_beside_host, "a GPU: set device to cpu"),
         (embeds, "embeddings: set kind to generate"),
     )
@@ -154,8 +153,8 @@ def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *,
         return CausalEncoder(spec, SentenceModules("last", normalize=False), loader, head)
     if embeds_chats(path):
         _log.warning(
-            "sentence_bert_config.json: the model was tuned on texts in its chat template; Kvarn embeds texts as they are "
-            "sent: send them rendered"
+            "sentence_bert_config.json: the model was tuned on texts in its chat template; Kvarn embeds texts as they "
+            "are sent: send them rendered"
         )
     return CausalEncoder(spec, sentence_modules(path), loader)
 

@@ -54,11 +54,13 @@ class Grouped:
 
     groups: int
     sizes: tuple[int, ...]
+    ranks: int = 1
+    """The groups are divided evenly among so many; kinds are brought together for each."""
 
     def order(self, rows: int) -> torch.Tensor:
-        """[rows] int64: the rows as the kernels take them."""
-        by_group = torch.arange(rows).view(self.groups, -1)
-        return torch.cat([kind.flatten() for kind in torch.split(by_group, list(self.sizes), 1)])
+        """[rows] int64: the rows as the kernels take them, those of the first rank first."""
+        by_group = torch.arange(rows).view(self.ranks, self.groups // self.ranks, -1)
+        return torch.cat([kind.flatten(1) for kind in torch.split(by_group, list(self.sizes), 2)], 1).flatten()
 
 
 RowOrder = Interleaved | Grouped

@@ -56,7 +56,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process: which model, how it schedules, how it reports."""
 
     model: str
-    """JSON of the `ModelConfig`."""
+    """JSON of the `ModelConfig`, of what is set in it."""
     version: int = 0
     """Number of the deployment's version; 0: the configuration's."""
     replica: str = ""

@@ -334,6 +334,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     pair_template: str = ""  # in which a cross-encoder reads pairs; empty: as its tokenizer joins two texts
     kv_blocks: int = 0
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
+    max_num_seqs: int = 0  # that may run at once, of a model that generates text
     block_size: int = 16
     cache_namespace: str = ""  # of the names of cached blocks; see `kvarn.wire.block_names`
     load_s: float = 0.0

@@ -29,7 +29,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`states`, `follow`). Not thread-safe.
+    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
+    thread-safe.
 
     Args:
         head: The head.
@@ -65,7 +66,7 @@ class EagleProposer:
 
     # What the executor tells -----------------------------------------------------------------------------------------
 
-    def states(self) -> HiddenStates | None:
+    def hidden_states(self) -> HiddenStates | None:
         """What the model's forward pass shall keep for `follow`; None while nobody asks.
 
         Sequences that were not followed from their beginning get no guesses later.
@@ -97,7 +98,7 @@ class EagleProposer:
         rows: Items[Row],
         inputs: StepInputs,
         drawn: Items[Items[int]],
-        states: HiddenStates,
+        hidden_states: HiddenStates,
         tables: npt.NDArray[np.int32],
     ) -> None:
         """Compute the tokens of a step, whose outcome is known.
@@ -106,13 +107,13 @@ class EagleProposer:
             rows: Of the plan.
             inputs: Of the forward pass.
             drawn: Tokens drawn for each of `inputs.sampled_rows`.
-            states: As filled by the forward pass.
+            hidden_states: As filled by the forward pass.
             tables: The executor's block tables, by slot; kept for `propose`.
         """
         began = time.perf_counter()
         self._tables = tables
         following, ends = self._following(rows, inputs, drawn)
-        hidden = self._head.read(states.joined())
+        hidden = self._head.read(hidden_states.joined())
         hidden = self._head.forward(hidden, torch.from_numpy(following).to(self._device), inputs.batch, self._cache)
         for index, end in ends:
             row = rows[index]

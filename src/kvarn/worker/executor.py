@@ -63,7 +63,8 @@ class InProcessExecutor(SynchronousExecutor):
         self.max_context_length = limit if max_context_length is None else max_context_length
         self._model = model
         self._cache = model.new_kv_cache(num_blocks, max_num_seqs + num_snapshots)
-        self._states = None if self._cache.states is None else SlotStates(self._cache.states, max_num_seqs)
+        recurrent = self._cache.recurrent_states
+        self._recurrent_states = None if recurrent is None else SlotStates(recurrent, max_num_seqs)
         self._eagle = eagle
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
@@ -101,12 +102,12 @@ class InProcessExecutor(SynchronousExecutor):
         computed = self._compute(plan)
         if computed is None:
             return []
-        inputs, logits, states = computed
+        inputs, logits, hidden_states = computed
         prompt_logprobs = self._prompt_logprobs(logits, inputs)
         self._slots.record_forced(plan.rows)
         drawn, logprobs = self._draw(logits, inputs, plan.masks)
-        if self._eagle is not None and states is not None:
-            self._eagle.follow(plan.rows, inputs, drawn, states, self._slots.block_tables)
+        if self._eagle is not None and hidden_states is not None:
+            self._eagle.follow(plan.rows, inputs, drawn, hidden_states, self._slots.block_tables)
         return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
 
     def _compute(self, plan: StepPlan) -> tuple[StepInputs, torch.Tensor, HiddenStates | None] | None:
@@ -116,10 +117,10 @@ class InProcessExecutor(SynchronousExecutor):
             return None
         self._slots.update_blocks(plan.rows)
         adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context, self._states)
-        states = None if self._eagle is None else self._eagle.states()
-        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
-        return inputs, logits, states
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context, self._recurrent_states)
+        hidden_states = None if self._eagle is None else self._eagle.hidden_states()
+        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, hidden_states)
+        return inputs, logits, hidden_states
 
     def _apply(self, plan: StepPlan) -> None:
         """What a plan changes before its rows are computed; blocks were stored and loaded already."""
@@ -129,8 +130,8 @@ class InProcessExecutor(SynchronousExecutor):
             self.adapters.drop(adapter)
         for sequence in plan.new_sequences:
             self._slots.admit(sequence)
-            if self._states is not None:
-                self._states.admit(sequence)
+            if self._recurrent_states is not None:
+                self._recurrent_states.admit(sequence)
             if self._eagle is not None:
                 self._eagle.admit(sequence)
         copy_blocks(self._cache, plan.copies)

@@ -148,10 +148,10 @@ def build_inputs(
     device: torch.device,
     adapters: AdapterMemory | None = None,
     context: ContextParallel | None = None,
-    states: SlotStates | None = None,
+    recurrent_states: SlotStates | None = None,
 ) -> StepInputs:
-    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `states`: where theirs are. `context`: the
-    ranks that share long prompts, of which rank 0 alone needs logits."""
+    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `recurrent_states`: where theirs
+    are. `context`: the ranks that share long prompts, of which rank 0 alone needs logits."""
     flat = flatten_rows(rows, slots)
     if context is not None:
         flat = context.divide(rows, flat, device)
@@ -189,7 +189,7 @@ def build_inputs(
             slot_mapping=torch.from_numpy(flat.slot_mapping).to(device),
             adapters=batch_adapters,
             exchange=flat.exchange,
-            states=None if states is None else states.batch(rows, row_slots),
+            recurrent_states=None if recurrent_states is None else recurrent_states.batch(rows, row_slots),
             shares_prefix=flat.shares_prefix,
         ),
         logits_rows=torch.from_numpy(wanted).to(device),

@@ -14,7 +14,12 @@ from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 _DEFAULT_SHARE = 10
 """By default the cache takes one part in this many of the machine's memory."""
 _LARGEST_DEFAULT_SHARE = 3
-"""It may take up to one part in this many where a single long context needs it."""
+"""It may take up to one part in this many where one long context, or recurrent states, need it."""
+_SPARE_SHARE = 10
+"""And leaves, beside the weights, one part in this many of the memory to all else."""
+_STATE_SHARE = 2
+"""Where `max_num_seqs` is not set, recurrent states of running sequences take one part in this many of what one full
+context leaves."""
 _SNAPSHOT_SHARE = 4
 """Snapshots of recurrent states take one part in this many of what running sequences' states and one full context
 leave."""
@@ -30,6 +35,8 @@ class CachePlan(NamedTuple):
     """What the memory for the KV cache is divided into."""
 
     num_blocks: int
+    max_num_seqs: int
+    """Sequences that may run at once: as many as asked for, or fewer where that may be."""
     num_snapshots: int
     """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
 
@@ -79,6 +86,7 @@ def plan_cache(
     kv_cache_gib: float | None,
     max_num_seqs: int,
     max_context_length: int,
+    may_lower_seqs: bool = False,
     weight_bytes: int = 0,
     memory_bytes: int | None = None,
     gpu: GpuBudget | None = None,
@@ -90,10 +98,11 @@ def plan_cache(
         spec: Of the decoder.
         dtype: Of keys and values.
         kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
-            needs, up to a third of the machine's; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full
-            contexts need.
+            and recurrent states need, up to a third of the machine's; on GPUs what `gpu` leaves; but no more than
+            `max_num_seqs` full contexts need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
+        may_lower_seqs: Nobody asked for `max_num_seqs`: plan fewer where the recurrent states of so many do not fit.
         weight_bytes: What the loaded weights take of the machine's memory.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
         gpu: Where keys and values lie on GPUs; None: in the machine's memory.
@@ -105,51 +114,62 @@ def plan_cache(
     """
     block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
+    context, state = blocks_of_context * block_bytes, state_bytes(spec)
     if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
         _check_fits(kv_cache_gib, budget, weight_bytes, memory_bytes, gpu)
+    elif gpu is not None:
+        budget = gpu.cache_bytes
     else:
-        budget = _default_budget(blocks_of_context * block_bytes, memory_bytes) if gpu is None else gpu.cache_bytes
-    states = _bytes_of_states(spec, budget, max_num_seqs)
-    num_snapshots = _num_snapshots(spec, budget - states - blocks_of_context * block_bytes, max_num_seqs)
-    num_blocks = max(0, budget - states - num_snapshots * state_bytes(spec)) // block_bytes
-    if kv_cache_gib is None:
-        num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)
+        budget = _default_budget(context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory_bytes)
+    if state and may_lower_seqs:
+        max_num_seqs = max(1, min(max_num_seqs, (budget - context) // (_STATE_SHARE * state)))
+    states = max_num_seqs * state
+    num_snapshots = _num_snapshots(state, budget - states - context, max_num_seqs)
+    num_blocks = max(0, budget - states - num_snapshots * state) // block_bytes
     if num_blocks < blocks_of_context:
-        needed_gib = _round_up((states + blocks_of_context * block_bytes) / GIB)
-        most = num_blocks * BLOCK_SIZE
         raise CacheTooSmallError(
-            f"A KV cache of {budget / GIB:.3g} GiB holds {most} tokens, but one context has up to "
-            f"{max_context_length}, {needed_gib} GiB"
-            + (
-                f". Set kv_cache_gib to at least {needed_gib}, or max_context_length to at most {most}."
-                if gpu is None or kv_cache_gib is not None
-                else f": {gpu}. Raise gpu_memory_utilization, or set max_context_length to at most {most}."
+            f"A KV cache of {budget / GIB:.3g} GiB{_what_states_take(states, max_num_seqs)} holds "
+            f"{num_blocks * BLOCK_SIZE} tokens, but one context has up to {max_context_length}, {context / GIB:.3g} "
+            f"GiB{'' if gpu is None or kv_cache_gib is not None else f': {gpu}'}. "
+            + _advice(
+                "Raise gpu_memory_utilization"
+                if gpu is not None and kv_cache_gib is None
+                else f"Set kv_cache_gib to at least {_round_up((states + context) / GIB)}",
+                max_num_seqs=0 if not state or may_lower_seqs else (budget - context) // state,
+                max_context_length=num_blocks * BLOCK_SIZE,
             )
         )
-    return CachePlan(num_blocks, num_snapshots)
+    if kv_cache_gib is None:
+        num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)
+    return CachePlan(num_blocks, max_num_seqs, num_snapshots)
 
 
-def _num_snapshots(spec: DecoderSpec, spare_bytes: int, max_num_seqs: int) -> int:
-    one = state_bytes(spec)
-    return min(max(0, spare_bytes) // _SNAPSHOT_SHARE // one, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs) if one else 0
+def _num_snapshots(state: int, spare_bytes: int, max_num_seqs: int) -> int:
+    if not state:
+        return 0
+    return min(max(0, spare_bytes) // _SNAPSHOT_SHARE // state, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs)
 
 
-def _bytes_of_states(spec: DecoderSpec, budget: int, max_num_seqs: int) -> int:
-    """Of the recurrent states of the sequences that may run."""
-    one = state_bytes(spec)
-    if one and max_num_seqs * one >= budget:
-        raise CacheTooSmallError(
-            f"The recurrent states of {max_num_seqs} sequences take {max_num_seqs * one / GIB:.3g} GiB, but the KV "
-            f"cache has {budget / GIB:.3g} GiB for them and its blocks. Set engine.max_num_seqs to at most "
-            f"{max(1, budget // (2 * one))}, or kv_cache_gib to at least {_round_up(2 * max_num_seqs * one / GIB)}."
-        )
-    return max_num_seqs * one
+def _what_states_take(states: int, max_num_seqs: int) -> str:
+    return f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
 
 
-def _default_budget(context_bytes: int, memory_bytes: int | None) -> int:
+def _advice(memory: str, *, max_num_seqs: int, max_context_length: int) -> str:
+    """What to change, one of these alone: the memory, or to at most so many sequences or tokens, where that is any."""
+    ways = [memory]
+    if max_num_seqs > 0:
+        ways.append(f"set engine.max_num_seqs to at most {max_num_seqs}")
+    if max_context_length > 0:
+        ways.append(f"set max_context_length to at most {max_context_length}")
+    return ", or ".join(ways) + "."
+
+
+def _default_budget(needed: int, weight_bytes: int, memory_bytes: int | None) -> int:
+    """In the machine's memory: enough for `needed` bytes, if that is not too much of it."""
     memory = usable_memory() if memory_bytes is None else memory_bytes
-    return max(memory // _DEFAULT_SHARE, min(context_bytes, memory // _LARGEST_DEFAULT_SHARE))
+    most = min(memory // _LARGEST_DEFAULT_SHARE, memory - memory // _SPARE_SHARE - weight_bytes)
+    return max(memory // _DEFAULT_SHARE, min(needed, most))
 
 
 def _check_fits(

@@ -27,7 +27,7 @@ class CpuDeltaPlan:
     @staticmethod
     def of(backend: _native.Backend, batch: PagedBatch, dims: DeltaDimensions) -> CpuDeltaPlan:
         """The plan of one step. Raises KernelInputError where its states do not fit together."""
-        states, starts = batch.states, batch.query_starts
+        states, starts = batch.recurrent_states, batch.query_starts
         if states is None:
             raise KernelInputError("the model has recurrent states, but the step does not say which ones")
         sequences = len(starts) - 1

@@ -25,9 +25,9 @@ class TorchDeltaPlan:
     @staticmethod
     def of(batch: PagedBatch, dims: DeltaDimensions) -> TorchDeltaPlan:
         """The plan of one step. Raises KernelInputError where the step names no states."""
-        if batch.states is None:
+        if batch.recurrent_states is None:
             raise KernelInputError("the model has recurrent states, but the step does not say which ones")
-        return TorchDeltaPlan(dims, batch.states, batch.query_starts.tolist())
+        return TorchDeltaPlan(dims, batch.recurrent_states, batch.query_starts.tolist())
 
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int

@@ -43,7 +43,7 @@ from kvarn.replica.server.ranks import (
     layout_of,
     load_part,
 )
-from kvarn.replica.server.recurrent import check_recurrent
+from kvarn.replica.server.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
@@ -182,12 +182,13 @@ def _build_decoder(
     connector = None if tiers is None else tiers.store
     costs = _joint_costs(model, others, layout) if others else model.costs
     with phases("allocate the KV cache"):
-        num_blocks, num_snapshots = _plan_cache(model, config, max_context_length, others)
+        num_blocks, max_num_seqs, num_snapshots = _plan_cache(model, config, max_context_length, others)
+    config = with_planned_states(model, config, max_num_seqs, num_snapshots)
     memory = None
     if ranks is not None:
         kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
         with phases("join the ranks"):
-            memory = ranks.begin(Begin(num_blocks, max_context_length, config.engine.max_num_seqs, kept), parts)
+            memory = ranks.begin(Begin(num_blocks, max_context_length, max_num_seqs, num_snapshots, kept), parts)
     proposer = build_proposer(spec, config, model, num_blocks, phases)
     beside = ranks is None and model.kernels.computes_beside_host
     own = (PipelinedExecutor if beside else InProcessExecutor)(
@@ -221,6 +222,7 @@ def _build_decoder(
         kv_blocks=num_blocks,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
     )
     may_sleep = ranks is None and spec.role == "both"
     peer = None if tiers is None else (tiers.store, spec.prefill_socket, tiers.digest, tiers.block_bytes)
@@ -254,20 +256,20 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
     """Of the KV cache, the same on each rank: what the memory of all of them has room for."""
     layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
     memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
-    gpu = None
+    gpu, held = None, list[Decoder | Loaded]([model, *others])
     if memories:
         least = min(memories, key=lambda memory: memory.usable(share))
         beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs)
         gpu = GpuBudget(least, share, layout.world_size, beside)
         log.info("the memory of the GPU: %s", gpu, extra={"model": config.name})
-    weight_bytes = model.layer_bytes + model.head_bytes
     return plan_cache(
         model.spec,
         model.kv_dtype,
         kv_cache_gib=config.kv_cache_gib,
         max_num_seqs=engine.max_num_seqs,
         max_context_length=max_context_length,
-        weight_bytes=weight_bytes + sum(each.layer_bytes + each.head_bytes for each in others),
+        may_lower_seqs="max_num_seqs" not in engine.model_fields_set,
+        weight_bytes=sum(each.layer_bytes + each.head_bytes for each in held),
         gpu=gpu,
         copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
     )

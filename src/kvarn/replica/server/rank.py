@@ -71,6 +71,7 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
             num_blocks=begin.num_blocks,
             max_num_seqs=begin.max_num_seqs,
             max_context_length=begin.max_context_length,
+            num_snapshots=begin.num_snapshots,
             connector=memory,
             context=context_of(spec.replica.model_config, spec.rank, group),
         )

@@ -90,6 +90,7 @@ class Begin(msgspec.Struct, frozen=True):
     num_blocks: int
     max_context_length: int
     max_num_seqs: int
+    num_snapshots: int = 0
     kept: KeptBlocks | None = None
 
 

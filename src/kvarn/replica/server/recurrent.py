@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from kvarn.config.schema import ModelConfig
+from kvarn.costs.decoder import state_bytes
 from kvarn.models import Decoder, UnsupportedModelError
+
+_MIB = 1024**2
+log = logging.getLogger(__name__)
 
 
 def check_recurrent(model: Decoder, config: ModelConfig) -> None:
@@ -26,3 +32,24 @@ def check_recurrent(model: Decoder, config: ModelConfig) -> None:
                 f"{config.name} has layers with recurrent states ({model.spec.architecture}), with which `{setting}` "
                 f"cannot be used: {reason}. Leave it out."
             )
+
+
+def with_planned_states(model: Decoder, config: ModelConfig, max_num_seqs: int, num_snapshots: int) -> ModelConfig:
+    """The configuration with as many sequences as there is memory for the recurrent states of; says how many those are,
+    and how many snapshots."""
+    if model.spec.delta is None:
+        return config
+    extra = {"model": config.name}
+    if max_num_seqs < config.engine.max_num_seqs:
+        log.warning(
+            f"engine.max_num_seqs is {max_num_seqs} in place of {config.engine.max_num_seqs}: the KV cache has no room "
+            "for more recurrent states beside one full context. Raise kv_cache_gib or lower max_context_length",
+            extra=extra,
+        )
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_num_seqs": max_num_seqs})})
+    log.info(
+        f"recurrent states of {max_num_seqs} sequences and {num_snapshots} snapshots for the prefix cache, "
+        f"{state_bytes(model.spec) / _MIB:.1f} MiB each",
+        extra=extra,
+    )
+    return config

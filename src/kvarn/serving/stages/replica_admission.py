@@ -85,6 +85,8 @@ class ReplicaAdmission:
             max_queue=config.admission.max_queue,
             max_queue_s=config.admission.max_queue_s,
         )
+        if card is not None and card.max_num_seqs:  # perhaps fewer than configured
+            engine = engine.model_copy(update={"max_num_seqs": card.max_num_seqs})
         view = EngineView(engine, card.kv_blocks * BLOCK_SIZE if card is not None else 0)
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
