@@ -48,8 +48,8 @@ class Proxy:
         self.refuses = False
         """New connections."""
         self._silent = asyncio.Event()
-        self.swallowed = 0
-        """Bytes that did not pass."""
+        self.passed = self.swallowed = 0
+        """Bytes that did, and that did not."""
         self.opened = 0
         self.writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,6 +81,7 @@ class Proxy:
                 if silent.is_set():
                     self.swallowed += len(data)
                 else:
+                    self.passed += len(data)
                     target.write(data)
         target.transport.abort()
 
@@ -323,6 +324,8 @@ async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
 
     async def lose(say: Callable[[], None]) -> None:
         """Say something on a connection that breaks before it has come."""
+        before = proxy.passed
+        await until(lambda: proxy.passed > before, "there is a connection")
         proxy.silence_all()
         say()
         before = proxy.swallowed
