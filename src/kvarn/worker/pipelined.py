@@ -53,6 +53,8 @@ class _Running:
 
     plan: StepPlan
     submitted: float
+    first_uses: int
+    """So far, when it was submitted."""
     slots: Ints = field(default_factory=_no_slots)
     """Of the rows that draw."""
     epochs: Ints = field(default_factory=_no_slots)
@@ -94,23 +96,28 @@ class PipelinedExecutor(InProcessExecutor):
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Give the plan to the device. Raises as `execute`, and ReplayAllocationError."""
-        started = time.perf_counter()
+        started, first_uses = time.perf_counter(), self._first_uses
         for sequence in plan.new_sequences:
             self._epochs[sequence.slot] += 1
         if self._runs_ahead(plan):
-            self._running.append(self._start(plan, started))
+            self._running.append(self._start(plan, started, first_uses))
             return
         for running in self._running:
             self._end(running)
         result = self.execute(plan)
         self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
-        self._running.append(_Running(plan, started, result=result))
+        self._running.append(_Running(plan, started, first_uses, result=result))
 
     def collect(self) -> StepResult:
         """Wait for the oldest step. Raises InvalidLogitsError where its logits are not finite."""
         if not self._running:
             raise ProtocolError("no plan was submitted: there is no result to collect")
         return self._end(self._running.popleft())
+
+    @property
+    def _first_uses(self) -> int:
+        """With the captures."""
+        return super()._first_uses + self.graphs.num_captures
 
     def _runs_ahead(self, plan: StepPlan) -> bool:
         """Whether a step's tokens can be drawn without knowing those of the step before."""
@@ -127,10 +134,10 @@ class PipelinedExecutor(InProcessExecutor):
             and not (self._slots.num_logprobs[old] != NO_LOGPROBS).any()
         )
 
-    def _start(self, plan: StepPlan, started: float) -> _Running:
+    def _start(self, plan: StepPlan, started: float, first_uses: int) -> _Running:
         self._apply(plan)
         if not plan.rows:
-            return _Running(plan, started)
+            return _Running(plan, started, first_uses)
         self._slots.update_blocks(plan.rows)
         flat = flatten_rows(plan.rows, self._slots)
         drawing = np.array([index for index, row in enumerate(plan.rows) if row.sample], dtype=np.int64)
@@ -141,7 +148,7 @@ class PipelinedExecutor(InProcessExecutor):
         draws = draw_arrays(self._slots, slots, len(arrays.drawing_slots))
         fetched = self._give(shape, arrays, draws, adapters, len(slots))
         self._slots.num_output[slots] += 1
-        return _Running(plan, started, slots, self._epochs[slots], fetched)
+        return _Running(plan, started, first_uses, slots, self._epochs[slots], fetched)
 
     def _give(
         self,
@@ -204,6 +211,9 @@ class PipelinedExecutor(InProcessExecutor):
             drawn = iter(tokens.tolist())
             rows = [RowResult(row.slot, [next(drawn)] if row.sample else []) for row in running.plan.rows]
             now = time.perf_counter()
-            running.result = StepResult(running.plan.step, rows, now - max(running.submitted, self._ended))
+            # One that ran while the next was compiled ended later, too.
+            warming = self._first_uses != running.first_uses
+            elapsed_s = now - max(running.submitted, self._ended)
+            running.result = StepResult(running.plan.step, rows, elapsed_s, warming=warming)
         self._ended = time.perf_counter()
         return running.result
