@@ -90,13 +90,17 @@ class MemoryWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the sampling."""
+        """End the sampling, with one last sample."""
         self._stopped.set()
         self._thread.join()
+        self._sample()
 
     def _watch(self) -> None:
         while not self._stopped.wait(MEMORY_INTERVAL_S):
-            self.peak_bytes = max(self.peak_bytes, sum(pss_bytes(pid) for pid in process_tree(self._pid)))
+            self._sample()
+
+    def _sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, sum(pss_bytes(pid) for pid in process_tree(self._pid)))
 
 
 def process_tree(root: int) -> list[int]:
