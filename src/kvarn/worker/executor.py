@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,14 @@ from kvarn.models.decoder import HiddenStates
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.adapters import AdapterPool
 from kvarn.worker.context_parallel import ContextParallel
+from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
 from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.errors import ContextTooLongError, PlanError
-from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
+from kvarn.worker.inputs import FlatRows, Ints, PromptSpan, StepInputs, build_inputs
 from kvarn.worker.kv_blocks import BlockMemory, BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
-from kvarn.worker.slots import SlotTable
+from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.states import SlotStates
 
 
@@ -69,6 +71,8 @@ class InProcessExecutor(SynchronousExecutor):
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
+        self._largest = 0
+        """Tokens of the largest step that is filled up to be repeated."""
         self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
         """What the engine takes as its `AdapterStore`."""
         indices = self.adapters.indices
@@ -116,11 +120,26 @@ class InProcessExecutor(SynchronousExecutor):
         if not plan.rows:
             return None
         self._slots.update_blocks(plan.rows)
-        adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context, self._recurrent_states)
+        inputs = build_inputs(plan.rows, self._slots, self._device, self._context)
         hidden_states = None if self._eagle is None else self._eagle.hidden_states()
-        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, hidden_states)
-        return inputs, logits, hidden_states
+        step = self._host_step(plan.rows, inputs.flat, inputs.logits_rows)
+        return inputs, self._logits(step, hidden_states)[: len(inputs.logits_rows)], hidden_states
+
+    def _host_step(self, rows: Sequence[Row], flat: FlatRows, logits_rows: Ints) -> HostStep:
+        """What the device is to be sent of the rows of a plan."""
+        uses_adapters = self.adapters.indices and (self._slots.adapter[flat.row_slots] != BASE_MODEL).any()
+        adapters = self.adapters.memory if uses_adapters else None
+        reads_shared_prefixes = self._model.kernels.reads_shared_prefixes and self._model.spec.latent is None
+        shares_prefix = reads_shared_prefixes and flat.shares_prefix
+        shape = BatchShape.of(flat, len(logits_rows), adapters, shares_prefix=shares_prefix, largest=self._largest)
+        saves = None if self._recurrent_states is None else self._recurrent_states.saves(rows)
+        arrays = step_arrays(flat, logits_rows, shape, self._slots, saves)
+        return HostStep(arrays, shape, adapters, flat.exchange, self._recurrent_states is not None)
+
+    def _logits(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
+        """Logits [R, vocab] of a step, with those that fill it up; good until the next step."""
+        there = StepArrays(*(torch.from_numpy(array).to(self._device) for array in step.arrays))
+        return self._model.forward(there.token_ids, step.batch(there), self._cache, there.logits_rows, hidden_states)
 
     def _apply(self, plan: StepPlan) -> None:
         """What a plan changes before its rows are computed; blocks were stored and loaded already."""
