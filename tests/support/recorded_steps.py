@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
-Results = tuple[torch.Tensor, ...]
+from kvarn.kernels import graphs
+from kvarn.kernels.graphs import Captured, GraphRecorder, Step, StepGraphs
+
 UNWRITTEN = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
 run_kernel = InterpretedFunction.run
 
@@ -65,33 +67,42 @@ def _again(call: Callable[[], Any], outs: Any) -> None:
             out.copy_(value)
 
 
-class RecordedSteps:
-    """See `kvarn.kernels.graphs.StepGraphs`; a step is recorded when it is computed for the second time."""
-
-    enabled = True
+class InterpreterRecorder(GraphRecorder):
+    """Captures what a step computes in Triton's interpreter."""
 
     def __init__(self) -> None:
-        self.records: dict[Hashable, tuple[Recorder, Results]] = {}
-        self.repeated: Counter[Hashable] = Counter()
-        self._known: set[Hashable] = set()
+        self.launched: list[Counter[str]] = []
+        """The kernels of each captured step."""
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self.records
+    def has_room(self) -> bool:
+        return True
 
-    def run(self, key: Hashable, step: Callable[[], Results]) -> Results:
-        """As `StepGraphs.run`."""
-        if key not in self._known:
-            self._known.add(key)
-            return step()
-        if key in self.records:
-            self.repeated[key] += 1
-            recorder, results = self.records[key]
-            for call in recorder.calls:
-                call()
-            return results
+    def __call__(self, step: Step) -> Captured:
         recorder = Recorder()
         with pytest.MonkeyPatch.context() as patch, recorder:
             patch.setattr(InterpretedFunction, "run", partialmethod(_launch, recorder=recorder))
             results = step()
-        self.records[key] = recorder, results
-        return results
+        self.launched.append(recorder.launched)
+        calls: list[Callable[[], Any]] = []
+
+        def replay() -> None:
+            for call in calls:
+                call()
+            calls[:] = recorder.calls  # to record a step was to compute it once
+
+        return replay, results
+
+
+class RecordedSteps(StepGraphs):
+    """Captures steps when they are computed for the second time, and counts those that are repeated."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.recorder = InterpreterRecorder()
+        super().__init__(device, self.recorder)
+        self.repeated: Counter[Any] = Counter()
+
+    def run(self, key: Hashable, step: Step) -> tuple[torch.Tensor, ...]:
+        self.repeated[key] += key in self
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "RUNS_BEFORE_CAPTURE", 1)
+            return super().run(key, step)

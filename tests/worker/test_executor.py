@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -56,6 +56,7 @@ class RecordingDecoder:
         self.calls: list[tuple[list[int], PagedBatch, list[int]]] = []
         self.cache = KVCache((), ())
         self.poison: float | None = None
+        self.logits_at_once = 0
         self.adapter_memory = RecordingMemory()
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
@@ -66,14 +67,18 @@ class RecordingDecoder:
     def new_adapter_memory(self, cache: KVCache) -> Any:
         return self.adapter_memory
 
-    def forward(
+    def last_hidden(
         self, token_ids: torch.Tensor, batch: PagedBatch, cache: KVCache, logits_rows: torch.Tensor, _states: None
     ) -> torch.Tensor:
         self.calls.append((token_ids.tolist(), batch, logits_rows.tolist()))
-        logits = torch.zeros(len(logits_rows), VOCAB)
-        logits[torch.arange(len(logits_rows)), (token_ids[logits_rows] + 1) % VOCAB] = 5.0
+        return token_ids[logits_rows, None]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.logits_at_once = max(self.logits_at_once, len(hidden))
+        logits = torch.zeros(len(hidden), VOCAB)
+        logits[torch.arange(len(hidden)), (hidden[:, 0] + 1) % VOCAB] = 5.0
         if self.poison is not None:
-            logits[-1, 3] = self.poison
+            logits[-1:, 3] = self.poison
         return logits
 
 
@@ -253,6 +258,37 @@ def test_prompt_logprobs_of_a_chunk_know_the_first_token_of_the_next(
     assert second.rows[0].logprobs is not None
     assert second.rows[0].logprobs[0].top == []
     assert first.rows[1].logprobs is None
+
+
+def test_prompt_logprobs_of_a_long_chunk_take_the_logits_of_some_positions_at_a_time(
+    decoder: RecordingDecoder, admission: Admit
+) -> None:
+    decoder.spec.max_context_length = 1000
+    executor = InProcessExecutor(cast("Decoder", decoder), num_blocks=70, max_num_seqs=2)
+    prompt = [number % VOCAB for number in range(3, 903)]
+    row = Row(1, 0, prompt, blocks(0, *range(57)), True, True)
+    result = executor.execute(plan([row], [greedy(admission, 1, prompt, prompt_logprobs=1)])).rows[0]
+    assert decoder.logits_at_once <= 256
+    entries = result.prompt_logprobs or []
+    assert [entry.chosen.token_id for entry in entries] == prompt[1:]
+    assert all(entry.top[0].token_id == entry.chosen.token_id for entry in entries)
+    assert result.token_ids == [(prompt[-1] + 1) % VOCAB]
+
+
+def test_prompt_logprobs_do_not_depend_on_how_many_are_computed_together(
+    tiny_model: Callable[[str], Decoder], admission: Admit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = np.random.default_rng(1).integers(4, 500, 50).tolist()
+
+    def entries() -> Any:
+        executor = InProcessExecutor(tiny_model("llama"), num_blocks=8, max_num_seqs=2)
+        row = Row(0, 0, prompt, blocks(0, 1, 2, 3, 4), True, True)
+        return executor.execute(plan([row], [greedy(admission, 0, prompt, prompt_logprobs=3)])).rows[0].prompt_logprobs
+
+    together = entries()
+    monkeypatch.setattr("kvarn.worker.executor.MOST_LOGITS", 7)
+    assert entries() == together
+    assert len(together) == 49
 
 
 def test_plans_that_contradict_the_slots_are_refused(executor: InProcessExecutor, admission: Admit) -> None:

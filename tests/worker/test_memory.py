@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import DeltaDimensions, KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.memory import DeviceMemory, usable_memory
+from kvarn.kernels.memory import DRIVER_BYTES, DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
 from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_cache, step_bytes
 
@@ -74,10 +74,10 @@ def test_engines_that_start_one_after_another_on_a_gpu_stay_within_their_shares_
     """A GPU of `total` GiB, of which a program that is not Kvarn holds some; engines by share and weights."""
     taken = min(stranger, total) * GIB
     for share, weights in held:
-        own = weights * GIB
+        own = weights * GIB + DRIVER_BYTES
         if taken + own > total * GIB:
             break  # refused before
-        memory = DeviceMemory(total * GIB, total * GIB - taken - own, own)
+        memory = DeviceMemory.of(total * GIB, total * GIB - taken - own, weights * GIB)
         budget = GpuBudget(memory, share, ranks=1, step_bytes=GIB)
         try:
             cache = plan_kv_blocks(spec, "bfloat16", gpu=budget, **GPU_SIZES) * 6144
@@ -90,6 +90,14 @@ def test_engines_that_start_one_after_another_on_a_gpu_stay_within_their_shares_
         assert taken <= total * GIB
         # Nothing is left that another block would fit into.
         assert own + cache + GIB + 6144 > total * GIB * share or taken + 6144 > total * GIB
+
+
+def test_what_the_driver_holds_for_a_process_counts_as_its_own() -> None:
+    alone = DeviceMemory.of(80 * GIB, 80 * GIB - 500_000_000, 0)
+    assert (alone.own, alone.others) == (500_000_000, 0)
+    beside = DeviceMemory.of(80 * GIB, 30 * GIB, 20 * GIB)
+    assert (beside.own, beside.others) == (20 * GIB + DRIVER_BYTES, 30 * GIB - DRIVER_BYTES)
+    assert DeviceMemory.of(GIB, 0, GIB + 1).own == GIB + 1  # free and reserved were asked for one after the other
 
 
 def test_a_share_that_weights_and_one_sequence_pass_is_an_error_with_all_figures(spec: DecoderSpec) -> None:

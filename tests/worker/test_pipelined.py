@@ -13,6 +13,8 @@ import torch
 from kv_connectors import DictConnector
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan, StepResult
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.kernels.graphs import StepGraphs
 from kvarn.kernels.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
@@ -21,6 +23,7 @@ from kvarn.worker import InvalidLogitsError, PipelinedExecutor
 from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
 from kvarn.worker.inputs import flatten_rows
 from kvarn.worker.slots import SlotTable
+from repeating_recorder import RepeatingRecorder
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -130,6 +133,34 @@ def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_mod
     found = run.executor.found.values()
     assert sum(len(steps) > 1 for steps in found) > 2
     assert all(len(set(steps)) == 1 for steps in found)
+
+
+class Capturing(PipelinedExecutor):
+    """Captures as on a GPU, and notes which results came while it did."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, fill_up=True, **options)
+        self.graphs = StepGraphs(torch.device("cpu"), RepeatingRecorder())
+        self.warming: list[bool] = []
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        self.warming.append(result.warming)
+        return result
+
+
+def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_time(
+    stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed: list[float] = []
+    monkeypatch.setattr(StepTimeModel, "observe", lambda _self, _shape, elapsed_s: observed.append(elapsed_s))
+    run = stack(tiny_model("llama"), executor_type=Capturing)
+    sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=9)
+    run.generate([Submit(request_id="r", prompt_token_ids=[5, 6, 7], sampling=sampling)])
+    # A prompt, two steps as they are, one that is captured while the one before it runs, and more.
+    assert run.executor.warming[:9] == [False, False, True, True, False, False, False, False, False]
+    assert run.executor.graphs.num_captures == 1
+    assert len(observed) == run.executor.warming.count(False)
 
 
 def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:

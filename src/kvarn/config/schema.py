@@ -120,7 +120,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "bfloat16", "float32", "float16", "half"] = "auto"
     """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies
     it natively, else float32. `float16` (or `half`): float16 checkpoints keep their exact values, held and computed as
-    float32; `auto` rounds them to bfloat16, with a warning."""
+    float32; `auto` rounds them to bfloat16, with a warning. The kernels of GPUs take bfloat16 alone."""
 
     quantization: Literal["int8", "int4", "fp8"] | None = None
     """Quantise plain weights when the model is loaded: int8 or (on GPUs) fp8 with a scale an output, int4 with one for

@@ -166,6 +166,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """Seconds the executor took, `transfer_s` included; feeds the step-time model."""
     transfer_s: float = 0.0
     """Seconds in which blocks were stored and loaded."""
+    warming: bool = False
+    """Something was done once for all such steps (kernels compiled, the step captured): `elapsed_s` is no example."""
 
 
 class Executor(Protocol):

@@ -135,7 +135,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         if result.step != step.plan.step or len(result.rows) != len(step.sequences):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
-        if step.plan.rows:
+        if step.plan.rows and not result.warming:
             self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)

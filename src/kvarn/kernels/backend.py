@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -125,7 +125,7 @@ class Kernels:
         if self.device.type == "cpu" or torch.accelerator.current_accelerator() is None:
             return None
         free, total = torch.accelerator.get_memory_info(self.device)
-        return DeviceMemory(int(total), int(free), int(torch.accelerator.memory_reserved(self.device)))
+        return DeviceMemory.of(int(total), int(free), int(torch.accelerator.memory_reserved(self.device)))
 
     @property
     def computes_beside_host(self) -> bool:
@@ -140,6 +140,23 @@ class Kernels:
         """
         slow = self.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return torch.float32 if slow else torch.bfloat16
+
+    @property
+    def first_uses(self) -> int:
+        """How often an operation of this process had to be compiled, or read from disk, when it was called: the time
+        that this took says nothing of the next call."""
+        return 0
+
+    def compile_ahead(self, run: Callable[[], None], threads: int) -> None:
+        """Begin to compile, in threads, the operations that `run` calls, in their order; an operation that is called
+        meanwhile waits for itself alone. `run` is called before this returns, and computes nothing: what operations
+        give there is memory as it was, and nothing may depend on it."""
+
+    def stop_compiling(self) -> None:
+        """Compile nothing more ahead. Idempotent."""
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise UnsupportedByBackendError where plain weights of a type are not multiplied."""
 
     def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Type of the numbers between two operations of a model whose weights are of type `dtype`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,21 +12,84 @@ import torch
 _log = logging.getLogger(__name__)
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
+Captured = tuple[Callable[[], None], tuple[torch.Tensor, ...]]
+"""What repeats a step, and where its results are afterwards."""
 
 RUNS_BEFORE_CAPTURE = 2
 """So often a step runs as it is before it is captured: nothing is captured at start, where it would hold up the first
 answers, nor for what happens once."""
+MOST_CAPTURED = 64
+"""Graphs at most: the driver keeps memory of the device for each kernel of each graph."""
+LEAST_FREE_BYTES = 512 * 1024**2
+"""Of the device's memory that must be free for a capture."""
+
+
+class GraphRecorder:
+    """Captures steps on a stream of its own. Their graphs share memory: they must be repeated one after the other.
+
+    Unlike `torch.cuda.graph` it neither waits for the device nor empties torch's caches: steps are captured while
+    others run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory: Any = None
+        """Of the last graph, which must live when the next one is captured."""
+
+    def has_room(self) -> bool:
+        """Whether the device has memory for one more graph."""
+        return torch.cuda.mem_get_info(self._device)[0] >= LEAST_FREE_BYTES
+
+    def __call__(self, step: Step) -> Captured:
+        """Capture a step, which is not run. Raises torch.OutOfMemoryError."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            # Other threads may allocate meanwhile: one loads adapters.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                results = step()
+            finally:
+                graph.capture_end()
+        self._memory = graph.pool()
+        return graph.replay, results
+
+
+def recorder_for(device: torch.device) -> GraphRecorder | None:
+    """What captures steps on a device; None where it is no GPU."""
+    return GraphRecorder(device) if device.type == "cuda" else None
+
+
+def device_seconds(work: Callable[[], object], before: Callable[[], object] | None = None) -> float:
+    """Seconds of the device between the begin and the end of some work, such as a captured step. `before`: what it is
+    given to do first; if that takes longer than the host needs to give the work, nothing of the host is counted."""
+    begin, end = (torch.Event(torch.device("cuda"), enable_timing=True) for _ in range(2))
+    if before is not None:
+        before()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 class StepGraphs:
-    """Captured steps by what they depend on. Elsewhere than on a GPU steps run as they are."""
+    """Captured steps by what they depend on, the ones used last. Elsewhere than on a GPU steps run as they are.
 
-    def __init__(self, device: torch.device) -> None:
-        self.enabled = device.type == "cuda"
+    Args:
+        device: Where steps run.
+        recorder: What captures them; default: `GraphRecorder`, for GPUs.
+    """
+
+    def __init__(self, device: torch.device, recorder: GraphRecorder | None = None) -> None:
+        self._recorder = recorder or recorder_for(device)
+        self.enabled = self._recorder is not None
+        self.num_captures = 0
+        """Steps captured so far, those that were forgotten again included."""
+        self._lacked_room = False
         self._runs: Counter[Hashable] = Counter()
-        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...]]] = {}
-        self._memory: Any = None
-        """Shared by all graphs: they run one after the other."""
+        self._captured: OrderedDict[Hashable, Captured] = OrderedDict()
 
     @property
     def num_captured(self) -> int:
@@ -46,16 +109,33 @@ class StepGraphs:
         if found is None and self._runs[key] < RUNS_BEFORE_CAPTURE:
             self._runs[key] += 1
             return step()
-        graph, results = found or self._capture(key, step)
-        graph.replay()
+        found = found or self._capture(key, step)
+        if found is None:
+            return step()
+        self._captured.move_to_end(key)
+        replay, results = found
+        replay()
         return results
 
-    def _capture(self, key: Hashable, step: Step) -> tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...]]:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile: one loads adapters.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            results = step()
-        self._memory = graph.pool()
-        self._captured[key] = graph, results
+    def _capture(self, key: Hashable, step: Step) -> Captured | None:
+        """The captured step; None where there is no memory for it."""
+        assert self._recorder is not None, "enabled"
+        self._runs[key] = 0  # else a step that is forgotten, or has no room, would be tried again at once
+        if not self._recorder.has_room():
+            self._tell_of_no_room()
+            return None
+        try:
+            captured = self._captured[key] = self._recorder(step)
+        except torch.OutOfMemoryError:
+            self._tell_of_no_room()
+            return None
+        self.num_captures += 1
+        if len(self._captured) > MOST_CAPTURED:
+            self._captured.popitem(last=False)
         _log.debug("captured a step", extra={"step": str(key), "graphs": len(self._captured)})
-        return graph, results
+        return captured
+
+    def _tell_of_no_room(self) -> None:
+        if not self._lacked_room:
+            _log.warning("too little memory of the GPU is free to capture steps: lower gpu_memory_utilization")
+        self._lacked_room = True

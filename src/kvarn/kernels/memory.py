@@ -19,6 +19,11 @@ HUGE_PAGE = 2 * 1024 * 1024
 """Bytes. Memory of at least this size lies in huge pages where the system gives them: fewer address look-ups fail."""
 
 
+DRIVER_BYTES = 640 * 1024**2
+"""What the driver of a GPU needs for a process, its context and the code of kernels: some 0.5 GiB, and more with each
+library."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Bytes of a GPU's memory."""
@@ -27,11 +32,17 @@ class DeviceMemory:
     free: int
     """That no process holds."""
     own: int
-    """That this process's tensors hold."""
+    """That this process holds: its tensors, and what the driver needs for it."""
+
+    @staticmethod
+    def of(total: int, free: int, reserved: int) -> DeviceMemory:
+        """`reserved`: by torch, for tensors. No driver tells what it needs for one process; what nobody's tensors of
+        this process hold counts as that, up to `DRIVER_BYTES`."""
+        return DeviceMemory(total, free, reserved + max(0, min(DRIVER_BYTES, total - free - reserved)))
 
     @property
     def others(self) -> int:
-        """What other processes hold, and what the driver needs for this one."""
+        """What other processes hold."""
         return self.total - self.free - self.own
 
     def usable(self, share: float) -> int:
@@ -85,7 +96,8 @@ def device_allocations(device: torch.device) -> int:
 
 
 def give_back_freed(device: torch.device) -> None:
-    """Return memory that was freed, but kept for later, to the operating system and, of a GPU, to its driver.
+    """Return memory that was freed, but kept for later, to the operating system and, of a GPU, to its driver: the
+    device's own, and pinned main memory. Waits for the device.
 
     The C library keeps what small and middle-sized tensors leave behind: after loading a model of 1.2 GB that was
     300 MB which are not needed again.
@@ -94,6 +106,8 @@ def give_back_freed(device: torch.device) -> None:
     if trim is not None:
         trim(0)
     if device.type == "cuda":
+        torch.cuda.synchronize(device)  # pinned memory is free when no copy can read it any more
+        torch.accelerator.empty_host_cache()
         torch.cuda.empty_cache()
 
 

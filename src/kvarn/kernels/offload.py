@@ -8,6 +8,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import torch
 
+from kvarn.kernels.memory import give_back_freed
+
 CHUNK_BYTES = 1 << 28
 """Of main memory that is taken at once: a power of two, which is what pinned memory is rounded up to."""
 _NOT_ENTERED = (type, ModuleType, FunctionType, BuiltinFunctionType)
@@ -52,11 +54,14 @@ class Offloaded:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Bring the numbers back. Once."""
+        """Bring the numbers back and return the main memory. Once."""
         for storage, size in zip(self._storages, self._sizes, strict=True):
             storage.resize_(size)
         self._copy(to_host=False)
+        devices = {storage.device for storage in self._storages}
         self._storages, self._sizes, self._chunks = [], [], []
+        for device in devices:
+            give_back_freed(device)
 
     def _copy(self, *, to_host: bool) -> None:
         """Between the storages, one after the other, and the chunks."""

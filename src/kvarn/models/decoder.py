@@ -179,6 +179,18 @@ class Decoder:
         [R, vocab_size] float32, or [0, vocab_size] on a stage that is not the last. Keys and values of all T tokens are
         in the cache afterwards, and in `hidden_states` what left the layers that it names.
         """
+        return self.logits(self.last_hidden(token_ids, batch, cache, logits_rows, hidden_states))
+
+    @torch.inference_mode()
+    def last_hidden(
+        self,
+        token_ids: torch.Tensor,
+        batch: PagedBatch,
+        cache: KVCache,
+        logits_rows: torch.Tensor,
+        hidden_states: HiddenStates | None = None,
+    ) -> torch.Tensor:
+        """`forward` up to the logits: the residual stream [R, hidden] behind the last layer, or [0, hidden]."""
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
         if hidden_states is not None:
             hidden_states.batch = batch
@@ -193,8 +205,15 @@ class Decoder:
                 hidden_states.taken[index + 1] = hidden.clone()
         if not stage.is_last:
             stage.send(hidden)
+            return hidden[:0]
+        return hidden[logits_rows]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, vocab_size] float32 of rows of `last_hidden`, all of them or some; all ranks ask for the same."""
+        if not self._parallel.stage.is_last:
             return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-        logits = self._last_product(hidden[logits_rows])
+        logits = self._last_product(hidden)
         if self._parallel.world_size > 1:
             logits = F.pad(logits, (0, -(-self.spec.vocab_size // self._parallel.world_size) - logits.shape[1]))
             logits = self._parallel.all_gather(logits)[:, : self.spec.vocab_size].contiguous()

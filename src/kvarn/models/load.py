@@ -83,12 +83,13 @@ def load_model(
 
     Raises:
         ModelError: It says what is wrong with the checkpoint.
-        KernelError: The backend is not there.
+        KernelError: The backend is not there, or does not multiply weights of this type.
     """
     checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantize to {quantization}")
     architecture = _architecture(checkpoint)
     backend = kernels_for(kernels, device)
     torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
+    backend.check_dtype(torch_dtype)
     _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
     cache = None

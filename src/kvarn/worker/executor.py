@@ -4,7 +4,9 @@ tokens."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,18 @@ from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.states import SlotStates
+from kvarn.worker.step_sizes import MOST_LOGITS, StepSizes, launch_steps
+
+
+class _Computed(NamedTuple):
+    """What a forward pass gives."""
+
+    inputs: StepInputs
+    logits: torch.Tensor
+    """[drawn rows, vocab_size]"""
+    prompt_hidden: torch.Tensor
+    """[rows of the prompt spans, hidden], behind the last layer."""
+    hidden_states: HiddenStates | None
 
 
 class InProcessExecutor(SynchronousExecutor):
@@ -86,36 +100,50 @@ class InProcessExecutor(SynchronousExecutor):
             InvalidSamplingError: An admitted request asks for what this model cannot do.
             InvalidLogitsError: The model's logits are not finite.
         """
-        started = time.perf_counter()
+        started, first_uses = time.perf_counter(), self._first_uses
         transfer_s = self.transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
         rows = self._run(plan)
-        return StepResult(plan.step, rows, time.perf_counter() - started, transfer_s)
+        elapsed_s, warming = time.perf_counter() - started, self._first_uses != first_uses
+        return StepResult(plan.step, rows, elapsed_s, transfer_s, warming)
 
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
         """Run one step, its blocks moved already, on a rank that draws no tokens: another one does. No plan has
         `LAST_SAMPLED`: the slots here do not know it."""
-        self._compute(plan)
+        computed = self._compute(plan)
+        for _ in () if computed is None else self._prompt_logits(computed):
+            pass  # the ranks compute logits together
 
     def shutdown(self) -> None:
-        """Ends the thread that loads adapters."""
+        """Ends the thread that loads adapters, and those that compile."""
         self.adapters.close()
+        self._model.kernels.stop_compiling()
+
+    def compile_ahead(self, token_budget: int, threads: int) -> None:
+        """Begin to compile the kernels of steps of up to `token_budget` tokens, in threads, the first ones first."""
+        sizes = StepSizes(len(self._slots.occupied), token_budget, self.max_context_length)
+        self._model.kernels.compile_ahead(partial(launch_steps, self._model, self._cache, sizes), threads)
+
+    @property
+    def _first_uses(self) -> int:
+        """Counts what is done once for many steps: see `StepResult.warming`."""
+        return self._model.kernels.first_uses
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[RowResult]:
         computed = self._compute(plan)
         if computed is None:
             return []
-        inputs, logits, hidden_states = computed
-        prompt_logprobs = self._prompt_logprobs(logits, inputs)
+        inputs, logits, _, hidden_states = computed
+        prompt_logprobs = self._prompt_logprobs(computed)
         self._slots.record_forced(plan.rows)
         drawn, logprobs = self._draw(logits, inputs, plan.masks)
         if self._eagle is not None and hidden_states is not None:
             self._eagle.follow(plan.rows, inputs, drawn, hidden_states, self._slots.block_tables)
         return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
 
-    def _compute(self, plan: StepPlan) -> tuple[StepInputs, torch.Tensor, HiddenStates | None] | None:
-        """Everything up to the logits; None for a plan without rows."""
+    def _compute(self, plan: StepPlan) -> _Computed | None:
+        """Everything up to the logits from which tokens are drawn; None for a plan without rows."""
         self._apply(plan)
         if not plan.rows:
             return None
@@ -123,7 +151,9 @@ class InProcessExecutor(SynchronousExecutor):
         inputs = build_inputs(plan.rows, self._slots, self._device, self._context)
         hidden_states = None if self._eagle is None else self._eagle.hidden_states()
         step = self._host_step(plan.rows, inputs.flat, inputs.logits_rows)
-        return inputs, self._logits(step, hidden_states)[: len(inputs.logits_rows)], hidden_states
+        hidden = self._last_hidden(step, hidden_states)[: len(inputs.logits_rows)]
+        drawn = inputs.num_drawn_rows
+        return _Computed(inputs, self._model.logits(hidden[:drawn]), hidden[drawn:], hidden_states)
 
     def _host_step(self, rows: Sequence[Row], flat: FlatRows, logits_rows: Ints) -> HostStep:
         """What the device is to be sent of the rows of a plan."""
@@ -136,10 +166,11 @@ class InProcessExecutor(SynchronousExecutor):
         arrays = step_arrays(flat, logits_rows, shape, self._slots, saves)
         return HostStep(arrays, shape, adapters, flat.exchange, self._recurrent_states is not None)
 
-    def _logits(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
-        """Logits [R, vocab] of a step, with those that fill it up; good until the next step."""
+    def _last_hidden(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
+        """See `Decoder.last_hidden`: of a step, with the tokens that fill it up; good until the next step."""
         there = StepArrays(*(torch.from_numpy(array).to(self._device) for array in step.arrays))
-        return self._model.forward(there.token_ids, step.batch(there), self._cache, there.logits_rows, hidden_states)
+        batch = step.batch(there)
+        return self._model.last_hidden(there.token_ids, batch, self._cache, there.logits_rows, hidden_states)
 
     def _apply(self, plan: StepPlan) -> None:
         """What a plan changes before its rows are computed; blocks were stored and loaded already."""
@@ -251,17 +282,23 @@ class InProcessExecutor(SynchronousExecutor):
         unrecorded = positions if unrecorded is None else unrecorded
         return sample(logits, slots, self._slots, self._model.kernels, masked, unrecorded)
 
-    def _prompt_logprobs(self, logits: torch.Tensor, inputs: StepInputs) -> dict[int, list[PositionLogprobs]]:
-        return {span.row: self._span_logprobs(logits, span) for span in inputs.prompt_spans}
+    def _prompt_logprobs(self, computed: _Computed) -> dict[int, list[PositionLogprobs]]:
+        found: dict[int, list[PositionLogprobs]] = {span.row: [] for span in computed.inputs.prompt_spans}
+        for span, following, logits in self._prompt_logits(computed):
+            count = len(following)
+            check_finite(self._model.kernels.most_likely(logits)[1], np.full(count, span.slot))
+            chosen = torch.tensor(following, dtype=torch.int64, device=logits.device)
+            found[span.row] += position_logprobs(logits, chosen, [span.num_top] * count)
+        return found
 
-    def _span_logprobs(self, logits: torch.Tensor, span: PromptSpan) -> list[PositionLogprobs]:
-        count = len(span.next_token_ids)
-        if count == 0:
-            return []
-        own = logits[span.first : span.first + count]
-        check_finite(self._model.kernels.most_likely(own)[1], np.full(count, span.slot))
-        following = torch.tensor(span.next_token_ids, dtype=torch.int64, device=logits.device)
-        return position_logprobs(own, following, [span.num_top] * count)
+    def _prompt_logits(self, computed: _Computed) -> Iterator[tuple[PromptSpan, list[int], torch.Tensor]]:
+        """Of some positions after the other: their span, the tokens that follow them, and their logits. Those of a
+        whole chunk would take gigabytes."""
+        for span in computed.inputs.prompt_spans:
+            for first in range(0, len(span.next_token_ids), MOST_LOGITS):
+                following = span.next_token_ids[first : first + MOST_LOGITS]
+                begin = span.first + first
+                yield span, following, self._model.logits(computed.prompt_hidden[begin : begin + len(following)])
 
 
 def _is_needed(mask: bytes | memoryview, position: int) -> bool:

@@ -27,9 +27,9 @@ class PromptSpan:
     """Index of the row in the plan."""
     slot: int
     first: int
-    """The span's first row among the logits."""
+    """The span's first row behind the drawn ones."""
     next_token_ids: list[int]
-    """The token that follows each position; as many as the span has logits."""
+    """The token that follows each position; as many as the span has rows."""
     num_top: int
 
 
@@ -127,6 +127,8 @@ class StepInputs:
     logits_rows: Ints
     """[R]: tokens whose logits are computed: first one for each of `sampled_rows` (before the proposals), then the
     proposal spans, those of slots with constraints last, and the prompt spans."""
+    num_drawn_rows: int
+    """Of those, before the prompt spans."""
     sampled_rows: list[int]
     """Indices, in the plan, of the rows for which a token is drawn."""
     sampled_slots: Ints
@@ -161,13 +163,14 @@ def build_inputs(
         proposal_spans, proposal_tokens, drawn_ahead = _proposal_spans(rows, sampled_rows, first_drawn, slots)
         drawn_tokens += proposal_tokens
     if slots.prompts:
-        prompt_spans, prompt_tokens = _prompt_spans(rows, slots, row_ends, sum(map(len, drawn_tokens)))
-    wanted = np.concatenate((*drawn_tokens, *prompt_tokens))
+        prompt_spans, prompt_tokens = _prompt_spans(rows, slots, row_ends)
     if context is not None and context.rank:
-        wanted = wanted[:0]
+        drawn_tokens, prompt_tokens, prompt_spans = [row_ends[:0]], [], []
+    wanted = np.concatenate((*drawn_tokens, *prompt_tokens))
     return StepInputs(
         flat=flat,
         logits_rows=wanted,
+        num_drawn_rows=sum(map(len, drawn_tokens)),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],
         proposal_spans=proposal_spans,
@@ -210,15 +213,14 @@ def _verified(row: Row) -> int:
     return row.num_proposals - row.num_forced
 
 
-def _prompt_spans(
-    rows: Sequence[Row], slots: SlotTable, row_ends: Ints, first: int
-) -> tuple[list[PromptSpan], list[Ints]]:
+def _prompt_spans(rows: Sequence[Row], slots: SlotTable, row_ends: Ints) -> tuple[list[PromptSpan], list[Ints]]:
     """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
 
     The token after a chunk's last position is not in the chunk: it is taken from the admission's prompt.
     """
     spans: list[PromptSpan] = []
     tokens: list[Ints] = []
+    first = 0
     for index, row in enumerate(rows):
         if not row.prompt_logprobs:
             continue

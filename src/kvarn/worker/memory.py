@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
+from kvarn.kernels.graphs import MOST_CAPTURED
 from kvarn.kernels.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
@@ -27,8 +28,14 @@ _SNAPSHOTS_PER_SEQUENCE = 4
 """But no more than so many for each sequence that may run."""
 _ACTIVATION_BYTES = 16
 """Of each number that a layer makes of a token: in float32, with the copies that live at once."""
+_LOGIT_BYTES = 8
+"""Of each logit: as the product gives it and in float32, and what is made of it to draw from."""
 _FIXED_BYTES = GIB // 2
-"""Captured steps, scratch memory of kernels and their code."""
+"""Scratch memory of kernels (for segments of attention, twice: captured steps have memory of their own)."""
+_LAUNCHES = 10
+"""Kernels of a layer, at most about."""
+_LAUNCH_BYTES = 32 * 1024
+"""What the driver keeps for a kernel of a captured step; not measured yet."""
 
 
 class CachePlan(NamedTuple):
@@ -63,20 +70,23 @@ class GpuBudget:
         memory = self.memory
         return (
             f"of {self.share:g} of a GPU's {memory.total / GIB:.1f} GiB (gpu_memory_utilization) the weights take "
-            f"{memory.own / GIB:.1f} and a step up to {self.step_bytes / GIB:.1f}; other processes hold "
-            f"{memory.others / GIB:.1f}"
+            f"{memory.own / GIB:.1f} with what the driver needs, and a step up to {self.step_bytes / GIB:.1f}; other "
+            f"processes hold {memory.others / GIB:.1f}"
         )
 
 
-def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int) -> int:
+def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
     """What the largest step needs beside weights and KV cache, estimated on the large side.
 
-    Activations of `token_budget` tokens, logits of `max_num_seqs` rows and what is drawn from, captured steps.
+    Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
+    `max_num_seqs` rows, or of `logits_rows` where guesses are verified, and what is drawn from; captured steps.
     """
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     mlp = max(spec.intermediate_size, spec.expert_size * spec.experts_per_token + spec.shared_expert_size)
-    activations = token_budget * (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
-    return activations + max_num_seqs * spec.vocab_size * _ACTIVATION_BYTES + _FIXED_BYTES
+    activations = (token_budget + max_num_seqs) * (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
+    logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
+    graphs = MOST_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
+    return activations + logits + graphs + _FIXED_BYTES
 
 
 def plan_cache(

@@ -3,7 +3,7 @@
 Steps whose tokens are drawn on the device from what the host knows beforehand are run ahead: the host sends their
 inputs, the device computes, draws, and keeps the tokens for the next step. The others (with masks, penalties, guesses
 or log-probabilities) wait for the steps before them, and their tokens are drawn as by `InProcessExecutor`. The device
-repeats steps of a shape that it has computed before, either kind: whole ones, or up to the logits.
+repeats steps of a shape that it has computed before, of either kind: whole ones, or up to the last layer.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ class _Running:
 
     plan: StepPlan
     submitted: float
+    first_uses: int
+    """So far, when it was submitted."""
+    transfer_s: float = 0.0
     slots: Ints = field(default_factory=_no_slots)
     """Of the rows that draw."""
     epochs: Ints = field(default_factory=_no_slots)
-    transfer_s: float = 0.0
     fetched: Fetched | None = None
     result: StepResult | None = None
 
@@ -103,7 +105,7 @@ class PipelinedExecutor(InProcessExecutor):
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Give the plan to the device. Raises as `execute`, and ReplayAllocationError."""
-        started = time.perf_counter()
+        started, first_uses = time.perf_counter(), self._first_uses
         for sequence in plan.new_sequences:
             self._epochs[sequence.slot] += 1
         ahead, moves_blocks = self._runs_ahead(plan), bool(plan.kv_stores or plan.kv_loads)
@@ -112,17 +114,22 @@ class PipelinedExecutor(InProcessExecutor):
                 self._end(running)
         if ahead:
             transfer_s = self.transfer_blocks(plan) if moves_blocks else 0.0
-            self._running.append(self._start(plan, started, transfer_s))
+            self._running.append(self._start(plan, started, first_uses, transfer_s))
             return
         result = self.execute(plan)
         self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
-        self._running.append(_Running(plan, started, result=result))
+        self._running.append(_Running(plan, started, first_uses, result=result))
 
     def collect(self) -> StepResult:
         """Wait for the oldest step. Raises InvalidLogitsError where its logits are not finite."""
         if not self._running:
             raise ProtocolError("no plan was submitted: there is no result to collect")
         return self._end(self._running.popleft())
+
+    @property
+    def _first_uses(self) -> int:
+        """With the captures."""
+        return super()._first_uses + self.graphs.num_captures
 
     def _runs_ahead(self, plan: StepPlan) -> bool:
         """Whether a step's tokens can be drawn without knowing those of the step before."""
@@ -139,10 +146,10 @@ class PipelinedExecutor(InProcessExecutor):
             and not (self._slots.num_logprobs[old] != NO_LOGPROBS).any()
         )
 
-    def _start(self, plan: StepPlan, started: float, transfer_s: float) -> _Running:
+    def _start(self, plan: StepPlan, started: float, first_uses: int, transfer_s: float) -> _Running:
         self._apply(plan)
         if not plan.rows:
-            return _Running(plan, started, transfer_s=transfer_s)
+            return _Running(plan, started, first_uses, transfer_s)
         self._slots.update_blocks(plan.rows)
         flat = flatten_rows(plan.rows, self._slots)
         drawing = np.array([index for index, row in enumerate(plan.rows) if row.sample], dtype=np.int64)
@@ -160,7 +167,7 @@ class PipelinedExecutor(InProcessExecutor):
         tokens, maxima = self._give(kind, step, [*of_slots, *(draws or ())], compute)
         fetched = Fetched.start([tokens[: len(slots)], maxima[: len(slots)]])
         self._slots.num_output[slots] += 1
-        return _Running(plan, started, slots, self._epochs[slots], transfer_s, fetched)
+        return _Running(plan, started, first_uses, transfer_s, slots, self._epochs[slots], fetched)
 
     def _give(
         self,
@@ -201,21 +208,21 @@ class PipelinedExecutor(InProcessExecutor):
         self._drawn.index_copy_(0, places.drawing_slots, tokens)
         return tokens, maxima
 
-    def _logits(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
-        kept = None if step.shape.size is None else self._kept_logits
+    def _last_hidden(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
+        kept = None if step.shape.size is None else self._kept_hidden
 
         def compute(there: StepArrays[torch.Tensor], _: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             batch = step.batch(there)
-            logits = self._model.forward(there.token_ids, batch, self._cache, there.logits_rows, hidden_states)
-            return (logits if kept is None else kept[: len(logits)].copy_(logits),)
+            hidden = self._model.last_hidden(there.token_ids, batch, self._cache, there.logits_rows, hidden_states)
+            return (hidden if kept is None else kept[: len(hidden)].copy_(hidden),)
 
-        return self._give("logits", step, [], compute)[0]
+        return self._give("hidden", step, [], compute)[0]
 
     @cached_property
-    def _kept_logits(self) -> torch.Tensor:
-        """Where repeated steps leave logits for the host: those of all shapes in the same memory."""
-        shape = (self._largest, self._model.spec.vocab_size)
-        return torch.empty(shape, dtype=torch.float32, device=self._device)
+    def _kept_hidden(self) -> torch.Tensor:
+        """Where repeated steps leave what logits are computed from: those of all shapes in the same memory."""
+        dtype = self._model.kernels.activation_dtype(self._model.dtype)
+        return torch.empty((self._largest, self._model.spec.hidden_size), dtype=dtype, device=self._device)
 
     def _end(self, running: _Running) -> StepResult:
         """The result of a step; its tokens are in the slots afterwards."""
@@ -229,7 +236,9 @@ class PipelinedExecutor(InProcessExecutor):
             drawn = iter(tokens.tolist())
             rows = [RowResult(row.slot, [next(drawn)] if row.sample else []) for row in running.plan.rows]
             now = time.perf_counter()
+            # One that ran while the next was compiled ended later, too.
+            warming = self._first_uses != running.first_uses
             elapsed_s = now - max(running.submitted, self._ended)
-            running.result = StepResult(running.plan.step, rows, elapsed_s, running.transfer_s)
+            running.result = StepResult(running.plan.step, rows, elapsed_s, running.transfer_s, warming)
             self._ended = now
         return running.result

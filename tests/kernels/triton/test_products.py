@@ -12,6 +12,7 @@ from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.errors import KernelInputError, MissingTritonError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton import linear
+from kvarn.kernels.triton.backend import TritonKernels
 from kvarn.kernels.weights import Weight
 
 INPUTS, OUTPUTS = 300, 70
@@ -150,3 +151,11 @@ def test_the_kernels_of_gpus_are_refused_in_main_memory(monkeypatch: pytest.Monk
 def test_triton_that_is_missing_is_named_with_what_installs_it() -> None:
     message = str(MissingTritonError(ImportError("No module named 'triton'")))
     assert message == "Triton cannot be loaded (No module named 'triton'): install it with `pip install kvarn[gpu]`"
+
+
+def test_the_kernels_of_a_gpu_refuse_weights_that_its_tensor_cores_do_not_multiply() -> None:
+    gpu = TritonKernels(torch.device("meta"))
+    gpu.check_dtype(torch.bfloat16)
+    for dtype in (torch.float32, torch.float16):
+        with pytest.raises(UnsupportedByBackendError, match="set `dtype` to auto or bfloat16"):
+            gpu.check_dtype(dtype)

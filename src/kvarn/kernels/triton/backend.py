@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -17,6 +17,7 @@ from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.triton.adapters import TritonAdapterMemory
 from kvarn.kernels.triton.attention import TritonAttentionPlan, plan_attention
+from kvarn.kernels.triton.compilation import COMPILATION
 from kvarn.kernels.triton.experts import TritonExperts, group_experts
 from kvarn.kernels.triton.interpreter import is_interpreting
 from kvarn.kernels.triton.latent import TritonHeadProducts, TritonLatentPlan
@@ -45,6 +46,22 @@ class TritonKernels(Kernels):
             )
         super().__init__(device)
         self._workspace = Workspace(device)
+        if not is_interpreting():
+            COMPILATION.watch()
+
+    @property
+    def first_uses(self) -> int:
+        """Those of all kernels of the process."""
+        return COMPILATION.first_uses
+
+    def compile_ahead(self, run: Callable[[], None], threads: int) -> None:
+        """See `kvarn.kernels.triton.compilation`. The interpreter compiles nothing."""
+        if not is_interpreting():
+            COMPILATION.begin(run, threads)
+
+    def stop_compiling(self) -> None:
+        """What is being compiled is finished."""
+        COMPILATION.stop()
 
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
@@ -68,6 +85,15 @@ class TritonKernels(Kernels):
     def preferred_dtype(self) -> torch.dtype:
         """bfloat16; float32 in the interpreter."""
         return torch.float32 if self.device.type == "cpu" else torch.bfloat16
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """The tensor cores multiply no float32 numbers; the interpreter does."""
+        if self.device.type != "cpu" and dtype != torch.bfloat16:
+            raise UnsupportedByBackendError(
+                f"the kernels of GPUs multiply bfloat16, not weights in {str(dtype).removeprefix('torch.')} (dtype "
+                "float16 is held as float32): set `dtype` to auto or bfloat16, to which weights are rounded, or "
+                "`kernels` to torch, which is slow"
+            )
 
     def rms_norm(
         self,

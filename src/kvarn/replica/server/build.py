@@ -14,12 +14,13 @@ from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import DecoderCosts, kv_bytes_per_token, loaded_costs
 from kvarn.engine.core import EngineCore
-from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
+from kvarn.engine.plan import Executor
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
+from kvarn.kernels.graphs import recorder_for
 from kvarn.kernels.memory import GIB
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.adapters import load_adapter
@@ -46,12 +47,12 @@ from kvarn.replica.server.ranks import (
 from kvarn.replica.server.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
+from kvarn.replica.server.warm_up import compile_ahead, warm_up
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import CheckpointError
 from kvarn.text.rerank_template import QWEN3
 from kvarn.wire.messages import ModelCard
-from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import (
     DraftProposer,
     EagleProposer,
@@ -208,11 +209,15 @@ def _build_decoder(
         executor = RanksExecutor(own, ranks.pipes, config.pipeline_parallel_size, load, blocks)
         load = executor.load_adapter
     with phases("warm up"):
+        if ranks is None and model.can_be_captured:
+            compile_ahead(own, config.engine.token_budget)
         warm_up(executor)
         if isinstance(proposer, DraftProposer | EagleProposer):
             proposer.warm_up()
     with phases("time products"):
-        speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype), model.kernels.device)
+        device, dtype = model.kernels.device, model.kernels.activation_dtype(model.dtype)
+        recorder = recorder_for(device) if model.kernels.captures_steps else None
+        speeds = product_speeds(model.input_products, dtype, device, recorder)
         step_time = StepTimeModel(expected=expected_steps(model.costs, speeds))
     card = _card(
         model,
@@ -259,7 +264,9 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
     gpu, held = None, list[Decoder | Loaded]([model, *others])
     if memories:
         least = min(memories, key=lambda memory: memory.usable(share))
-        beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs)
+        guesses = 0 if config.speculation.chosen == "none" else config.speculation.length
+        verified = min(engine.token_budget, engine.max_num_seqs * (1 + guesses))
+        beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs, verified)
         gpu = GpuBudget(least, share, layout.world_size, beside)
         log.info("the memory of the GPU: %s", gpu, extra={"model": config.name})
     return plan_cache(
@@ -351,21 +358,6 @@ def build_proposer(
             head = load_eagle_head(directory, model, Path(spec.directory))
             return EagleProposer(head, num_blocks=num_blocks, max_num_seqs=config.engine.max_num_seqs)
         return load_draft(directory, Path(spec.directory), config, model, num_blocks)
-
-
-def warm_up(executor: Executor) -> None:
-    """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
-    tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
-    sequence = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
-    prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
-    second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []
-    decode = Row(0, len(tokens), [0], second_block, sample=True)
-    plans = [StepPlan(0, [], [sequence], [], [prompt]), StepPlan(0, [0], [], [], [])]
-    if second_block:
-        plans.insert(1, StepPlan(0, [], [], [], [decode]))
-    for plan in plans:
-        executor.submit(plan)
-        executor.collect()
 
 
 def _kind_of_encoder(model: Encoder | CausalEncoder) -> str:

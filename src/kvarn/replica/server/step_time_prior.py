@@ -2,7 +2,8 @@
 
 The floor of a step (`kvarn.costs`) over the speed of the model's own products, divided by a stated efficiency. The
 products are timed on the weights themselves, which the warm-up has just read whole: nothing is allocated, weights that
-fit into the caches are timed there, where they will be read, and others outside of them.
+fit into the caches are timed there, where they will be read, and others outside of them. On a GPU they are captured and
+timed by its own clock: it computes a product of few rows in less time than the host needs to start one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine.step_time import ExpectedStep, StepShape
+from kvarn.kernels.graphs import GraphRecorder, device_seconds
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.memory import is_host_memory
 
@@ -26,6 +28,10 @@ _FEW, _MANY = 1, 64
 """Rows of products that are bound by reading, and by computing."""
 _LARGEST_PRODUCT = 512 * 1024**2
 """Operations: a product with many rows of a large weight gets fewer rows."""
+_MANY_ON_GPU = 2048
+"""Rows that fill a GPU."""
+_REPEATS = 5
+"""Of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
 
@@ -40,15 +46,28 @@ _VERIFIED = ((1, 4), (1, 8), (8, 4))
 
 
 @torch.inference_mode()
-def product_speeds(products: Sequence[Linear], dtype: torch.dtype, device: torch.device | None = None) -> Ceilings:
+def product_speeds(
+    products: Sequence[Linear],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    recorder: GraphRecorder | None = None,
+) -> Ceilings:
     """How fast some products read their weights and compute: the best of what fits into some hundredths of a second.
 
     Args:
         products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
         dtype: Of their inputs.
         device: Where the products are computed.
+        recorder: Captures them, where that is a GPU whose kernels can be captured.
     """
     in_features = products[0].in_features
+    if recorder is not None:
+        few, many = (torch.ones(rows, in_features, dtype=dtype, device=device) for rows in (_FEW, _MANY_ON_GPU))
+        operations = 2.0 * len(many) * in_features * sum(product.out_features for product in products)
+        return Ceilings(
+            bytes_per_s=sum(product.nbytes for product in products) / _captured_s(products, few, recorder),
+            operations_per_s=operations / _captured_s(products, many, recorder),
+        )
     few = torch.ones(_FEW, in_features, dtype=dtype, device=device)
     weights = 2 * max(product.out_features * in_features for product in products)
     many = torch.ones(max(8, min(_MANY, _LARGEST_PRODUCT // weights)), in_features, dtype=dtype, device=device)
@@ -97,6 +116,19 @@ def _finish(result: torch.Tensor) -> None:
     """Wait until it is computed."""
     if not is_host_memory(result):
         torch.accelerator.synchronize(result.device)
+
+
+def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphRecorder) -> float:
+    """The shortest time in which a GPU computes all products of x, one after the other."""
+
+    def run() -> tuple[torch.Tensor, ...]:
+        for product in products:
+            product(x)
+        return ()
+
+    run()  # kernels are compiled when they are first called
+    replay, _ = recorder(run)
+    return min(device_seconds(replay) for _ in range(_REPEATS))
 
 
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:

@@ -1,0 +1,130 @@
+"""Kernels compiled in threads, before they are first launched.
+
+Triton compiles a kernel when it is launched with constants that it was never launched with: seconds, in which a step
+waits; and keeps it on disk, from which it is read in some hundredths. Which constants a model's kernels get follows
+from the model, the number of rows and few other things, so they are found by going through steps of all sizes once
+without launching anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from triton import knobs
+from triton.runtime import driver
+
+_NO_DEVICE = -1
+
+
+class _NoDevice:
+    """Triton's driver for a device that has no kernels yet: each is asked for that would be launched."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def get_current_device(self) -> int:
+        return _NO_DEVICE
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """A kernel with the types and constants of a launch."""
+
+    module: str
+    name: str
+    key: str
+    """Triton's: equal for launches that one compiled kernel serves."""
+
+
+class Compilation:
+    """What is compiled, and what was. One in a process, since Triton's hook is: `COMPILATION`."""
+
+    def __init__(self) -> None:
+        self.first_uses = 0
+        """Launches so far that had to wait for their kernel."""
+        self._found: dict[Specialization, Callable[[], None]] | None = None
+        self._pending: dict[Specialization, Future[None]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def find(self, run: Callable[[], None]) -> dict[Specialization, Callable[[], None]]:
+        """The kernels that `run` would launch, and what compiles each. None is launched: what they would write stays
+        as it is, so nothing may depend on it."""
+        real, before = driver.active, self._found
+        found: dict[Specialization, Callable[[], None]] = {}
+        self._found = found
+        driver.set_active(_NoDevice(real))
+        try:
+            with _hooked(self._on_miss):
+                run()
+        finally:
+            driver.set_active(real)
+            self._found = before
+        return found
+
+    def begin(self, run: Callable[[], None], threads: int) -> None:
+        """Compile what `run` would launch in threads, in that order. A launch waits for its own kernel alone."""
+        self.stop()
+        self.watch()
+        found = self.find(run)
+        device = driver.active.get_current_device()
+        self._pool = ThreadPoolExecutor(
+            threads, "compile", initializer=lambda: driver.active.set_current_device(device)
+        )
+        self._pending = {each: self._pool.submit(compile_it) for each, compile_it in found.items()}
+
+    def watch(self) -> None:
+        """Count first uses from now on."""
+        knobs.runtime.jit_cache_hook = self._on_miss
+
+    def wait(self) -> None:
+        """Until everything is compiled. Raises what the compiler does."""
+        for each in list(self._pending.values()):
+            each.result()
+
+    def stop(self) -> None:
+        """Compile nothing more ahead."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool, self._pending = None, {}
+
+    def _on_miss(self, *, key: str, fn: Any, compile: dict[str, Any], is_manual_warmup: bool, **_: Any) -> bool:  # noqa: A002
+        """Triton asks before it compiles: whether it shall do without the kernel."""
+        if is_manual_warmup:  # a thread compiles
+            return False
+        this = Specialization(fn.module, fn.name, key)
+        if self._found is not None:
+            kernel, data = fn.jit_function, compile["specialization_data"]
+            self._found.setdefault(this, lambda: _discard(kernel.preload(data)))
+            return True
+        self.first_uses += 1
+        pending = self._pending.pop(this, None)
+        if pending is not None and not pending.cancelled():
+            pending.exception()  # then it is on disk, or Triton compiles it again and raises why it cannot
+        return False
+
+
+COMPILATION = Compilation()
+
+
+@contextmanager
+def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
+def _discard(_: object) -> None:
+    """Triton keeps it."""

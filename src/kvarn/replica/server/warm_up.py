@@ -1,0 +1,32 @@
+"""What an engine computes before its first request."""
+
+from __future__ import annotations
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
+from kvarn.replica.server.cpu import usable_cores
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import InProcessExecutor
+
+_THREADS = 8
+"""That compile, at most: a part of it needs Python's lock."""
+
+
+def compile_ahead(executor: InProcessExecutor, token_budget: int) -> None:
+    """Begin to compile the kernels of all steps; the engine is ready before the last of them."""
+    executor.compile_ahead(token_budget, min(_THREADS, max(1, usable_cores() // 2)))
+
+
+def warm_up(executor: Executor) -> None:
+    """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
+    tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
+    sequence = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
+    prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
+    second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []
+    decode = Row(0, len(tokens), [0], second_block, sample=True)
+    plans = [StepPlan(0, [], [sequence], [], [prompt]), StepPlan(0, [0], [], [], [])]
+    if second_block:
+        plans.insert(1, StepPlan(0, [], [], [], [decode]))
+    for plan in plans:
+        executor.submit(plan)
+        executor.collect()
