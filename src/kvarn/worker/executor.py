@@ -84,7 +84,7 @@ class InProcessExecutor(SynchronousExecutor):
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
-        self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
+        self.adapters = AdapterPool(partial(model.new_adapter_memory, self._cache))
         """What the engine takes as its `AdapterStore`."""
         indices = self.adapters.indices
         self._slots = SlotTable(max_num_seqs, self.max_context_length, model.spec.vocab_size, indices)
