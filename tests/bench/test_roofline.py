@@ -73,3 +73,12 @@ def test_a_context_longer_than_the_models_is_refused():
     result = CliRunner().invoke(app, ["roofline", "kvarn-demo", "--context", "5000"])
     assert result.exit_code == 2
     assert "lower --context" in result.output
+
+
+def test_fp8_weights_are_measured_where_something_multiplies_them_and_refused_elsewhere():
+    options = ["--quantization", "fp8", "--batch", "1", "--context", "16", "--prompt", "16", "--steps", "1"]
+    measured = CliRunner().invoke(app, ["roofline", "kvarn-demo", *options, "--kernels", "torch"])
+    assert measured.exit_code == 0, measured.output
+    assert "(float)" in measured.output and "kvarn-demo: fp8" in measured.output
+    refused = CliRunner().invoke(app, ["roofline", "kvarn-demo", *options, "--kernels", "cpu"])
+    assert refused.exit_code == 2 and "fp8 weights need the kernels of GPUs" in refused.output

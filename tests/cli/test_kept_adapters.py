@@ -66,7 +66,7 @@ def test_a_popular_model_that_sleeps_has_a_process_that_waits_and_takes_its_next
     def waits() -> list[int]:
         """The process, once it waits."""
         engines: list[int] = served.engines()
-        is_said = any("the engine waits to be activated" in line for line in served.log)
+        is_said = any("the engine is warm" in line for line in served.log)
         return engines if is_said and not replicas(kvarn, served) and len(engines) == 1 else []
 
     wait_for(lambda: waits() != [])

@@ -143,6 +143,16 @@ def test_a_model_that_nobody_asks_for_has_no_replicas_until_somebody_does() -> N
     assert asked.replicas == 1
 
 
+def test_a_model_that_still_answers_is_not_idle() -> None:
+    autoscaler = Autoscaler(AutoscaleConfig(min_replicas=0, scale_in_delay_s=60, idle_s=300), 1)
+    autoscaler.decide(Sample(0, 1.0, 0, 1))
+    answering = [autoscaler.decide(Sample(5 * look, 0.0, 0, 1, running=1)).replicas for look in range(1, 200)]
+    assert set(answering) == {1}
+    over = [autoscaler.decide(Sample(1000 + 5 * look, 0.0, 0, 1)) for look in range(80)]
+    assert over[50].replicas == 1 and over[-1].replicas == 0
+    assert "nothing has arrived or run for 300 s" in over[-1].reason
+
+
 def test_each_decision_says_why() -> None:
     autoscaler = Autoscaler(CONFIG, 1)
     autoscaler.decide(Sample(0, 0, 0, 1))

@@ -27,7 +27,7 @@ from kvarn.routing.router import ReplicaChoice
 from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import FromEngine, Join, Ready, StepOutput, Submit, TokenDelta
-from kvarn.wire.supervision import Drain, Supervise, Warm
+from kvarn.wire.supervision import Activate, Asleep, Drain, Sleep, Supervise, Warm
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"
@@ -48,8 +48,8 @@ class Proxy:
         self.refuses = False
         """New connections."""
         self._silent = asyncio.Event()
-        self.swallowed = 0
-        """Bytes that did not pass."""
+        self.passed = self.swallowed = 0
+        """Bytes that did, and that did not."""
         self.opened = 0
         self.writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,6 +81,7 @@ class Proxy:
                 if silent.is_set():
                     self.swallowed += len(data)
                 else:
+                    self.passed += len(data)
                     target.write(data)
         target.transport.abort()
 
@@ -129,7 +130,7 @@ class Engine:
     """An engine process behind the proxy, watched without it."""
 
     def __init__(self, own: Endpoint, endpoint: Endpoint, spec: ReplicaSpec) -> None:
-        supervisor, self.told_ready = free_address(HOST), 0
+        supervisor, self.told_ready, self.told_asleep = free_address(HOST), 0, 0
         self.endpoint = endpoint
         self._process = run_engine(msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor))
         self._watching = ClientTransport(own, supervisor, self._handle, lambda error: None, watched=False)
@@ -137,8 +138,12 @@ class Engine:
 
     def _handle(self, message: FromEngine) -> None:
         self.told_ready += isinstance(message, Ready)
+        self.told_asleep += isinstance(message, Asleep)
 
-    def supervise(self, knows: Literal["", "warm", "ready"]) -> None:
+    def order(self, order: Sleep | Activate) -> None:
+        self._watching.send(order)
+
+    def supervise(self, knows: Literal["", "warm", "asleep", "ready"]) -> None:
         self._watching.send(Supervise(address=self._watching.address, knows=knows))
 
     def status(self, state: ReplicaState) -> ReplicaStatus:
@@ -319,6 +324,8 @@ async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
 
     async def lose(say: Callable[[], None]) -> None:
         """Say something on a connection that breaks before it has come."""
+        before = proxy.passed
+        await until(lambda: proxy.passed > before, "there is a connection")
         proxy.silence_all()
         say()
         before = proxy.swallowed
@@ -328,9 +335,9 @@ async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
     waiting = asyncio.create_task(run.wait())
     try:
         await until(came(Warm), "it waits")
-        await lose(run.activate)
+        await lose(lambda: run.order(Activate()))
         await until(came(Ready), "it has heard that it shall load the model")
-        await lose(lambda: run.send(Drain()))
+        await lose(lambda: run.order(Drain()))
         assert (await asyncio.wait_for(waiting, WAIT_S)).gone
         assert sum(isinstance(each, Ready) for each in heard) == 1
     finally:

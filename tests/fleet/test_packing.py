@@ -26,6 +26,7 @@ from kvarn.fleet.packing import (
 )
 from kvarn.fleet.places import Places
 from kvarn.kernels import dispatch
+from kvarn.replica.server.ranks import layout_of
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
@@ -108,6 +109,45 @@ def test_each_replica_runs_on_the_gpus_of_its_place(tmp_path: Path) -> None:
     assert places.occupy(specs[4]).gpus == ("GPU-1",)
 
 
+@given(st.lists(st.tuples(st.sampled_from(GPUS), gpu_needs, st.booleans()), max_size=9), gpu_needs)
+def test_a_replica_keeps_nobody_asleep_where_another_gpu_has_room(
+    there: list[tuple[Gpu, Needs, bool]], wanted: Needs
+) -> None:
+    placed = [Placement("cpu", needs, (gpu.uuid,), asleep=asleep) for gpu, needs, asleep in there]
+
+    def tenths(gpu: Gpu, *, all_wake: bool) -> int:
+        return 10 - sum(round(10 * n.gpu_share) for on, n, asleep in there if on == gpu and (all_wake or not asleep))
+
+    need = round(10 * wanted.gpu_share)
+    fitting = {gpu.uuid for gpu in GPUS if tenths(gpu, all_wake=False) >= need}
+    harmless = {gpu.uuid for gpu in GPUS if tenths(gpu, all_wake=True) >= need}
+    chosen = place(wanted, [Device("cpu", 0, gpus=GPUS)], placed)
+    assert (chosen is None) == (len(fitting) < wanted.gpus)
+    if chosen is not None:
+        assert set(chosen.gpus) <= fitting
+        assert len(harmless & set(chosen.gpus)) == min(len(harmless), wanted.gpus)
+
+
+def test_one_that_is_asleep_wakes_on_its_gpu_or_is_started_anew_where_there_is_room() -> None:
+    needs = Needs(GIB, gpus=1, gpu_share=0.9, weight_bytes=2 * GIB)
+    places = Places([Device("cpu", 5 * GIB, gpus=GPUS[:2])], lambda spec: needs)
+    first, second, third = (ReplicaSpec(model="{}", directory="", replica=name) for name in ("1", "2", "3"))
+    assert places.occupy(first).gpus == ("GPU-0",)
+    assert places.wake("1"), "it has its place"
+    places.sleep("1")
+    assert places.occupy(second).gpus == ("GPU-1",), "the first can wake"
+    assert places.occupy(third).gpus == ("GPU-0",)
+    with pytest.raises(
+        LaunchError, match=r"it waits for its GPU: .*90% of each of 1 GPUs .* 10% of GPU 0, 10% of GPU 1"
+    ):
+        places.wake("1")
+    places.sleep("2")
+    assert not places.wake("1"), "there is room beside the second, which is asleep"
+    places.vacate("3")
+    assert places.wake("1")
+    assert "0.0 GiB" in places.lacks_room(third, 2), "weights of one that is asleep are in main memory"
+
+
 def nvidia_smi(folder: Path, answer: str) -> None:
     """The driver's command, as it answers on some machine."""
     command = folder / "nvidia-smi"
@@ -133,6 +173,8 @@ def test_gpus_are_those_that_the_driver_names_and_the_environment_leaves(
 def test_a_replica_takes_a_gpu_for_each_rank_where_its_model_computes_on_gpus() -> None:
     model = ModelConfig(name="m", path="p", device="cuda", tensor_parallel_size=2, pipeline_parallel_size=2)
     assert ranks_on_gpus(model, GPUS) == ranks_on_gpus(model, ()) == 4
+    sharing_prompts = model.model_copy(update={"prefill_context_parallel_size": 3})
+    assert ranks_on_gpus(sharing_prompts, GPUS) == layout_of(sharing_prompts).world_size == 12
     assert ranks_on_gpus(model.model_copy(update={"device": "cpu"}), GPUS) == 0
     automatic = model.model_copy(update={"device": "auto"})
     assert ranks_on_gpus(automatic, ()) == ranks_on_gpus(automatic, [Gpu(0, "GPU-0", GIB, (8, 6))]) == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.replica_lifecycle import WAITING, ReplicaPhase
 from replica_world import STAYING, ReplicaWorld
 
 P = ReplicaPhase
@@ -31,10 +31,10 @@ observations = st.lists(
         model=st.sampled_from(["m", "other"]),
         version=st.integers(1, 3),
         phase=st.sampled_from(list(ReplicaPhase)),
-        warm=st.booleans(),
+        in_pool=st.booleans(),
         can_sleep=st.booleans(),
         load=st.floats(0, 10),
-    ).map(lambda each: replace(each, warm=each.warm and not each.ready)),
+    ).map(lambda each: replace(each, in_pool=each.in_pool and not each.ready)),
     max_size=12,
     unique_by=lambda each: each.name,
 )
@@ -45,16 +45,16 @@ def ready(world: ReplicaWorld) -> int:
 
 
 def serving(world: ReplicaWorld) -> list[Observed]:
-    return [each for each in world.observed if not each.warm and each.phase in (*STAYING, P.DRAINING)]
+    return [each for each in world.observed if not each.in_pool and each.phase in (*STAYING, P.DRAINING)]
 
 
 def is_as_wanted(world: ReplicaWorld, target: Target) -> bool:
     mine = [each for each in world.observed if each.model == target.model]
     return (
-        len(mine) == target.replicas + target.warm
+        len(mine) == target.replicas + target.pool
         and all(each.version == target.version for each in mine)
         and sum(each.ready for each in mine) == target.replicas
-        and sum(each.phase is P.WARM for each in mine) == target.warm
+        and sum(each.phase in WAITING for each in mine) == target.pool
     )
 
 
@@ -140,20 +140,20 @@ def test_scaling_in_drains_the_least_loaded_and_first_those_that_are_not_ready()
 
 def test_of_replicas_that_are_too_many_those_on_a_gpu_join_the_pool_and_others_are_replaced_in_it() -> None:
     observed = [Observed(name, "m", 1, P.READY, can_sleep=name != "c") for name in "abc"]
-    assert plan([Target("m", 1, 0, warm=1)], observed) == [Sleep("a"), Drain("b"), Drain("c")]
-    assert plan([Target("m", 1, 0, warm=1)], observed[2:]) == [Start("m", 1, warm=True), Drain("c")]
-    assert plan([Target("m", 2, 1, warm=1, max_unavailable=1)], observed[:1]) == [
+    assert plan([Target("m", 1, 0, pool=1)], observed) == [Sleep("a"), Drain("b"), Drain("c")]
+    assert plan([Target("m", 1, 0, pool=1)], observed[2:]) == [Start("m", 1, warm=True), Drain("c")]
+    assert plan([Target("m", 2, 1, pool=1, max_unavailable=1)], observed[:1]) == [
         Start("m", 2),
         Start("m", 2, warm=True),
         Drain("a"),
     ], "one of another version never sleeps"
-    asleep = [replace(observed[0], phase=P.WARM, warm=True)]
+    asleep = [replace(observed[0], phase=P.ASLEEP, in_pool=True)]
     assert plan([Target("m", 1, 1)], asleep) == [Activate("a")]
 
 
 def test_a_warm_replica_is_activated_before_another_is_started_and_the_pool_is_filled_again() -> None:
-    observed = [Observed("a", "m", 1, P.READY), Observed("w", "m", 1, P.WARM, warm=True)]
-    assert plan([Target("m", 1, 3, warm=1)], observed) == [
+    observed = [Observed("a", "m", 1, P.READY), Observed("w", "m", 1, P.WARM, in_pool=True)]
+    assert plan([Target("m", 1, 3, pool=1)], observed) == [
         Activate("w"),
         Start("m", 1),
         Start("m", 1, warm=True),

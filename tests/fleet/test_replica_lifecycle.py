@@ -35,12 +35,12 @@ class Machines:
             case CommandKind.LAUNCH if run not in self.killed and state is None:
                 self.processes[run] = "starting"
                 self.reports.append(("launched", run))
-            case CommandKind.ACTIVATE if state == "warm":
+            case CommandKind.ACTIVATE if state in ("warm", "asleep"):
                 self.processes[run] = "ready"
                 self.reports.append(("ready", run))
             case CommandKind.SLEEP if state == "ready":
                 self.processes[run] = "falling asleep"
-            case CommandKind.DRAIN if state == "ready":
+            case CommandKind.DRAIN if state in ("ready", "falling asleep"):
                 self.processes[run] = "draining"
             case CommandKind.STOP | CommandKind.KILL if command.kind is CommandKind.KILL or state is not None:
                 self.killed.add(run)
@@ -49,12 +49,12 @@ class Machines:
 
 
 class LifeOfAReplica(RuleBasedStateMachine):
-    @initialize(warm=strategies.booleans())
-    def begin(self, warm: bool) -> None:
+    @initialize(in_pool=strategies.booleans())
+    def begin(self, in_pool: bool) -> None:
         self.now = 0.0
-        self.warm = warm
+        self.in_pool = in_pool
         self.machines = Machines()
-        self.life = ReplicaLifecycle(TIMES, warm=warm)
+        self.life = ReplicaLifecycle(TIMES, in_pool=in_pool)
         self.send(self.life.start(self.now))
 
     def send(self, commands: list[Command]) -> None:
@@ -67,6 +67,8 @@ class LifeOfAReplica(RuleBasedStateMachine):
                 self.send(life.launched(run, self.now))
             case "warm":
                 self.send(life.warmed(run, self.now))
+            case "asleep":
+                self.send(life.fell_asleep(run, self.now))
             case "ready":
                 self.send(life.became_ready(run, self.now))
             case "draining":
@@ -93,7 +95,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
 
     @rule(run=RUNS)
     def a_process_gets_on(self, run: int) -> None:
-        following = {"starting": "warm" if self.warm else "ready", "falling asleep": "warm"}
+        following = {"starting": "warm" if self.in_pool else "ready", "falling asleep": "asleep"}
         state = following.get(self.machines.processes.get(run, ""))
         if state is not None:
             self.machines.processes[run] = state
@@ -116,13 +118,13 @@ class LifeOfAReplica(RuleBasedStateMachine):
 
     @rule()
     def it_shall_take_requests(self) -> None:
-        self.warm = False
+        self.in_pool = False
         self.send(self.life.activate(self.now))
 
     @precondition(lambda self: self.life.phase not in LEAVING)
     @rule()
     def it_shall_sleep(self) -> None:
-        self.warm = True
+        self.in_pool = True
         self.send(self.life.sleep(self.now, 5))
 
     @precondition(lambda self: self.life.phase not in LEAVING)
@@ -146,7 +148,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
         self.machines.under_way.clear()
         self.machines.reports.clear()
         last_run = max(self.machines.killed | set(self.machines.processes) | {self.life.run})
-        self.life = ReplicaLifecycle(TIMES, warm=self.warm, last_run=last_run)
+        self.life = ReplicaLifecycle(TIMES, in_pool=self.in_pool, last_run=last_run)
         if told_to_end:
             self.send(self.life.drain(self.now, 5))
         for run in self.machines.processes:
@@ -182,9 +184,9 @@ class LifeOfAReplica(RuleBasedStateMachine):
             assert self.life.phase is ReplicaPhase.GONE
             assert self.machines.processes == {}
         else:
-            wanted = "warm" if self.warm else "ready"
-            assert self.machines.processes == {self.life.run: wanted}
-            assert str(self.life.phase) == wanted
+            wanted = {"warm", "asleep"} if self.in_pool else {"ready"}
+            assert self.machines.processes == {self.life.run: str(self.life.phase)}
+            assert str(self.life.phase) in wanted
 
 
 LifeOfAReplica.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
@@ -242,9 +244,18 @@ def test_a_replica_that_is_wanted_again_while_it_falls_asleep_is_activated_once_
     life = ready_life()
     life.sleep(10, 5)
     assert life.activate(11) == []
-    assert life.warmed(1, 12) == [Command(CommandKind.ACTIVATE, 1)]
+    assert life.fell_asleep(1, 12) == [Command(CommandKind.ACTIVATE, 1)]
     life.became_ready(1, 13)
     assert life.phase is ReplicaPhase.READY
+
+
+def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_runs() -> None:
+    life = ready_life()
+    life.sleep(10, 5)
+    assert life.drain(12, 5) == [Command(CommandKind.DRAIN, 1)]
+    assert life.fell_asleep(1, 13) == [] and life.phase is ReplicaPhase.DRAINING
+    assert life.tick(16.9) == []
+    assert life.tick(17) == [Command(CommandKind.STOP, 1)]
 
 
 def test_a_silent_process_is_replaced_while_it_is_still_being_killed() -> None:

@@ -1,4 +1,4 @@
-"""Two models that take turns on one GPU: the one that nobody asks for sleeps. Processes are real, the GPU is not."""
+"""Models that take turns on GPUs: those that nobody asks for sleep. Processes are real, the GPUs are not."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ P = ReplicaPhase
 
 
 class ScriptedLauncher(LocalLauncher):
-    """Starts scripted engines on a machine with one GPU, of which a replica takes nine tenths."""
+    """Starts scripted engines on a machine with GPUs, of which a replica takes nine tenths."""
 
-    def __init__(self) -> None:
-        gpus = (Gpu(0, "GPU-0", 80 * GIB),)
+    def __init__(self, num_gpus: int) -> None:
+        gpus = tuple(Gpu(number, f"GPU-{number}", 80 * GIB) for number in range(num_gpus))
         super().__init__(Places([Device("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
         self.launched: list[str] = []
 
@@ -48,7 +48,7 @@ class Counts:
     def count(self, desired: Desired, running: int) -> int:
         return int(desired.model.name in self.asked)
 
-    def warm(self, model: str) -> int:
+    def pool(self, model: str) -> int:
         return int(model in self.known - self.asked)
 
     def forget(self) -> None:
@@ -56,16 +56,16 @@ class Counts:
 
 
 class Turns:
-    """The controller of two models, and where their replicas are in their lives."""
+    """The controller of three models, and where their replicas are in their lives."""
 
-    def __init__(self, directory: Path) -> None:
-        models = [{"name": name, "path": "kvarn-demo"} for name in "ab"]
+    def __init__(self, directory: Path, num_gpus: int) -> None:
+        models = [{"name": name, "path": "kvarn-demo"} for name in "abc"]
         replica = {"separate_cores": False, "restart_backoff_s": 0.1}
         settings = {"models": models, "data_dir": str(directory), "fleet": {"poll_s": 0.1}, "replica": replica}
         config = KvarnConfig.model_validate(settings)
         desired = {model.name: Desired(model, replicas=0) for model in config.models}
         self.engines = Engines(config, desired=desired)
-        self.launcher, self.counts = ScriptedLauncher(), Counts()
+        self.launcher, self.counts = ScriptedLauncher(num_gpus), Counts()
         self.controller = FleetController(config, self.engines, self.launcher, desired, counts=self.counts)
         self.controller.start()
 
@@ -93,8 +93,8 @@ class Turns:
 
 
 @pytest.fixture
-async def turns(tmp_path: Path) -> AsyncGenerator[Turns, None]:
-    made = Turns(tmp_path)
+async def turns(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Turns, None]:
+    made = Turns(tmp_path, num_gpus=getattr(request, "param", 1))
     yield made
     await made.close()
 
@@ -105,23 +105,40 @@ async def test_two_models_take_turns_on_a_gpu_without_a_process_being_started_ag
     await turns.ask_for("a")
     await turns.until(lambda: turns.phases == {"a": P.READY})
     await turns.ask_for("b")
-    await turns.until(lambda: turns.phases == {"a": P.WARM, "b": P.READY})
+    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
     pids = turns.pids
     await turns.ask_for("a", "b")
     await turns.until(lambda: "it waits for its GPU" in caplog.text)
-    assert turns.phases == {"a": P.WARM, "b": P.READY}
+    assert turns.phases == {"a": P.ASLEEP, "b": P.READY}
     await turns.ask_for("a")
-    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.WARM})
+    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.ASLEEP})
     await turns.ask_for("b")
-    await turns.until(lambda: turns.phases == {"a": P.WARM, "b": P.READY})
+    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
     assert turns.pids == pids and turns.launcher.launched == ["a", "b"]
+
+
+@pytest.mark.parametrize("turns", [2], indirect=True)
+async def test_one_whose_gpu_others_have_is_started_anew_on_a_gpu_that_is_free(turns: Turns) -> None:
+    await turns.ask_for("a", "b")
+    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.READY})
+    await turns.ask_for("b")
+    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
+    await turns.ask_for("b", "c")
+    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY, "c": P.READY})
+    await turns.ask_for("c")
+    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.ASLEEP, "c": P.READY})
+    before = turns.pids
+    await turns.ask_for("a", "c")
+    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.ASLEEP, "c": P.READY})
+    assert {name for name, pid in turns.pids.items() if pid != before[name]} == {"a"}
+    assert turns.launcher.launched == ["a", "b", "c", "a"]
 
 
 async def test_a_replica_whose_process_dies_while_it_sleeps_waits_as_a_new_process(turns: Turns) -> None:
     await turns.ask_for("a")
     await turns.until(lambda: turns.phases == {"a": P.READY})
     await turns.ask_for()
-    await turns.until(lambda: turns.phases == {"a": P.WARM})
+    await turns.until(lambda: turns.phases == {"a": P.ASLEEP})
     (supervisor,), (pid,) = turns.engines.supervisors.values(), turns.pids.values()
     supervisor.kill()
     await turns.until(lambda: turns.phases == {"a": P.WARM} and turns.pids != {"a": pid})

@@ -100,11 +100,11 @@ class Machines:
     def vacate(self, replica: str) -> None:
         """Nobody counts places."""
 
-    def can_rest(self, replica: str) -> bool:
+    def can_sleep(self, replica: str) -> bool:
         return False
 
-    def resume(self, spec: ReplicaSpec) -> None:
-        """None has rested."""
+    def wake(self, replica: str) -> bool:
+        return True
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         return ""

@@ -24,8 +24,8 @@ requests = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.fl
 
 
 @given(requests, st.sets(st.sampled_from("abcd")), st.integers(0, 5))
-def test_the_pool_is_of_the_sleeping_models_that_were_asked_for_most_and_latest(
-    asked: list[tuple[str, int, float]], sleeping: set[str], size: int
+def test_the_pool_is_of_the_idle_models_that_were_asked_for_most_and_latest(
+    asked: list[tuple[str, int, float]], idle: set[str], size: int
 ) -> None:
     popularity, now = Popularity(), 20_000.0
     for model, count, at in sorted(asked, key=lambda each: each[2]):
@@ -34,9 +34,9 @@ def test_the_pool_is_of_the_sleeping_models_that_were_asked_for_most_and_latest(
         model: sum(count * 2 ** ((at - now) / HALF_LIFE_S) for asked_for, count, at in asked if asked_for == model)
         for model in "abcd"
     }
-    chosen = most_popular(popularity, sleeping, size, now)
-    assert len(chosen) <= size and set(chosen) <= sleeping
-    for model in sleeping:
+    chosen = most_popular(popularity, idle, size, now)
+    assert len(chosen) <= size and set(chosen) <= idle
+    for model in idle:
         assert abs(popularity.of(model, now) - expected[model]) < 1e-6 * (1 + expected[model])
         if model not in chosen and expected[model] > LEAST + 1e-6:
             assert len(chosen) == size
@@ -109,7 +109,7 @@ async def test_an_engine_that_slept_answers_as_before_in_the_same_process() -> N
         for _ in range(2):
             supervisor.subscribe(lambda status: heard.append(status.state))
             await supervisor.sleep(5)
-            assert supervisor.lifecycle.phase is ReplicaPhase.WARM
+            assert supervisor.lifecycle.phase is ReplicaPhase.ASLEEP
             assert heard[-2:] == [ReplicaState.DRAINING, ReplicaState.GONE]
             supervisor.activate()
             card = await ready(supervisor)

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
+from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
 
 P = ReplicaPhase
 STAYING = [phase for phase in ReplicaPhase if phase not in LEAVING]
@@ -35,15 +35,16 @@ class ReplicaWorld:
                     self.replicas[name] = new
                 case Activate():
                     each = self.replicas[action.name]
-                    phase = P.STARTING if each.phase in (P.WARM, P.FALLING_ASLEEP) else each.phase
-                    self.replicas[action.name] = replace(each, warm=False, phase=phase)
+                    phase = P.STARTING if each.phase in (*WAITING, P.FALLING_ASLEEP) else each.phase
+                    self.replicas[action.name] = replace(each, in_pool=False, phase=phase)
                 case Sleep():
                     each = self.replicas[action.name]
                     assert each.ready and each.can_sleep
-                    self.replicas[action.name] = replace(each, warm=True, phase=P.FALLING_ASLEEP)
+                    self.replicas[action.name] = replace(each, in_pool=True, phase=P.FALLING_ASLEEP)
                 case Drain():
                     each = self.replicas[action.name]
-                    self.replicas[action.name] = replace(each, phase=P.DRAINING if each.ready else P.STOPPING)
+                    drains = each.ready or each.phase is P.FALLING_ASLEEP
+                    self.replicas[action.name] = replace(each, phase=P.DRAINING if drains else P.STOPPING)
 
     def move(self) -> None:
         """One replica gets on with its life."""
@@ -52,9 +53,10 @@ class ReplicaWorld:
         each = self.random.choice(self.observed)
         following = {
             P.PENDING: P.STARTING,
-            P.STARTING: P.WARM if each.warm else P.READY,
-            P.WARM: P.WARM if each.warm else P.READY,
-            P.FALLING_ASLEEP: P.WARM,
+            P.STARTING: P.WARM if each.in_pool else P.READY,
+            P.WARM: P.WARM if each.in_pool else P.READY,
+            P.FALLING_ASLEEP: P.ASLEEP,
+            P.ASLEEP: P.ASLEEP if each.in_pool else P.READY,
             P.BACKING_OFF: P.PENDING,
             P.DRAINING: P.STOPPING,
             P.STOPPING: P.GONE,

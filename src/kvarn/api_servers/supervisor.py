@@ -156,7 +156,7 @@ class GatewayProcesses:
                 config=self._config.model_dump_json(),
                 versions=[Version.of(model) for model in self._models.versions],
                 broken=[model.name for model in self._models.versions if model.load_error is not None],
-                replicas=[replica.status for replica in self._replicas.values() if not replica.spec.warm],
+                replicas=[replica.status for replica in self._replicas.values() if not replica.lifecycle.in_pool],
             )
             channel.send(START, msgspec.msgpack.encode(start))
             status = await ended

@@ -43,7 +43,7 @@ def roofline(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32", "float16", "half"], Option(help="Type of plain weights.")
     ] = "auto",
-    quantization: Annotated[Literal["int8", "int4"] | None, Option(help="Quantise plain weights.")] = None,
+    quantization: Annotated[Literal["int8", "int4", "fp8"] | None, Option(help="Quantise plain weights.")] = None,
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "fp8"], Option(help="Type of cached keys and values.")
     ] = "auto",
@@ -69,7 +69,7 @@ def roofline(
         )
     threads = threads or kernel_threads(model.layer_bytes)
     torch.set_num_threads(threads)
-    arithmetic: Arithmetic = "int8" if model.quantization else "float"
+    arithmetic: Arithmetic = "int8" if model.quantization in ("int8", "int4") else "float"
     ceilings = Ceilings(read_bytes_per_s(), operations_per_s(arithmetic))
     console = Console()
     console.print(

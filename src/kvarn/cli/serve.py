@@ -113,7 +113,7 @@ class _Gateway:
             supervisor.subscribe(live.update)
         self._controller.listen(live)
         self._models = [model for name, model in live.by_name.items() if desired.models[name].count]
-        self._asleep = [model for name, model in live.by_name.items() if not desired.models[name].count]
+        self._idle = [model for name, model in live.by_name.items() if not desired.models[name].count]
         """They have no replicas until they are asked for, or scaled."""
         self._listener, is_inherited = _listen(config.gateway)
         self._processes = None
@@ -204,7 +204,7 @@ class _Gateway:
             showing = group.create_task(show_start(self._models))
             showing.add_done_callback(lambda _: self._shown.set())
             group.create_task(self._start_processes())
-        ready = [*showing.result(), *self._asleep]
+        ready = [*showing.result(), *self._idle]
         if ready:
             show_welcome(
                 ready,

@@ -104,7 +104,7 @@ class AutoscaleConfig(Section):
     """Seconds for which fewer replicas must have been enough before any is drained."""
 
     idle_s: float = Field(600.0, gt=0)
-    """Seconds without a request after which a model with `min_replicas` 0 has none."""
+    """Seconds in which no request has arrived or run, after which a model with `min_replicas` 0 has none."""
 
     max_held: int = Field(256, ge=0)
     """Requests that may wait for the first replica. More get 503 with Retry-After."""

@@ -39,6 +39,8 @@ class Sample:
     ttft_s: float | None = None
     """Predicted for a request that arrives now; None: nobody knows."""
     ttft_target_s: float = 1.0
+    running: int = 0
+    """Requests that run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Autoscaler:
         self._replicas = replicas
         self._fast = self._slow = 0.0
         self._last: float | None = None
-        self._arrived_at: float | None = None
+        self._used_at: float | None = None
+        """When a request arrived or ran, as far as was seen."""
         self._raised_at = -math.inf
         self._needed: deque[tuple[float, int]] = deque()
         """What was needed at each look of the last `scale_in_delay_s`, and at the one before."""
@@ -82,10 +85,10 @@ class Autoscaler:
         if late and now - self._raised_at > config.start_s:  # one that was started must have had time to help
             needed = max(needed, sample.replicas + 1)
             parts.append(f"the first token is predicted after {sample.ttft_s:.1f} s")
-        idle = self._arrived_at is None or now - self._arrived_at > config.idle_s
+        idle = self._used_at is None or now - self._used_at > config.idle_s
         if idle and not sample.waiting_s and config.min_replicas == 0:
             needed = 0
-            parts.append(f"nothing has arrived for {config.idle_s:g} s")
+            parts.append(f"nothing has arrived or run for {config.idle_s:g} s")
         else:
             needed = max(needed, 1)
         needed = min(max(needed, config.min_replicas), config.max_replicas)
@@ -114,8 +117,9 @@ class Autoscaler:
         return self._replicas
 
     def _count(self, sample: Sample) -> None:
-        if sample.arrived_s or (self._last is None and self._replicas):  # what runs was asked for
-            self._arrived_at = sample.now
+        is_first = self._last is None and self._replicas > 0  # what is there was asked for
+        if sample.arrived_s or sample.running or is_first:
+            self._used_at = sample.now
         if self._last is None or sample.now <= self._last:
             self._last = sample.now
             return

@@ -69,7 +69,7 @@ class FleetController:
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._falling_asleep: dict[str, asyncio.Task[None]] = {}
         self._waiting_for_room: dict[str, str] = {}
-        """Why a replica that sleeps is not activated yet."""
+        """Why a replica that is asleep is not activated yet."""
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
@@ -135,8 +135,8 @@ class FleetController:
                 model=each.status.model,
                 version=each.status.version,
                 phase=self._phase(name, each),
-                warm=each.spec.warm,
-                can_sleep=_generates(each) and self._launcher.can_rest(name),
+                in_pool=each.lifecycle.in_pool,
+                can_sleep=_generates(each) and self._launcher.can_sleep(name),
             )
             for name, each in self._engines.supervisors.items()
         ]
@@ -197,8 +197,8 @@ class FleetController:
         is_pair = desired.model.disaggregation is not None and not desired.version
         if version is None or is_pair or name in unclaimed:
             return None
-        count, warm = self._counts.count(version.desired, self._running(name)), self._counts.warm(name)
-        target = Target(name, version.desired.version, count, warm, update.max_surge, update.max_unavailable)
+        count, pool = self._counts.count(version.desired, self._running(name)), self._counts.pool(name)
+        target = Target(name, version.desired.version, count, pool, update.max_surge, update.max_unavailable)
         if rolled_out is None or candidate is None:
             return target
         beside = replicas_of(rolled_out.share, count)
@@ -285,13 +285,17 @@ class FleetController:
     def _activate(self, name: str) -> None:
         supervisor = self._engines.supervisors[name]
         try:
-            self._launcher.resume(supervisor.spec)
+            can_wake = self._launcher.wake(name)
         except LaunchError as error:
             if self._waiting_for_room.get(name) != str(error):
-                log.warning("a replica that sleeps cannot be activated: %s", error, extra={"replica": name})
+                log.warning("a replica that is asleep cannot be activated: %s", error, extra={"replica": name})
             self._waiting_for_room[name] = str(error)
             return
         self._waiting_for_room.pop(name, None)
+        if not can_wake:
+            log.info("others have the GPU of a replica that is asleep: another is started", extra={"replica": name})
+            self._drain(name)  # the next pass starts one in its place, where there is room
+            return
         log.info("a replica that waits is activated", extra={"replica": name})
         supervisor.activate()
         self._tell_of(supervisor)
@@ -306,8 +310,8 @@ class FleetController:
         try:
             await supervisor.sleep(0.0 if version is None else version.desired.model.update.drain_timeout_s)
             supervisor.subscribe(self._changed)
-            if supervisor.lifecycle.phase is ReplicaPhase.WARM:  # one that has failed starts as any other
-                self._launcher.rest(name)
+            if supervisor.lifecycle.phase is ReplicaPhase.ASLEEP:  # one that has failed starts as any other
+                self._launcher.sleep(name)
         finally:
             self._falling_asleep.pop(name, None)
         self._loop.wake()
@@ -330,6 +334,7 @@ class FleetController:
         finally:
             self._engines.supervisors.pop(name, None)
             self._leaving.pop(name, None)
+            self._waiting_for_room.pop(name, None)
             self._launcher.vacate(name)
             supervisor.retire()
         self._loop.wake()
@@ -341,7 +346,7 @@ class FleetController:
     def _running(self, model: str) -> int:
         """Replicas of a model that take requests, or will."""
         own = [each for each in self.observed if each.model == model]
-        return sum(not each.warm and each.phase not in LEAVING for each in own)
+        return sum(not each.in_pool and each.phase not in LEAVING for each in own)
 
     def _pending(self) -> set[tuple[str, int]]:
         """Versions that are wanted."""

@@ -82,8 +82,8 @@ class ReplicaCounts(Protocol):
         """
         ...
 
-    def warm(self, model: str) -> int:
-        """Processes of a model that shall wait with its weights mapped."""
+    def pool(self, model: str) -> int:
+        """Replicas of a model that shall wait in the warm pool, besides."""
         ...
 
     def forget(self) -> None:
@@ -98,7 +98,7 @@ class DesiredCounts:
         """As many as are wanted."""
         return desired.count
 
-    def warm(self, model: str) -> int:
+    def pool(self, model: str) -> int:
         """None."""
         return 0
 

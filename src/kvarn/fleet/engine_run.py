@@ -11,13 +11,16 @@ from typing import Any, Literal
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.replica.transport import ClientTransport
-from kvarn.wire.messages import FromEngine, Progress, Ready, ToEngine
-from kvarn.wire.supervision import Activate, Failed, Heartbeat, Supervise, Warm
+from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
+from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Heartbeat, Sleep, Supervise, Warm
 
 _LAST_MESSAGES_S = 0.05
 """After the process has ended, its messages are read until none has come for so long."""
 _KILL_S = 1.0
 """For how long a killed process's end is awaited: on another machine it may never be known."""
+
+
+ToldByEngine = Progress | Warm | Ready | Asleep | Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,12 @@ class EngineRun:
         self,
         engine: LaunchedEngine,
         config: ReplicaConfig,
-        on_message: Callable[[Progress | Ready | Warm | Heartbeat], None],
+        on_message: Callable[[ToldByEngine], None],
         *,
         adopted: bool = False,
     ) -> None:
-        self._told: Literal["", "warm", "ready"] = ""
-        """What the engine has told of its start."""
+        self._told: Literal["", "warm", "asleep", "ready"] = ""
+        """What the engine has told last of where it is."""
         self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
         self.engine = engine
         self._config = config
@@ -59,9 +62,11 @@ class EngineRun:
         self._adopted = adopted
         self._busy_s = self._unheard_s = 0.0
         self._failed: str | None = None
-        self._said: list[ToEngine] = []
-        """To an engine over TCP, which is told it again at each heartbeat: a connection that breaks loses what is under
-        way."""
+        # An engine over TCP is told both again at each heartbeat: a connection that breaks loses what is under way.
+        self._order: Activate | Sleep | Drain | Stop | None = None
+        """What the engine was told to do last."""
+        self._gone: list[int] = []
+        """Gateway processes that it was told are gone."""
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # Nothing need be done where a connection breaks: it is made again, and both ends repeat themselves.
         self._transport = ClientTransport(
@@ -69,20 +74,21 @@ class EngineRun:
         )
 
     @property
-    def was_ready(self) -> bool:
-        """Whether the engine has been ready."""
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests, or drains."""
         return self._told == "ready"
 
-    def send(self, message: ToEngine) -> None:
-        """Queue a message for the engine, which may hear it several times; never waits."""
-        self._transport.send(message)
-        if not self.engine.endpoint.directory:
-            self._said.append(message)
+    def order(self, order: Activate | Sleep | Drain | Stop) -> None:
+        """Tell the engine what to do from now on, in place of what it was told before. It may hear it several times."""
+        if isinstance(order, Activate):  # its start begins
+            self._starts_by = asyncio.get_running_loop().time() + self._config.start_timeout_s
+        self._order = order
+        self._transport.send(order)
 
-    def activate(self) -> None:
-        """Have a process that waits load its model: its start begins."""
-        self._starts_by = asyncio.get_running_loop().time() + self._config.start_timeout_s
-        self.send(Activate())
+    def forget_gateway(self, gateway: int) -> None:
+        """Tell the engine that a gateway process is gone."""
+        self._gone.append(gateway)
+        self._transport.send(Leave(gateways=[gateway]))
 
     async def wait(self) -> RunEnd:
         """Wait until the process is over, or given up."""
@@ -121,7 +127,10 @@ class EngineRun:
             case Warm() if self._told != "warm":
                 self._told, self._starts_by = "warm", math.inf
                 self._on_message(message)
-            case Ready() if not self.was_ready:
+            case Asleep() if self._told != "asleep":
+                self._told, self._starts_by = "asleep", math.inf
+                self._on_message(message)
+            case Ready() if self._told != "ready":
                 self._told = "ready"
                 self._on_message(message)
             case Progress():
@@ -141,17 +150,24 @@ class EngineRun:
         silent = deaf = 0
         while silent < allowed and deaf < allowed:
             if not self.engine.endpoint.directory:
-                supervise = Supervise(address=self._transport.address, knows=self._told)
-                repeated: list[ToEngine] = [supervise, *self._said]
-                for message in repeated:
-                    self._transport.send(message)
+                self._repeat()
             await asyncio.sleep(tick_s)
-            if not self.was_ready and loop.time() > self._starts_by:
+            if not self.is_ready and loop.time() > self._starts_by:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
-            silent = 0 if self._received or not (self.was_ready or self._adopted) else silent + 1
+            silent = 0 if self._received or not (self.is_ready or self._adopted) else silent + 1
             deaf = deaf + 1 if self._unheard_s > config.heartbeat_timeout_s else 0
             self._received = False
         what = "was silent" if silent >= allowed else "heard nothing"
         return f"the engine {what} for {config.heartbeat_timeout_s:g} s"
+
+    def _repeat(self) -> None:
+        """Tell the engine where its supervisor is, and again what it was told."""
+        messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._told)]
+        if self._gone:
+            messages.append(Leave(gateways=self._gone))
+        if self._order is not None:
+            messages.append(self._order)
+        for message in messages:
+            self._transport.send(message)

@@ -55,7 +55,7 @@ def ranks_on_gpus(model: ModelConfig, gpus: Sequence[Gpu]) -> int:
     if model.device == "cpu" or model.kernels == "cpu":
         return 0
     automatic = bool(gpus) and gpus[0].capability >= LEAST_CAPABILITY and not _is_torch_for_processors()
-    ranks = model.tensor_parallel_size * model.pipeline_parallel_size
+    ranks = model.tensor_parallel_size * model.pipeline_parallel_size * model.prefill_context_parallel_size
     return ranks if automatic or model.device == "cuda" else 0
 
 

@@ -71,19 +71,20 @@ class Launcher(Protocol):
         """A replica is gone for good, and others may have its place."""
         ...
 
-    def can_rest(self, replica: str) -> bool:
-        """Whether a replica can leave its place to others and come back to it: that of one process on a GPU."""
+    def can_sleep(self, replica: str) -> bool:
+        """Whether a replica may sleep: it is one process on a GPU, and its place is kept."""
         ...
 
-    def rest(self, replica: str) -> None:
-        """A replica sleeps: others may have its GPU meanwhile."""
+    def sleep(self, replica: str) -> None:
+        """A replica is asleep: others may have its GPU meanwhile."""
         ...
 
-    def resume(self, spec: ReplicaSpec) -> None:
-        """A replica that rested is to be activated.
+    def wake(self, replica: str) -> bool:
+        """A replica that waits is to be activated; one that is asleep has its GPU again. False: others have that, but
+        there is room for it elsewhere, where it can only be started anew.
 
         Raises:
-            LaunchError: Others have its GPU now.
+            LaunchError: There is room nowhere.
         """
         ...
 
@@ -154,17 +155,17 @@ class LocalLauncher:
         """See `Launcher.vacate`."""
         self._places.vacate(replica)
 
-    def can_rest(self, replica: str) -> bool:
-        """See `Launcher.can_rest`."""
-        return self._places.can_rest(replica)
+    def can_sleep(self, replica: str) -> bool:
+        """See `Launcher.can_sleep`."""
+        return self._places.can_sleep(replica)
 
-    def rest(self, replica: str) -> None:
-        """See `Launcher.rest`."""
-        self._places.rest(replica)
+    def sleep(self, replica: str) -> None:
+        """See `Launcher.sleep`."""
+        self._places.sleep(replica)
 
-    def resume(self, spec: ReplicaSpec) -> None:
-        """See `Launcher.resume`."""
-        self._places.resume(spec)
+    def wake(self, replica: str) -> bool:
+        """See `Launcher.wake`."""
+        return self._places.wake(replica)
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`."""

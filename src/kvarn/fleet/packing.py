@@ -38,7 +38,7 @@ class Needs:
     gpu_share: float = 0.0
     """Of the memory of each of them."""
     weight_bytes: int = 0
-    """Of main memory, more, while it sleeps."""
+    """Of main memory, more, while it is asleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,31 @@ class Placement:
     needs: Needs
     gpus: tuple[str, ...] = ()
     """UUIDs of those that it has a share of."""
+    asleep: bool = False
+    """Its weights are in main memory, and others may have its shares until it wakes."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of main memory, that it takes."""
+        return self.needs.memory_bytes + (self.needs.weight_bytes if self.asleep else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _FreeGpu:
+    """What replicas leave of a GPU."""
+
+    gpu: Gpu
+    free: float
+    """The share that nobody has."""
+    free_when_all_wake: float
+    """The same if those asleep had their shares; negative where they take turns."""
+
+    def has(self, share: float) -> bool:
+        return self.free + _LEAST_SHARE >= share
+
+    def keeps_someone_asleep(self, share: float) -> bool:
+        """Whether one that has this share is in the way of others that wake."""
+        return self.free_when_all_wake + _LEAST_SHARE < share
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +93,30 @@ class _Room:
 
     memory_bytes: int
     cpus: float
-    shares: tuple[tuple[float, int, str], ...]
-    """Of each GPU: what is free, its number and its UUID; the fullest first."""
+    gpus: tuple[_FreeGpu, ...]
+    """The fullest first."""
 
     @staticmethod
     def on(device: Device, placed: Iterable[Placement]) -> _Room:
         own = [each for each in placed if each.device == device.name]
-        free = {gpu.uuid: 1.0 - sum(p.needs.gpu_share for p in own if gpu.uuid in p.gpus) for gpu in device.gpus}
+        gpus = []
+        for gpu in device.gpus:
+            shares = [(each.needs.gpu_share, each.asleep) for each in own if gpu.uuid in each.gpus]
+            free = 1.0 - sum(share for share, asleep in shares if not asleep)
+            gpus.append(_FreeGpu(gpu, free, 1.0 - sum(share for share, _ in shares)))
         return _Room(
-            device.memory_bytes - sum(each.needs.memory_bytes for each in own),
+            device.memory_bytes - sum(each.memory_bytes for each in own),
             device.cpus - sum(each.needs.cpus for each in own),
-            tuple(sorted((free[gpu.uuid], gpu.number, gpu.uuid) for gpu in device.gpus)),
+            tuple(sorted(gpus, key=lambda each: (each.free, each.gpu.number))),
         )
 
     def gpus_for(self, needs: Needs) -> tuple[str, ...] | None:
-        """The fullest GPUs that have room for its ranks; None: there are too few."""
-        fitting = [uuid for free, _, uuid in self.shares if free + _LEAST_SHARE >= needs.gpu_share]
-        return tuple(fitting[: needs.gpus]) if len(fitting) >= needs.gpus else None
+        """GPUs that have room for its ranks: those on which it keeps nobody asleep, then the fullest; None: there are
+        too few."""
+        share = needs.gpu_share
+        fitting = [each for each in self.gpus if each.has(share)]
+        fitting.sort(key=lambda each: each.keeps_someone_asleep(share))
+        return tuple(each.gpu.uuid for each in fitting[: needs.gpus]) if len(fitting) >= needs.gpus else None
 
     def fits(self, needs: Needs) -> bool:
         return self.memory_bytes >= needs.memory_bytes and self.cpus >= needs.cpus and self.gpus_for(needs) is not None
@@ -128,8 +160,8 @@ def weight_bytes(model: ModelConfig, directory: Path) -> int:
 
 
 def place(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> Placement | None:
-    """The device on which there is room, of several the one on which least is left after it (best fit), and the fullest
-    of its GPUs; None: nowhere. `placed`: the replicas that have a place."""
+    """The device on which there is room, of several the one on which least is left after it (best fit), and GPUs of it;
+    None: nowhere. `placed`: the replicas that have a place."""
     rooms = [(_Room.on(device, placed), device) for device in devices]
     fitting = [(room, device) for room, device in rooms if room.fits(needs)]
     if not fitting:
@@ -140,15 +172,14 @@ def place(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]
 
 def has_gpus(gpus: Collection[str], needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> bool:
     """Whether there is room for a replica's ranks on these GPUs, by UUID."""
-    rooms = [_Room.on(device, placed) for device in devices]
-    free = {uuid: share for room in rooms for share, _, uuid in room.shares}
-    return all(free[uuid] + _LEAST_SHARE >= needs.gpu_share for uuid in gpus)
+    found = {each.gpu.uuid: each for device in devices for each in _Room.on(device, placed).gpus}
+    return all(found[uuid].has(needs.gpu_share) for uuid in gpus)
 
 
 def place_without_room(needs: Needs, device: Device, placed: Collection[Placement]) -> Placement:
     """A place for what runs whether there is room or not: GPUs that have room, then those with most left."""
-    emptiest = sorted(_Room.on(device, placed).shares, key=lambda share: (-share[0], share[1]))
-    return Placement(device.name, needs, tuple(uuid for _, _, uuid in emptiest[: needs.gpus]))
+    emptiest = sorted(_Room.on(device, placed).gpus, key=lambda each: (-each.free, each.gpu.number))
+    return Placement(device.name, needs, tuple(each.gpu.uuid for each in emptiest[: needs.gpus]))
 
 
 def this_machine() -> Device:
@@ -165,7 +196,7 @@ def describe_room(needs: Needs, devices: Sequence[Device], placed: Collection[Pl
     """What a replica needs and what is free, in words."""
     free = []
     for room in (_Room.on(device, placed) for device in devices):
-        gpus = "".join(f", {max(0.0, share):.0%} of GPU {number}" for share, number, _ in room.shares)
+        gpus = "".join(f", {max(0.0, each.free):.0%} of GPU {each.gpu.number}" for each in room.gpus)
         free.append(f"{room.memory_bytes / GIB:.1f} GiB and {room.cpus:g} cores{gpus if needs.gpus else ''}")
     cpus = f" and {needs.cpus:g} cores" if needs.cpus else ""
     gpus = f", {needs.gpu_share:.0%} of each of {needs.gpus} GPUs (gpu_memory_utilization)" if needs.gpus else ""

@@ -75,33 +75,33 @@ class Places:
         """A replica is gone for good, and others may have its place."""
         self._placed.pop(replica, None)
 
-    def can_rest(self, replica: str) -> bool:
+    def can_sleep(self, replica: str) -> bool:
         """Whether a replica has one GPU: those of several processes cannot sleep."""
         found = self._placed.get(replica)
         return found is not None and len(found.gpus) == 1
 
-    def rest(self, replica: str) -> None:
-        """A replica sleeps: others may have its shares of GPUs. Its weights are in main memory."""
-        found = self._placed.get(replica)
-        if found is not None:
-            memory = found.needs.memory_bytes + found.needs.weight_bytes
-            needs = dataclasses.replace(found.needs, memory_bytes=memory, gpu_share=0.0)
-            self._placed[replica] = dataclasses.replace(found, needs=needs)
+    def sleep(self, replica: str) -> None:
+        """A replica is asleep: others may have its share of its GPU."""
+        if replica in self._placed:
+            self._placed[replica] = dataclasses.replace(self._placed[replica], asleep=True)
 
-    def resume(self, spec: ReplicaSpec) -> None:
-        """A replica that rested has its shares of the same GPUs again.
+    def wake(self, replica: str) -> bool:
+        """A replica that is asleep has its share of its GPU again. False: others have that, but there is room for it on
+        another GPU, where it can only be started anew.
 
         Raises:
-            LaunchError: Others have them.
+            LaunchError: There is room nowhere.
         """
-        found = self._placed.get(spec.replica)
-        if found is None:
-            return
-        needs = self._needs_of(spec)
+        found = self._placed.get(replica)
+        if found is None or not found.asleep:
+            return True
         others = [each for each in self._placed.values() if each is not found]
-        if not has_gpus(found.gpus, needs, self._devices, others):
-            raise LaunchError(f"it waits for its GPU: {describe_room(needs, self._devices, others)}")
-        self._placed[spec.replica] = dataclasses.replace(found, needs=needs)
+        if has_gpus(found.gpus, found.needs, self._devices, others):
+            self._placed[replica] = dataclasses.replace(found, asleep=False)
+            return True
+        if place(found.needs, self._devices, others) is None:
+            raise LaunchError(f"it waits for its GPU: {describe_room(found.needs, self._devices, others)}")
+        return False
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """What is missing for so many more replicas, in words; empty: nothing."""

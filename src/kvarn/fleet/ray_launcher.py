@@ -163,15 +163,16 @@ class RayLauncher:
     def vacate(self, replica: str) -> None:
         """See `Launcher.vacate`: Ray's places end with their engines."""
 
-    def can_rest(self, replica: str) -> bool:
-        """See `Launcher.can_rest`: Ray's places end with their engines."""
+    def can_sleep(self, replica: str) -> bool:
+        """See `Launcher.can_sleep`: Ray's places end with their engines."""
         return False
 
-    def rest(self, replica: str) -> None:
-        """See `Launcher.rest`."""
+    def sleep(self, replica: str) -> None:
+        """See `Launcher.sleep`."""
 
-    def resume(self, spec: ReplicaSpec) -> None:
-        """See `Launcher.resume`."""
+    def wake(self, replica: str) -> bool:
+        """See `Launcher.wake`."""
+        return True
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """See `Launcher.lacks_room`: Ray tells when it is asked for a place."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
+from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Target:
     version: int
     replicas: int
     """That take requests."""
-    warm: int = 0
-    """Besides, with their weights mapped and no KV cache."""
+    pool: int = 0
+    """Besides, in the warm pool: they wait to be activated, warm or asleep."""
     max_surge: int = 1
     """Replicas beyond `replicas` while versions change."""
     max_unavailable: int = 0
@@ -47,10 +47,10 @@ class Observed:
     model: str
     version: int
     phase: ReplicaPhase
-    warm: bool = False
-    """It was started for the warm pool, or put to sleep, and not activated since."""
+    in_pool: bool = False
+    """See `ReplicaLifecycle.in_pool`."""
     can_sleep: bool = False
-    """It computes on a GPU, and may wait with its weights in main memory."""
+    """It computes on a GPU, and may wait asleep."""
     load: float = 0.0
     """Work on it, in any unit: the least loaded is drained first."""
 
@@ -67,18 +67,19 @@ class Start:
     model: str
     version: int
     warm: bool = False
+    """For the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Have a warm replica take requests, as soon as it is."""
+    """Have a replica of the pool take requests, as soon as it waits."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Have a replica join the warm pool, its weights in main memory."""
+    """Put a replica to sleep, in the pool."""
 
     name: str
 
@@ -110,24 +111,24 @@ def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Acti
 
 def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
     staying = [each for each in observed if each.phase not in LEAVING]
-    serving = [each for each in staying if not each.warm]
+    serving = [each for each in staying if not each.in_pool]
     current = [each for each in serving if each.version == target.version]
     old = [each for each in serving if each.version != target.version]
-    pool = [each for each in staying if each.warm and each.version == target.version]
-    outdated_pool = [each for each in staying if each.warm and each.version != target.version]
+    pool = [each for each in staying if each.in_pool and each.version == target.version]
+    outdated_pool = [each for each in staying if each.in_pool and each.version != target.version]
     draining = sum(each.phase is ReplicaPhase.DRAINING and each.version != target.version for each in observed)
 
     room = target.replicas + target.max_surge - len(serving) - draining
     missing = max(0, min(target.replicas - len(current), room))
-    pool.sort(key=lambda each: (each.phase is not ReplicaPhase.WARM, each.name))
+    pool.sort(key=lambda each: (each.phase not in WAITING, each.name))
     actions: list[Action] = [Activate(each.name) for each in pool[:missing]]
     actions += [Start(target.model, target.version)] * (missing - len(actions))
     pool = pool[missing:]
 
     current.sort(key=_leaves_first)
     surplus = current[: max(0, len(current) - target.replicas)]
-    sleepers = [each for each in surplus if each.ready and each.can_sleep][: max(0, target.warm - len(pool))]
-    actions += [Start(target.model, target.version, warm=True)] * (target.warm - len(pool) - len(sleepers))
+    sleepers = [each for each in surplus if each.ready and each.can_sleep][: max(0, target.pool - len(pool))]
+    actions += [Start(target.model, target.version, warm=True)] * (target.pool - len(pool) - len(sleepers))
     least_ready = target.replicas - target.max_unavailable
     ready = sum(each.ready for each in serving)
     for each in sorted([*surplus, *old], key=_leaves_first):
@@ -136,7 +137,7 @@ def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
                 continue
             ready -= 1
         actions.append(Sleep(each.name) if each in sleepers else Drain(each.name))
-    actions += [Drain(each.name) for each in [*outdated_pool, *pool[target.warm :]]]
+    actions += [Drain(each.name) for each in [*outdated_pool, *pool[target.pool :]]]
     return actions
 
 

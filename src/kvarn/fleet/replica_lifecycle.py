@@ -5,7 +5,7 @@
        |            v   its process ended, fell silent or could not be started
        +------ BACKING_OFF
 
-A replica on a GPU may also be put to sleep and be woken: READY -> FALLING_ASLEEP -> WARM -> READY.
+A replica on a GPU may also be put to sleep, and wakes when it is activated: READY -> FALLING_ASLEEP -> ASLEEP -> READY.
 
 A replica has one process at a time, its *run*, and runs are numbered. A run that is given up may still be there: its
 machine may be cut off, or its launch still under way. It is killed again and again until the launcher says that it is
@@ -27,11 +27,13 @@ class ReplicaPhase(StrEnum):
     STARTING = "starting"
     """The process loads the model."""
     WARM = "warm"
-    """The weights are mapped, or wait in main memory; there is no KV cache, and no requests are taken."""
+    """The weights are mapped, and nothing of the model is made: it waits to be activated."""
     READY = "ready"
     """Requests are taken."""
     FALLING_ASLEEP = "falling asleep"
     """No new requests are taken; when those that run have ended, the weights leave the GPU."""
+    ASLEEP = "asleep"
+    """The weights are in main memory, and nothing is left on the GPU: it waits to be activated."""
     DRAINING = "draining"
     """No new requests are taken; the process ends when those that run have ended or moved."""
     STOPPING = "stopping"
@@ -44,6 +46,8 @@ class ReplicaPhase(StrEnum):
 
 LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING, ReplicaPhase.GONE)
 """A replica never comes back from these."""
+WAITING = (ReplicaPhase.WARM, ReplicaPhase.ASLEEP)
+"""Its process takes requests once it is activated."""
 
 
 class CommandKind(StrEnum):
@@ -51,7 +55,7 @@ class CommandKind(StrEnum):
 
     LAUNCH = "launch"
     ACTIVATE = "activate"
-    """Make the KV cache and take requests."""
+    """Load the model, or wake it, and take requests."""
     SLEEP = "sleep"
     DRAIN = "drain"
     STOP = "stop"
@@ -88,11 +92,11 @@ class ReplicaLifecycle:
 
     Args:
         times: Its time limits.
-        warm: It shall only be warm until `activate`.
+        in_pool: It shall wait until `activate`.
         last_run: A number that no run of this replica has passed: an earlier controller may have started some.
     """
 
-    def __init__(self, times: LifecycleTimeouts, *, warm: bool = False, last_run: int = 0) -> None:
+    def __init__(self, times: LifecycleTimeouts, *, in_pool: bool = False, last_run: int = 0) -> None:
         self.phase = ReplicaPhase.PENDING
         self.run = last_run
         """Number of the current run, or of the latest."""
@@ -102,8 +106,9 @@ class ReplicaLifecycle:
         """When `tick` is due; None: when something else happens."""
         self.was_found_draining = False
         """It was adopted from a controller that had told it to end; none of its processes follows."""
+        self.in_pool = in_pool
+        """It waits to be activated, or will: it was started to be warm, or put to sleep, and not activated since."""
         self._times = times
-        self._warm = warm
         self._begun = False
         self._deadline: float | None = None
         self._backoff_s = times.backoff_s
@@ -141,25 +146,25 @@ class ReplicaLifecycle:
         return self._done(commands)
 
     def activate(self, now: float) -> list[Command]:
-        """Take requests: whoever is warm, or will be. Idempotent."""
-        self._warm = False
-        return [Command(CommandKind.ACTIVATE, self.run)] if self.phase is ReplicaPhase.WARM else []
+        """Take requests: whoever waits, or will. Idempotent."""
+        self.in_pool = False
+        return [Command(CommandKind.ACTIVATE, self.run)] if self.phase in WAITING else []
 
     def sleep(self, now: float, drain_s: float) -> list[Command]:
-        """Be warm when what runs has ended, in `drain_s` seconds. One that takes no requests yet will be warm, too."""
-        self._warm = True
+        """Sleep when what runs has ended, in `drain_s` seconds. One that takes no requests yet will be warm."""
+        self.in_pool = True
         if self.phase is not ReplicaPhase.READY:
             return []
         self.phase, self._deadline = ReplicaPhase.FALLING_ASLEEP, now + drain_s + self._times.sleep_s
         return self._done([Command(CommandKind.SLEEP, self.run)])
 
     def drain(self, now: float, drain_s: float) -> list[Command]:
-        """End when what runs has ended, after `drain_s` seconds at the latest; what takes no requests is stopped at
+        """End when what runs has ended, after `drain_s` seconds at the latest; where nothing can run it is stopped at
         once. Idempotent."""
         if self.phase is ReplicaPhase.DRAINING:
             self._deadline = now + drain_s if self._deadline is None else self._deadline
             return self._done([])
-        if self.phase is not ReplicaPhase.READY:
+        if self.phase not in (ReplicaPhase.READY, ReplicaPhase.FALLING_ASLEEP):
             return self.stop(now)
         self.phase, self._deadline = ReplicaPhase.DRAINING, now + drain_s
         return self._done([Command(CommandKind.DRAIN, self.run)])
@@ -187,16 +192,16 @@ class ReplicaLifecycle:
         return self._done([])
 
     def warmed(self, run: int, now: float) -> list[Command]:
-        """A run's weights are mapped, or wait in main memory."""
-        before = (ReplicaPhase.PENDING, ReplicaPhase.STARTING, ReplicaPhase.FALLING_ASLEEP)
-        if run != self.run or self.phase not in before:
-            return []
-        self.phase, self._deadline = ReplicaPhase.WARM, None
-        return self._done([] if self._warm else [Command(CommandKind.ACTIVATE, run)])
+        """A run's weights are mapped."""
+        return self._waits(run, ReplicaPhase.WARM)
+
+    def fell_asleep(self, run: int, now: float) -> list[Command]:
+        """A run's weights are in main memory."""
+        return self._waits(run, ReplicaPhase.ASLEEP)
 
     def became_ready(self, run: int, now: float) -> list[Command]:
         """A run takes requests."""
-        if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING, ReplicaPhase.WARM):
+        if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING, *WAITING):
             return []
         self.phase, self.reason, self._deadline = ReplicaPhase.READY, "", None
         self._ready_since = now
@@ -251,6 +256,13 @@ class ReplicaLifecycle:
         self.run, self._begun = self.run + 1, True
         self.phase, self._deadline = ReplicaPhase.PENDING, now + self._times.launch_s
         return self._done([Command(CommandKind.LAUNCH, self.run)])
+
+    def _waits(self, run: int, phase: ReplicaPhase) -> list[Command]:
+        before = (ReplicaPhase.PENDING, ReplicaPhase.STARTING, ReplicaPhase.FALLING_ASLEEP)
+        if run != self.run or self.phase not in before:
+            return []
+        self.phase, self._deadline = phase, None
+        return self._done([] if self.in_pool else [Command(CommandKind.ACTIVATE, run)])
 
     def _failed(self, run: int, reason: str, now: float) -> None:
         """A run is over; where it was the current one, another follows after a pause, unless the replica leaves."""

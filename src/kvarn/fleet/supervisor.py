@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.engine_run import EngineRun
+from kvarn.fleet.engine_run import EngineRun, ToldByEngine
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launcher import LaunchedEngine, Launcher, LocalLauncher, launch_local
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.replica_lifecycle import (
+    LEAVING,
     Command,
     CommandKind,
     LifecycleTimeouts,
@@ -24,8 +25,8 @@ from kvarn.fleet.replica_lifecycle import (
 )
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
-from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
-from kvarn.wire.supervision import Drain, Heartbeat, Sleep, Warm
+from kvarn.wire.messages import ModelCard, Progress, Ready, Stop
+from kvarn.wire.supervision import Activate, Asleep, Drain, Heartbeat, Sleep, Warm
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class EngineSupervisor:
         self.failure: str | None = None
         """Why the latest engine process ended; None while one serves."""
         self.spec = spec
-        self.lifecycle = self._new_lifecycle(config, last_run)
+        self.lifecycle = self._new_lifecycle(config, last_run, in_pool=spec.warm)
         self._config = config
         self._launcher = launcher or LocalLauncher()
         self._launched: LaunchedEngine | None = None
@@ -92,7 +93,7 @@ class EngineSupervisor:
         """Supervise the engine in the running event loop, until `stop`; launch it if need be. Idempotent."""
         if self._task is None:
             if self.lifecycle.phase is ReplicaPhase.GONE:
-                self.lifecycle = self._new_lifecycle(self._config, self.lifecycle.run)
+                self.lifecycle = self._new_lifecycle(self._config, self.lifecycle.run, in_pool=self.lifecycle.in_pool)
             self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.status.replica}")
 
     async def wait_until_ready(self) -> ModelCard:
@@ -109,22 +110,21 @@ class EngineSupervisor:
         return self.status.card
 
     def activate(self) -> None:
-        """Have a process that waits with its weights mapped, or asleep, make the model's service and take requests.
-        Idempotent."""
-        self.spec = msgspec.structs.replace(self.spec, warm=False)  # of the next run too
+        """Have a process that waits, warm or asleep, take requests. Idempotent."""
         if self.status.state is ReplicaState.GONE:
             self._update(state=ReplicaState.STARTING)
         self._do(self.lifecycle.activate(self._now()))
 
     async def sleep(self, timeout_s: float) -> None:
         """Take nothing new, let what runs end, and wait with the weights in main memory until `activate`. Clients hear
-        that the replica is gone, and nothing after that: they subscribe again."""
-        self.spec = msgspec.structs.replace(self.spec, warm=True)  # of the next run too
+        that the replica is gone, and nothing after that: they subscribe again. One that is told to end meanwhile drains
+        as any other."""
         self._do(self.lifecycle.sleep(self._now(), timeout_s))
         while self.lifecycle.phase is ReplicaPhase.FALLING_ASLEEP:
             await self._changed.wait()
-        self.retire()
-        self._listeners.clear()
+        if self.lifecycle.phase not in LEAVING:
+            self.retire()
+            self._listeners.clear()
 
     async def stop(self) -> None:
         """End the engine now; requests in flight fail with `ReplicaLostError`. Idempotent."""
@@ -168,8 +168,8 @@ class EngineSupervisor:
     def forget_gateway(self, gateway: int) -> None:
         """A gateway process that used this engine is gone: its requests are aborted."""
         run = self._runs.get(self.lifecycle.run)
-        if run is not None and run.was_ready:
-            run.send(Leave(gateway=gateway))
+        if run is not None and run.is_ready:
+            run.forget_gateway(gateway)
 
     # The loop ----------------------------------------------------------------------------------------------------
 
@@ -212,15 +212,15 @@ class EngineSupervisor:
                 case CommandKind.LAUNCH:
                     self._spawn(self._launch(command.run))
                 case CommandKind.ACTIVATE if run is not None:
-                    run.activate()
+                    run.order(Activate())
                 case CommandKind.SLEEP if run is not None:
-                    run.send(Sleep())
+                    run.order(Sleep())
                     self._update(state=ReplicaState.DRAINING, stage="fall asleep")
                 case CommandKind.DRAIN if run is not None:
-                    run.send(Drain())
+                    run.order(Drain())
                     self._update(state=ReplicaState.DRAINING, stage="drain")
                 case CommandKind.STOP if run is not None:
-                    run.send(Stop())
+                    run.order(Stop())
                 case CommandKind.KILL if engine is not None:
                     engine.kill()
         self._woken.set()
@@ -233,7 +233,8 @@ class EngineSupervisor:
     async def _launch(self, run: int) -> None:
         try:
             engine, self._launched = self._launched, None
-            engine = self._engines[run] = engine or await self._launcher.launch(self.spec, run)
+            spec = msgspec.structs.replace(self.spec, warm=self.lifecycle.in_pool)
+            engine = self._engines[run] = engine or await self._launcher.launch(spec, run)
         except (OSError, LaunchError) as error:
             self._ended(run, f"the engine process cannot be started: {error}")
             return
@@ -305,7 +306,7 @@ class EngineSupervisor:
         self.failure = failure
         self._update(state=ReplicaState.DOWN, stage=failure or "the engine was stopped", fraction=0.0)
 
-    def _on_message(self, run: int, message: Progress | Ready | Warm | Heartbeat) -> None:
+    def _on_message(self, run: int, message: ToldByEngine) -> None:
         if run != self.lifecycle.run:
             return
         match message:
@@ -316,12 +317,18 @@ class EngineSupervisor:
                     self._down("an earlier controller had told the engine to end")
             case Warm():
                 self._do(self.lifecycle.warmed(run, self._now()))
-                log.info("the engine waits to be activated", extra=self._names | {"pid": self.pid})
-                self._update(stage="wait to be activated")
+                self._waits("the engine is warm")
+            case Asleep():
+                self._do(self.lifecycle.fell_asleep(run, self._now()))
+                self._waits("the engine is asleep")
             case Progress():
                 self._update(stage=message.stage, fraction=message.fraction)
             case Ready():
                 self._became_ready(run, message.card)
+
+    def _waits(self, what: str) -> None:
+        log.info(what, extra=self._names | {"pid": self.pid})
+        self._update(stage="wait to be activated")
 
     def _became_ready(self, run: int, card: ModelCard) -> None:
         self._do(self.lifecycle.became_ready(run, self._now()))
@@ -346,14 +353,15 @@ class EngineSupervisor:
         for listener in self._listeners:
             listener(self.status)
 
-    def _new_lifecycle(self, config: ReplicaConfig, last_run: int) -> ReplicaLifecycle:
+    @staticmethod
+    def _new_lifecycle(config: ReplicaConfig, last_run: int, *, in_pool: bool) -> ReplicaLifecycle:
         return ReplicaLifecycle(
             LifecycleTimeouts(
                 launch_s=config.start_timeout_s,
                 backoff_s=config.restart_backoff_s,
                 max_backoff_s=max(config.restart_backoff_s, config.max_restart_backoff_s),
             ),
-            warm=self.spec.warm,
+            in_pool=in_pool,
             last_run=last_run,
         )
 

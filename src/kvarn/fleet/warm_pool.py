@@ -1,4 +1,4 @@
-"""Which models without replicas have a process that waits, its weights mapped. Pure, on a clock that is passed in.
+"""Which models without replicas have a process that waits for them. Pure, on a clock that is passed in.
 
 A model's popularity is the number of its requests, each of which counts less the longer ago it was: by half after
 `HALF_LIFE_S`. The most popular ones have the pool's processes, one each.
@@ -31,7 +31,7 @@ class Popularity:
         return count * math.pow(0.5, (now - at) / HALF_LIFE_S)
 
 
-def most_popular(popularity: Popularity, sleeping: Collection[str], size: int, now: float) -> list[str]:
+def most_popular(popularity: Popularity, idle: Collection[str], size: int, now: float) -> list[str]:
     """The models without replicas that have a process in a pool of this size, the most popular first."""
-    ranked = sorted(sleeping, key=lambda model: (-popularity.of(model, now), model))
+    ranked = sorted(idle, key=lambda model: (-popularity.of(model, now), model))
     return [model for model in ranked if popularity.of(model, now) >= LEAST][:size]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 16
-"""Bytes: what the wide_enough loads of a kernel ask for."""
+"""Bytes: those of a kernel's widest load."""
 
 
 class Staging:

@@ -75,7 +75,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs to run on, one for each rank; empty: those of the parent."""
     warm: bool = False
-    """Wait for `Activate` before anything of the model is made."""
+    """Only map the weights, and wait for `Activate` before anything of the model is made."""
     factory: str = DEFAULT_FACTORY
     """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
     scripted one."""

@@ -146,6 +146,9 @@ class ClientTransport:
         failed: Given the error, once, where a message cannot be read, `handle` raises or the connection breaks; nothing
             is read after that.
         watched: Over TCP, fail where a connection breaks. Whoever repeats its messages need not.
+
+    Raises:
+        zmq.ZMQError: `own` cannot be bound, or the system has no sockets left.
     """
 
     def __init__(
@@ -161,8 +164,28 @@ class ClientTransport:
         self._failed = failed
         self._context: Context = zmq.Context()
         self._loop = asyncio.get_running_loop()
+        self._guard: _Guard | None = None
+        try:
+            self._open(endpoint, own, watched=watched and endpoint.keys is not None)
+        except BaseException:  # it may be tried again and again
+            if self._guard is not None:
+                self._guard.stop()
+            self._context.destroy(linger=0)
+            raise
+        self._monitors = [each for each in (self._inbound, self._to_engine.monitor) if each is not None]
+        self._last_answers: asyncio.TimerHandle | None = None
+        """Set once the connection to the engine has broken."""
+        self.send = self._to_engine.send if endpoint.keys is None else self._send_if_connected
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._reading = True
+        self._loop.add_reader(self._from_engine.fileno(), self._read)
+        for monitor in self._monitors:
+            self._loop.add_reader(monitor.fileno(), self._check_connections)
+        self._loop.call_soon(self._read)  # what came earlier is not signalled
+
+    def _open(self, endpoint: Endpoint, own: str, *, watched: bool) -> None:
+        """Make the sockets."""
         keys = endpoint.keys
-        watched = watched and keys is not None
         self._guard = None if keys is None else _Guard(self._context, keys.engine)
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
         self._inbound = ConnectionMonitor(self._from_engine) if watched else None  # nobody knows the address yet
@@ -170,16 +193,6 @@ class ClientTransport:
         """Where the engine finds this process."""
         outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
         self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys, monitored=watched)
-        self._monitors = [each for each in (self._inbound, self._to_engine.monitor) if each is not None]
-        self._last_answers: asyncio.TimerHandle | None = None
-        """Set once the connection to the engine has broken."""
-        self.send = self._to_engine.send if keys is None else self._send_if_connected
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
-        self._reading = True
-        self._loop.add_reader(self._from_engine.fileno(), self._read)
-        for monitor in self._monitors:
-            self._loop.add_reader(monitor.fileno(), self._check_connections)
-        self._loop.call_soon(self._read)  # what came earlier is not signalled
 
     def read_rest(self) -> None:
         """Handle all that has come from an engine that ended; what cannot be read is left out."""

@@ -56,8 +56,8 @@ class Autoscaling:
         self._seen: dict[str, tuple[float, float, float]] = {}
         """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
         self._popularity = Popularity()
-        self._waiting: list[str] = []
-        """Models that have a process that waits, the most popular first."""
+        self._pool: list[str] = []
+        """Models that have a place in the warm pool, the most popular first."""
         self._work_s: dict[str, float] = {}
         """Of a request on average, by model."""
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
@@ -76,15 +76,15 @@ class Autoscaling:
         """See `ReplicaCounts`: no model is looked at before it is counted again."""
         for name in list(self._counts):
             self._forget(name)
-        self._waiting.clear()
+        self._pool.clear()
 
     def _forget(self, name: str) -> None:
         self._counts.pop(name, None)
         self._scalers.pop(name, None)
 
-    def warm(self, model: str) -> int:
+    def pool(self, model: str) -> int:
         """See `ReplicaCounts`."""
-        return int(model in self._waiting)
+        return int(model in self._pool)
 
     async def look(self) -> None:
         """Look once at each model."""
@@ -125,6 +125,7 @@ class Autoscaling:
             len(replicas),
             min((client.stats.waiting * work_s for client in replicas), default=None),
             slo.ttft_target_s,
+            running=sum(client.stats.running for client in replicas),
         )
         scaler = self._scalers.setdefault(name, Autoscaler(config, self._counts[name]))
         scaler.config = config
@@ -137,19 +138,19 @@ class Autoscaling:
             self.on_changed()
 
     def _share_pool(self, scaled: list[ServedModel]) -> None:
-        """Choose the models without replicas that have a process that waits."""
+        """Choose the models without replicas that have a place in the warm pool."""
         now, size = self._clock(), self._config.fleet.warm_pool
-        sleeping = [model.name for model in scaled if self._counts.get(model.name) == 0]
-        chosen = most_popular(self._popularity, sleeping, size, now)
-        if chosen == self._waiting:
+        idle = [model.name for model in scaled if self._counts.get(model.name) == 0]
+        chosen = most_popular(self._popularity, idle, size, now)
+        if chosen == self._pool:
             return
-        for name in sleeping if size else ():
-            if (name in chosen) != (name in self._waiting):
-                waits = "waits with its weights mapped" if name in chosen else "waits no longer"
+        for name in idle if size else ():
+            if (name in chosen) != (name in self._pool):
+                waits = "waits" if name in chosen else "waits no longer"
                 reason = f"a process {waits}: {self._popularity.of(name, now):.1f} requests lately, {size} may wait"
                 _log.info("warm pool", extra={"model": name, "reason": reason})
                 self.decisions.append((name, Decision(now, 0, reason)))
-        self._waiting = chosen
+        self._pool = chosen
         self.on_changed()
 
     def _is_news(self, name: str, decision: Decision) -> bool:

@@ -140,9 +140,9 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """A gateway process is gone: abort its requests."""
+    """Gateway processes are gone: abort their requests."""
 
-    gateway: int
+    gateways: list[int]
 
 
 class ForgetTenant(Message, frozen=True, kw_only=True):

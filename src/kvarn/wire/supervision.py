@@ -11,7 +11,7 @@ class Supervise(Message, frozen=True, kw_only=True):
     """An engine on another machine has a supervisor, which repeats this as long as it lives."""
 
     address: str  # ZMQ address that it reads
-    knows: Literal["", "warm", "ready"] = ""  # what it was told last; what it lacks is sent again
+    knows: Literal["", "warm", "asleep", "ready"] = ""  # what it was told last; what it lacks is sent again
 
 
 class Drain(Message, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class Drain(Message, frozen=True, kw_only=True):
 
 
 class Warm(Message, frozen=True, kw_only=True):
-    """The process waits for `Activate`: it has mapped the weights, or keeps them in main memory (`Sleep`)."""
+    """The process has mapped the weights, and waits for `Activate`."""
 
 
 class Sleep(Message, frozen=True, kw_only=True):
@@ -27,8 +27,12 @@ class Sleep(Message, frozen=True, kw_only=True):
     `Activate`. An engine that cannot do that exits."""
 
 
+class Asleep(Message, frozen=True, kw_only=True):
+    """The engine has fallen asleep, and waits for `Activate`."""
+
+
 class Activate(Message, frozen=True, kw_only=True):
-    """Load the model, or bring its weights back, make the KV cache and take requests."""
+    """Load the model, or wake it: bring its weights back. Make the KV cache and take requests."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -48,5 +52,5 @@ class Failed(Message, frozen=True, kw_only=True):
 
 FromSupervisor = Supervise | Activate | Sleep | Drain
 """To an engine."""
-ToSupervisor = Heartbeat | Warm | Failed
+ToSupervisor = Heartbeat | Warm | Asleep | Failed
 """From an engine."""

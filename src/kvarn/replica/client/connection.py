@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import zmq
+
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, ToEngine
@@ -52,8 +54,12 @@ class EngineConnection:
         return self._transport is not None and not self.is_lost
 
     def open(self) -> None:
-        """Connect."""
-        self._transport = ClientTransport(self.endpoint, self._own, self._handle, self._lost)
+        """Connect. Where this process cannot, it is as if the connection were lost: it is tried again."""
+        try:
+            self._transport = ClientTransport(self.endpoint, self._own, self._handle, self._lost)
+        except (OSError, zmq.ZMQError) as error:
+            self._lost(ConnectionError(f"this process cannot listen at {self._own}: {error}"))
+            return
         self._on_open(self._transport.address)
 
     def send(self, message: ToEngine) -> bool:

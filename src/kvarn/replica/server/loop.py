@@ -87,7 +87,9 @@ class ResponseRouter:
         return ids
 
     def leave(self, gateway: int) -> list[str]:
-        """Forget a gateway process that is gone; returns the ids of its requests."""
+        """Forget a gateway process that is gone; returns the ids of its requests. Idempotent."""
+        if gateway in self._gone:
+            return []
         self._gone.add(gateway)
         return self._forget(gateway)
 
@@ -148,10 +150,16 @@ class ResponseRouter:
         elif (request := self._requests.pop(message.request_id, None)) is not None:
             self._outboxes[request.gateway].send(message)
 
-    def close(self) -> None:
-        """Send what is queued, then close."""
+    def disconnect_all(self) -> None:
+        """Send what is queued, and forget all gateway processes: they join again what takes requests again."""
         for outbox in self._outboxes.values():
             outbox.close()
+        self._outboxes.clear()
+        self._requests.clear()
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self.disconnect_all()
         self.supervisor.close()
 
     def _send_output(self, output: StepOutput) -> None:
@@ -260,9 +268,8 @@ class EngineLoop:
                 if self._router.has_joined(message.gateway):
                     self._blocks.subscribe(message.gateway, wanted=message.wanted)
             case Leave():
-                self._blocks.subscribe(message.gateway, wanted=False)
-                for request_id in self._router.leave(message.gateway):
-                    self._service.abort(request_id)
+                for gateway in message.gateways:
+                    self._forget(gateway)
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
             case Supervise():
@@ -298,10 +305,14 @@ class EngineLoop:
         """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
         heard from its heartbeats."""
         for gateway in self._router.joined:
-            self._blocks.subscribe(gateway, wanted=False)
-            for request_id in self._router.leave(gateway):
-                self._service.abort(request_id)
+            self._forget(gateway)
         self._router.supervised_by(address)
+
+    def _forget(self, gateway: int) -> None:
+        """A gateway process is gone."""
+        self._blocks.subscribe(gateway, wanted=False)
+        for request_id in self._router.leave(gateway):
+            self._service.abort(request_id)
 
     def _step(self) -> None:
         with self._heartbeat.in_step():

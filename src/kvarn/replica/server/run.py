@@ -29,7 +29,7 @@ from kvarn.replica.server.warm import mapped, wait_until_activated
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Progress, Ready
-from kvarn.wire.supervision import Failed
+from kvarn.wire.supervision import Asleep, Failed, Warm
 
 Service = GenerateService | EmbedService
 
@@ -98,12 +98,13 @@ def _serve(
     module, _, function = spec.factory.partition(":")
     make: Callable[[ReportProgress], Service] = partial(getattr(importlib.import_module(module), function), spec)
     reading: AbstractContextManager[object] = mapped(Path(spec.directory)) if spec.warm else nullcontext()
-    waits, since = spec.warm, spec.spawned_at
+    waiting: Warm | Asleep | None = Warm() if spec.warm else None
+    since = spec.spawned_at
     while True:
         with reading:
-            if waits:
+            if waiting is not None:
                 began = time.monotonic()
-                if not wait_until_activated(inbox, router, heartbeat):
+                if not wait_until_activated(waiting, inbox, router, heartbeat):
                     return
                 phases = phases | {"wait to be activated": time.monotonic() - began}
             with heartbeat.loading():
@@ -118,8 +119,11 @@ def _serve(
         with heartbeat.loading():
             sleeping = sleep()
         phases = {"fall asleep": time.monotonic() - since}
-        log.info("the engine sleeps", extra={"model": spec.model_config.name, "weight_bytes": sleeping.nbytes})
-        make, reading, waits = sleeping.wake, nullcontext(), True
+        router.disconnect_all()
+        log.info(
+            "the weights are in main memory", extra={"model": spec.model_config.name, "weight_bytes": sleeping.nbytes}
+        )
+        make, reading, waiting = sleeping.wake, nullcontext(), Asleep()
 
 
 def _turn_loop(

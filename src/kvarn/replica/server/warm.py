@@ -1,4 +1,4 @@
-"""An engine process that waits: its libraries are imported, the weights are mapped, and nothing of a model is made."""
+"""An engine process that waits to be activated: warm, its libraries imported and the weights mapped, or asleep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import ResponseRouter
 from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Stop
-from kvarn.wire.supervision import Activate, Drain, Supervise, Warm
+from kvarn.wire.supervision import Activate, Asleep, Drain, Supervise, Warm
 
 _WAIT_S = 0.5
 
@@ -35,9 +35,12 @@ def mapped(directory: Path) -> Iterator[int]:
             each.close()
 
 
-def wait_until_activated(inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread) -> bool:
-    """Tell the supervisor that this process waits, and wait for its word; False: it shall end."""
-    router.supervisor.send(Warm())
+def wait_until_activated(
+    waiting: Warm | Asleep, inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread
+) -> bool:
+    """Tell the supervisor how this process waits, and wait for its word; False: it shall end."""
+    known = "asleep" if isinstance(waiting, Asleep) else "warm"
+    router.supervisor.send(waiting)
     while True:
         for message in inbox.receive(_WAIT_S):
             match message:
@@ -48,5 +51,5 @@ def wait_until_activated(inbox: Inbox, router: ResponseRouter, heartbeat: Heartb
                 case Supervise():
                     if heartbeat.heard(message.address):
                         router.supervised_by(message.address)
-                    if message.knows != "warm":
-                        router.supervisor.send(Warm())
+                    if message.knows != known:
+                        router.supervisor.send(waiting)

@@ -1,0 +1,95 @@
+"""What is repeated to an engine over TCP, and a connection that cannot be made at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+
+import zmq
+
+from kvarn.config.replica import ReplicaConfig
+from kvarn.fleet.engine_run import EngineRun
+from kvarn.replica.client.connection import EngineConnection
+from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
+from kvarn.replica.transport import Inbox
+from kvarn.wire.messages import Leave
+from kvarn.wire.supervision import Activate, Drain, Supervise
+
+WAIT_S = 60.0
+HOST = "127.0.0.1"
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+def an_endpoint() -> Endpoint:
+    return Endpoint(engine=free_address(HOST), gateway_host=HOST, keys=CurveKeys.make())
+
+
+class SilentEngine:
+    """A `LaunchedEngine` without a process."""
+
+    pid = 0
+
+    def __init__(self) -> None:
+        self.endpoint, self.supervisor = an_endpoint(), free_address(HOST)
+        self.exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    def kill(self) -> None:
+        """It has no process."""
+
+    def close(self) -> None:
+        """It has left nothing."""
+
+
+async def test_an_engine_hears_again_its_last_order_and_which_gateway_processes_are_gone_and_no_more() -> None:
+    engine = SilentEngine()
+    context = zmq.Context()
+    inbox = Inbox(context, engine.endpoint)
+    run = EngineRun(engine, ReplicaConfig(heartbeat_interval_s=0.05), lambda message: None)
+    waiting = asyncio.create_task(run.wait())
+    heard: list[object] = []
+
+    def repeated() -> list[list[object]]:
+        """What has come with each `Supervise`, up to the next one."""
+        heard.extend(inbox.receive(0))
+        starts = [number for number, message in enumerate(heard) if isinstance(message, Supervise)]
+        return [heard[start + 1 : end] for start, end in pairwise(starts)]
+
+    try:
+        run.order(Activate())
+        for gateway in range(100):
+            run.forget_gateway(gateway)
+        run.order(Drain())
+        await until(lambda: len(repeated()) > 0 and Drain() in repeated()[-1], "it is told again")
+        assert repeated()[-1] == [Leave(gateways=list(range(100))), Drain()]
+    finally:
+        engine.exited.set_result(None)
+        await waiting
+        inbox.close()
+        context.destroy(linger=0)
+
+
+async def test_a_connection_that_cannot_be_made_is_tried_until_it_can_and_leaves_nothing_meanwhile() -> None:
+    changes: list[Exception | None] = []
+    opened: list[str] = []
+    threads = threading.active_count()
+    with socket.create_server((HOST, 0)) as other:  # it has the port
+        own = f"tcp://{HOST}:{other.getsockname()[1]}"
+        connection = EngineConnection(an_endpoint(), own, opened.append, lambda message: None, changes.append)
+        connection.open()
+        await until(lambda: len(changes) >= 3, "it is tried again and again")
+        assert all("Address already in use" in str(error) for error in changes)
+        assert connection.is_lost and not connection.takes_requests
+        assert threading.active_count() <= threads
+    try:
+        await until(lambda: opened == [own], "it is open")
+    finally:
+        connection.close()

@@ -1,0 +1,51 @@
+"""An engine process that falls asleep: what it still answers, and who is answered when it is awake again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
+from kvarn.wire.messages import Submit
+
+
+async def collect(replica: ZmqReplicaClient, request: Submit) -> list[int]:
+    return [token async for delta in replica.generate(request) for token in delta.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  another process
+            await asyncio.sleep(0.01)
+
+
+async def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_runs(make_replica, submit):
+    replica = make_replica(step_s=0.01)
+    await replica.wait_until_ready()
+    answer = asyncio.create_task(collect(replica, submit(prompt=[1], max_tokens=200)))
+    await until(lambda: replica.stats.running == 1)
+    sleeping = asyncio.create_task(replica.supervisor.sleep(60))
+    await until(lambda: replica.supervisor.lifecycle.phase is ReplicaPhase.FALLING_ASLEEP)
+    await replica.supervisor.drain(60)
+    await sleeping
+    assert await answer == list(range(2, 202))
+    assert replica.supervisor.failure is None
+
+
+async def test_an_engine_that_is_awake_again_knows_only_gateway_processes_that_have_joined_since(
+    make_replica, submit, attach
+):
+    replica = make_replica()
+    await replica.wait_until_ready()
+    gone = attach(replica, 1)  # it hears nothing of the supervisor: as if it ended while the engine sleeps
+    assert await collect(gone, submit(prompt=[1], max_tokens=3)) == [2, 3, 4]
+    await replica.supervisor.sleep(60)
+    told = gone.stats
+    assert told.finished_total == 1
+    replica.supervisor.subscribe(replica.update)
+    replica.supervisor.activate()
+    await replica.wait_until_ready()
+    for number in range(5):
+        assert await collect(replica, submit(f"r{number}", prompt=[1], max_tokens=3)) == [2, 3, 4]
+    assert gone.stats is told
