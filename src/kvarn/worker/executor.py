@@ -87,7 +87,7 @@ class InProcessExecutor(SynchronousExecutor):
         self._device = model.kernels.device
         self._largest = 0
         """Tokens of the largest step that is filled up to be repeated."""
-        self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
+        self.adapters = AdapterPool(partial(model.new_adapter_memory, self._cache))
         """What the engine takes as its `AdapterStore`."""
         indices = self.adapters.indices
         self._slots = SlotTable(max_num_seqs, self.max_context_length, model.spec.vocab_size, indices)
