@@ -99,6 +99,9 @@ class FixedLogits:
         blocks = torch.zeros(num_blocks, 1, 16, 1)
         return KVCache((blocks,), (blocks.clone(),))
 
+    def new_adapter_memory(self, cache: KVCache) -> Any:
+        raise AssertionError("no request has an adapter")
+
     def last_hidden(
         self, tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor, _states: None
     ) -> torch.Tensor:
