@@ -40,6 +40,7 @@ from kvarn.replica.server.ranks import (
     Loaded,
     RankProcesses,
     context_of,
+    executor_type,
     keeps_blocks,
     layout_of,
     load_part,
@@ -60,7 +61,6 @@ from kvarn.worker import (
     GpuBudget,
     InProcessExecutor,
     NgramProposer,
-    PipelinedExecutor,
     plan_cache,
     step_bytes,
 )
@@ -191,8 +191,7 @@ def _build_decoder(
         with phases("join the ranks"):
             memory = ranks.begin(Begin(num_blocks, max_context_length, max_num_seqs, num_snapshots, kept), parts)
     proposer = build_proposer(spec, config, model, num_blocks, phases)
-    beside = ranks is None and model.kernels.computes_beside_host
-    own = (PipelinedExecutor if beside else InProcessExecutor)(
+    own = executor_type(model, config)(
         model,
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
