@@ -107,6 +107,8 @@ class Kernels:
     """Names the layout of packed weights; changes whenever their meaning does. None: they cannot be kept in files."""
     captures_steps = False
     """Whether a device may repeat the operations of a step without the host: none of them asks it for anything."""
+    reads_shared_prefixes = False
+    """Whether attention looks at `PagedBatch.shares_prefix`."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")

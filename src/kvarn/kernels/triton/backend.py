@@ -35,6 +35,7 @@ class TritonKernels(Kernels):
 
     name = "triton"
     captures_steps = True
+    reads_shared_prefixes = True
 
     def __init__(self, device: torch.device) -> None:
         """Raises UnsupportedByBackendError for main memory, but in Triton's interpreter."""
