@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 
 import zmq
 
+from conditions import until
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
 from kvarn.replica.client.connection import EngineConnection
@@ -18,15 +18,7 @@ from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Leave
 from kvarn.wire.supervision import Activate, Drain, Supervise
 
-WAIT_S = 60.0
 HOST = "127.0.0.1"
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 def an_endpoint() -> Endpoint:

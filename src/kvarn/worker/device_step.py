@@ -21,6 +21,7 @@ BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 409
 NARROWEST = 64
 """Blocks of a sequence that a captured step has room for at least; then powers of two."""
 
+_NONE = np.zeros(0, dtype=np.int64)
 Array = TypeVar("Array")
 """numpy's in main memory, torch's on the device."""
 
@@ -78,7 +79,7 @@ class StepArrays(NamedTuple, Generic[Array]):
     slot_mapping: Array
     """[T] int64; -1: the token goes nowhere."""
     adapters: Array
-    """[T] int64: index of each token's adapter, `BASE_MODEL` for none."""
+    """[T] int64: index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
     state_places: Array
     """[S] int64: see `StateBatch`; empty where the model has no recurrent states."""
     state_saves: Array
@@ -137,7 +138,7 @@ class HostStep:
 
 
 def step_arrays(
-    flat: FlatRows, logits_rows: Ints, shape: BatchShape, slots: SlotTable, state_saves: Ints | None
+    flat: FlatRows, logits_rows: Ints, shape: BatchShape, adapters: Ints | None, state_saves: Ints | None
 ) -> StepArrays[npt.NDArray[Any]]:
     """Rows of a plan, filled up with tokens that have no context and nothing to write. Each is a sequence of its own,
     and the sequences that are missing then have no token.
@@ -146,29 +147,29 @@ def step_arrays(
         flat: The rows.
         logits_rows: Tokens whose logits are computed.
         shape: What to fill them up to.
-        slots: Which adapters they have.
+        adapters: Of the tokens; None: no row has one.
         state_saves: See `StateBatch`; None: the model has no recurrent states.
     """
     tokens, rows = len(flat.token_ids), len(flat.context_lens)
-    size = shape.size
-    more = 0 if size is None else size - tokens
-    more_rows = 0 if size is None else size - rows
-    tables = flat.block_tables
+    more, more_rows = (0, 0) if shape.size is None else (shape.size - tokens, shape.size - rows)
+    query_starts, tables = flat.query_starts, flat.block_tables
+    if more_rows:
+        ends = np.minimum(tokens + 1 + np.arange(more_rows), tokens + more)
+        query_starts = np.concatenate([query_starts, ends])
     if tables.shape != (rows + more_rows, shape.width):
         tables = np.zeros((rows + more_rows, shape.width), dtype=np.int32)
         tables[:rows, : flat.block_tables.shape[1]] = flat.block_tables
-    ends = np.minimum(tokens + 1 + np.arange(more_rows), tokens + more)
     return StepArrays(
         token_ids=_filled(flat.token_ids, more, 0),
         positions=_filled(flat.positions, more, 0),
-        query_starts=np.concatenate([flat.query_starts, ends]).astype(np.int32),
+        query_starts=query_starts.astype(np.int32),
         context_lens=_filled(flat.context_lens, more_rows, 0).astype(np.int32),
         block_tables=tables,
         slot_mapping=_filled(flat.slot_mapping, more, -1),
-        adapters=_filled(slots.adapter[flat.row_slots][flat.row_of_token], more, BASE_MODEL),
-        state_places=flat.row_slots[:0] if state_saves is None else flat.row_slots,
-        state_saves=np.zeros((0, 3), dtype=np.int64) if state_saves is None else state_saves,
-        logits_rows=np.concatenate([logits_rows, tokens + np.arange(more)]),
+        adapters=_NONE if adapters is None else _filled(adapters, more, BASE_MODEL),
+        state_places=_NONE if state_saves is None else flat.row_slots,
+        state_saves=_NONE if state_saves is None else state_saves,
+        logits_rows=np.concatenate([logits_rows, tokens + np.arange(more)]) if more else logits_rows,
     )
 
 

@@ -174,14 +174,15 @@ class InProcessExecutor(SynchronousExecutor):
 
     def _host_step(self, rows: Sequence[Row], flat: FlatRows, logits_rows: Ints) -> HostStep:
         """What the device is to be sent of the rows of a plan."""
-        uses_adapters = self.adapters.indices and (self._slots.adapter[flat.row_slots] != BASE_MODEL).any()
-        adapters = self.adapters.memory if uses_adapters else None
+        memory, adapters = None, None
+        if self.adapters.indices and (of_rows := self._slots.adapter[flat.row_slots]).max() != BASE_MODEL:
+            memory, adapters = self.adapters.memory, of_rows[flat.row_of_token]
         reads_shared_prefixes = self._model.kernels.reads_shared_prefixes and self._model.spec.latent is None
         shares_prefix = reads_shared_prefixes and flat.shares_prefix
-        shape = BatchShape.of(flat, len(logits_rows), adapters, shares_prefix=shares_prefix, largest=self._largest)
+        shape = BatchShape.of(flat, len(logits_rows), memory, shares_prefix=shares_prefix, largest=self._largest)
         saves = None if self._recurrent_states is None else self._recurrent_states.saves(rows)
-        arrays = step_arrays(flat, logits_rows, shape, self._slots, saves)
-        return HostStep(arrays, shape, adapters, flat.exchange, self._recurrent_states is not None)
+        arrays = step_arrays(flat, logits_rows, shape, adapters, saves)
+        return HostStep(arrays, shape, memory, flat.exchange, self._recurrent_states is not None)
 
     def _last_hidden(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
         """See `Decoder.last_hidden`: of a step, with the tokens that fill it up; good until the next step."""

@@ -209,7 +209,7 @@ def _build_decoder(
         load = executor.load_adapter
     with phases("warm up"):
         if ranks is None and model.can_be_captured:
-            compile_ahead(own, config.engine.token_budget)
+            compile_ahead(partial(own.compile_ahead, config.engine.token_budget))
         warm_up(executor)
         if isinstance(proposer, DraftProposer | EagleProposer):
             proposer.warm_up()
@@ -368,6 +368,7 @@ def _kind_of_encoder(model: Encoder | CausalEncoder) -> str:
 def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
+        compile_ahead(runner.compile_ahead)
         runner.embed([[0]])
     length, kind = model.spec.max_context_length, _kind_of_encoder(model)
     size = model.spec.hidden_size if kind == "embed" else 0
