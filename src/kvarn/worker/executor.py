@@ -106,13 +106,30 @@ class InProcessExecutor(SynchronousExecutor):
         elapsed_s, warming = time.perf_counter() - started, self._first_uses != first_uses
         return StepResult(plan.step, rows, elapsed_s, transfer_s, warming)
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        """Whether a plan's tokens can be drawn without knowing those of the step before; never here."""
+        return False
+
     @torch.inference_mode()
-    def follow(self, plan: StepPlan) -> None:
-        """Run one step, its blocks moved already, on a rank that draws no tokens: another one does. No plan has
-        `LAST_SAMPLED`: the slots here do not know it."""
+    def follow(self, plan: StepPlan, *, ahead: bool = False) -> None:
+        """Run one step, its blocks moved already, as one of several ranks.
+
+        ahead: Draw its tokens too, as every rank does; otherwise rank 0 alone does, and others `learn` them where
+        they need them.
+        """
+        assert not ahead, "rank 0 has an executor of the same kind"
         computed = self._compute(plan)
         for _ in () if computed is None else self._prompt_logits(computed):
             pass  # the ranks compute logits together
+
+    def drawn_here(self) -> list[tuple[int, list[int]]]:
+        """Slots and tokens of the plan submitted last, where other ranks must `learn` them; none here."""
+        return []
+
+    def learn(self, drawn: Sequence[tuple[int, list[int]]]) -> None:
+        """What rank 0 drew: slots, and tokens of each."""
+        for slot, tokens in drawn:
+            self._slots.record_drawn(slot, tokens)
 
     def shutdown(self) -> None:
         """Ends the thread that loads adapters, and those that compile."""

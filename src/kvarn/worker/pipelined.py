@@ -105,19 +105,13 @@ class PipelinedExecutor(InProcessExecutor):
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Give the plan to the device. Raises as `execute`, and ReplayAllocationError."""
-        started, first_uses = time.perf_counter(), self._first_uses
-        for sequence in plan.new_sequences:
-            self._epochs[sequence.slot] += 1
-        ahead, moves_blocks = self._runs_ahead(plan), bool(plan.kv_stores or plan.kv_loads)
-        if moves_blocks or not ahead:
-            for running in self._running:
-                self._end(running)
-        if ahead:
-            transfer_s = self.transfer_blocks(plan) if moves_blocks else 0.0
-            self._running.append(self._start(plan, started, first_uses, transfer_s))
+        if self.runs_ahead(plan):
+            self._run_ahead(plan)
             return
+        started, first_uses = time.perf_counter(), self._first_uses
+        self._end_all(plan)
         result = self.execute(plan)
-        self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
+        self._send_last_tokens()
         self._running.append(_Running(plan, started, first_uses, result=result))
 
     def collect(self) -> StepResult:
@@ -131,7 +125,36 @@ class PipelinedExecutor(InProcessExecutor):
         """With the captures."""
         return super()._first_uses + self.graphs.num_captures
 
-    def _runs_ahead(self, plan: StepPlan) -> bool:
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan, *, ahead: bool = False) -> None:
+        """See `InProcessExecutor.follow`. Raises InvalidLogitsError where logits of an earlier step are not finite."""
+        if not ahead:
+            self._end_all(plan)
+            self._running.clear()
+            super().follow(plan, ahead=False)
+            return
+        while len(self._running) >= IN_FLIGHT:
+            self.collect()
+        self._run_ahead(plan)
+
+    def drawn_here(self) -> list[tuple[int, list[int]]]:
+        """See `InProcessExecutor.drawn_here`: what the host drew."""
+        result = self._running[-1].result if self._running else None
+        return [] if result is None else [(row.slot, row.token_ids) for row in result.rows if row.token_ids]
+
+    @torch.inference_mode()
+    def learn(self, drawn: Sequence[tuple[int, list[int]]]) -> None:
+        """See `InProcessExecutor.learn`."""
+        super().learn(drawn)
+        self._send_last_tokens()
+
+    def transfer_blocks(self, plan: StepPlan) -> float:
+        """See `InProcessExecutor.transfer_blocks`: between two steps."""
+        for running in self._running:
+            self._end(running)
+        return super().transfer_blocks(plan)
+
+    def runs_ahead(self, plan: StepPlan) -> bool:
         """Whether a step's tokens can be drawn without knowing those of the step before."""
         if plan.masks or self._eagle is not None:
             return False
@@ -145,6 +168,25 @@ class PipelinedExecutor(InProcessExecutor):
             not any(slot in self._slots.constraints for slot in old)
             and not (self._slots.num_logprobs[old] != NO_LOGPROBS).any()
         )
+
+    def _run_ahead(self, plan: StepPlan) -> None:
+        started, first_uses = time.perf_counter(), self._first_uses
+        self._count_sequences(plan)
+        transfer_s = self.transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
+        self._running.append(self._start(plan, started, first_uses, transfer_s))
+
+    def _end_all(self, plan: StepPlan) -> None:
+        """Wait for all steps, before a plan whose tokens the host draws."""
+        self._count_sequences(plan)
+        for running in self._running:
+            self._end(running)
+
+    def _count_sequences(self, plan: StepPlan) -> None:
+        for sequence in plan.new_sequences:
+            self._epochs[sequence.slot] += 1
+
+    def _send_last_tokens(self) -> None:
+        self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
 
     def _start(self, plan: StepPlan, started: float, first_uses: int, transfer_s: float) -> _Running:
         self._apply(plan)

@@ -110,6 +110,7 @@ class TritonKernels(Kernels):
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """As the reference's; fp8 numbers (e4m3) are held as bytes, which torch copies and fills as it does no fp8."""
+        self._check_cache(dtype)
         if dtype != "fp8":
             return super().new_kv_cache(num_layers, num_blocks, heads, dtype)
         shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.dim)
@@ -118,6 +119,18 @@ class TritonKernels(Kernels):
             for _ in range(2)
         )
         return KVCache(keys, values)
+
+    def new_latent_cache(self, num_layers: int, num_blocks: int, size: int, dtype: KvDtype) -> KVCache:
+        """As the reference's."""
+        self._check_cache(dtype)
+        return super().new_latent_cache(num_layers, num_blocks, size, dtype)
+
+    def _check_cache(self, dtype: KvDtype) -> None:
+        """As for weights: attention is products, too."""
+        if self.device.type != "cpu" and dtype == "float32":
+            raise UnsupportedByBackendError(
+                "the kernels of GPUs have no KV cache in float32: set `kv_cache_dtype` to auto"
+            )
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> TritonAdapterMemory:
         """See `kvarn.kernels.triton.adapters`."""
