@@ -57,7 +57,7 @@ def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: i
     starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * each
     states = None
     if cache.recurrent_states is not None:
-        states = StateBatch(torch.arange(sequences), torch.zeros(0, 3, dtype=torch.int64))
+        states = StateBatch(zeros[:sequences] - 1, zeros - 1)
     batch = PagedBatch(
         positions=zeros,
         query_starts=starts,
