@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.run import Session
+from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import SHAPES, random_decoder
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.costs.decoder import DecoderCosts
@@ -22,6 +22,8 @@ from kvarn.models.decoder import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import PipelinedExecutor
+
+TOKEN_BUDGET = 8192
 
 
 class Engine:
@@ -39,7 +41,7 @@ class Engine:
             fill_up=True,
         )
         self.executor.graphs.enabled &= graphs
-        config = EngineConfig(max_num_seqs=batch, token_budget=8192, tpot_target_ms=1e9, prefix_cache=False)
+        config = EngineConfig(max_num_seqs=batch, token_budget=TOKEN_BUDGET, tpot_target_ms=1e9, prefix_cache=False)
         self.core = EngineCore(self.executor, config, time.monotonic)
         self._vocabulary = model.spec.vocab_size
         self._random = random.Random(0)
@@ -86,7 +88,9 @@ def engine_speed(session: Session) -> dict[str, Any]:
             found[f"{shape} {quantization or 'bf16'}"] = entry
             for graphs in (True, False) if quantization is None else (True,):
                 engine = Engine(session, model, graphs=graphs)
+                engine.executor.compile_ahead(TOKEN_BUDGET, THREADS)
                 batch_speed(session, engine, 1)  # compiles and captures
+                outside, before = driver_bytes(session), engine.executor.graphs.num_captured
                 engine.executor.checks_allocations = True
                 batch_speed(session, engine, 1)
                 engine.executor.checks_allocations = False
@@ -95,11 +99,23 @@ def engine_speed(session: Session) -> dict[str, Any]:
                     speed["of_floor"] = floor_ms(session, model.costs, batch) / speed["step_ms"]
                     entry[f"{batch}{'' if graphs else ' without graphs'}"] = speed
                     session.note("engine", found)
+                if captured := engine.executor.graphs.num_captured - before:
+                    entry["captured"] = captured
+                    entry["driver_bytes_a_graph"] = (driver_bytes(session) - outside) / captured
+                engine.executor.shutdown()
                 del engine
+                free_memory()
             del model
-            if session.timer.on_gpu:
-                torch.cuda.empty_cache()
+            free_memory()
     return found
+
+
+def driver_bytes(session: Session) -> int:
+    """Of the device's memory that torch does not hold: the driver's, for captured steps above all."""
+    if not session.timer.on_gpu:
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
 
 
 def floor_ms(session: Session, costs: DecoderCosts, batch: int) -> float:
@@ -114,6 +130,7 @@ def load(session: Session) -> dict[str, Any]:
     """Requests at random times, at shares of the rate that the engine can keep."""
     model = random_decoder(session.shapes[0], kernels_for("triton", session.device))
     engine = Engine(session, model)
+    engine.executor.compile_ahead(TOKEN_BUDGET, THREADS)
     prompt, answer = session.lengths
     count = 2 if session.dry else 256
     began = time.monotonic()

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.attention_stages import attention_bits, attention_cases
+from benchmarks.gpu.delta_stages import delta_cases, delta_correctness
 from benchmarks.gpu.grouped_stages import adapter_correctness, grouped_cases, mixture_correctness
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
-from kvarn.kernels.linear import Linear
+from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.weights import Weight
 
 FORMATS = ("plain", "int8", "fp8", "int4")
@@ -53,43 +54,97 @@ def layers(session: Session) -> Iterator[tuple[str, int, int, str]]:
         yield f"{shape} down", inner, hidden, ""
 
 
+class Product:
+    """A product as a layer of a model asks for it: of normed rows (qkv with a bias), or added to the residual
+    stream."""
+
+    def __init__(self, session: Session, name: str, inputs: int, outputs: int, activation: str, form: str) -> None:
+        self.weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
+        self.activation = activation
+        self.bias = torch.randn(outputs, device=session.device) if name.endswith("qkv") else None
+        self.layer = session.kernels.pack_linear(self.weight, self.bias, activation or None)  # type: ignore[arg-type]
+        self.adds = name.endswith(("output", "down"))
+        self.norm = None if self.adds else Norm(torch.rand(inputs, device=session.device) + 0.5, 1e-6)
+        self.x = torch.randn(session.most_rows, inputs, device=session.device).to(session.dtype)
+        self.stream = torch.randn(session.most_rows, outputs, device=session.device).to(session.dtype)
+
+    def __call__(self, rows: slice) -> torch.Tensor:
+        """Of some rows."""
+        add_to = self.stream[rows].clone() if self.adds else None
+        return self.layer(self.x[rows], norm=self.norm, add_to=add_to)
+
+    def reference(self, rows: slice) -> torch.Tensor:
+        """In float32."""
+        x = self.x[rows].float()
+        if self.norm is not None:
+            x = x * (x.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt() * self.norm.weight
+        want = x @ self.weight.dequantized().T
+        if self.bias is not None:
+            want += self.bias
+        if self.activation:
+            gate, up = want.chunk(2, -1)
+            want = F.silu(gate) * up
+        return want + self.stream[rows].float() if self.adds else want
+
+
 def make_weight(session: Session, inputs: int, outputs: int, form: str) -> Weight:
     """A random weight in one of `FORMATS`."""
     plain = torch.randn(outputs, inputs, device=session.device) / inputs**0.5
     return Weight(plain.to(session.dtype)) if form == "plain" else session.kernels.quantize(plain, form)  # type: ignore[arg-type]
 
 
-def correctness(session: Session) -> dict[str, Any]:
-    """Each product against float32, and the bits of rows among others: the table of docs/gpu.md."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    found: dict[str, Any] = {"attention": attention_bits(session)}
-    found |= {"mixture": mixture_correctness(session), "adapters": adapter_correctness(session)}
+def products(session: Session) -> Iterator[tuple[str, Product]]:
+    """Of the first two shapes: those of the third have nothing that these lack."""
     for name, inputs, outputs, activation in layers(session):
-        for form in FORMATS:
-            weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
-            layer = session.kernels.pack_linear(weight, None, activation or None)  # type: ignore[arg-type]
-            x = torch.randn(session.most_rows, inputs, device=session.device, dtype=session.dtype)
-            want = x[:64].float() @ weight.dequantized().T
-            if activation:
-                gate, up = want.chunk(2, -1)
-                want = F.silu(gate) * up
-            error = (layer(x[:64]).float() - want).norm() / want.norm()
-            entry: dict[str, Any] = {"relative_error": float(error)}
-            if form in ("plain", "int8") or session.thorough:
-                alone = torch.cat([layer(x[row : row + 1]) for row in range(4)])
-                every = range(2, session.most_rows + 1)
-                entry["numbers_of_rows_with_other_bits"] = [n for n in every if not _same(layer(x[:n]), alone)][:40]
-            found[f"{name}, {form}"] = entry
+        if name.startswith(tuple(f"{shape} " for shape in session.shapes[:2])):
+            for form in FORMATS:
+                yield f"{name}, {form}", Product(session, name, inputs, outputs, activation, form)
+
+
+def correctness(session: Session) -> dict[str, Any]:
+    """Each product against float32, and the bits of all rows by the number of rows beside them."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    session.compile_ahead(lambda: _launch_all(session))
+    found: dict[str, Any] = {}
+    for name, product in products(session):
+        found[name] = _compared(session, product)
+        session.note("correctness", found)
+    for name, stage in (
+        ("attention", attention_bits),
+        ("mixture", mixture_correctness),
+        ("adapters", adapter_correctness),
+        ("delta rule", delta_correctness),
+    ):
+        found[name] = stage(session)
+        session.note("correctness", found)
     return found
 
 
-def _same(found: torch.Tensor, alone: torch.Tensor) -> bool:
-    rows = min(len(found), len(alone))
-    return torch.equal(found[:rows], alone[:rows])
+def _launch_all(session: Session) -> None:
+    for _, product in products(session):
+        for rows in (1, 5, 17, 33, 65, session.most_rows):
+            product(slice(min(rows, session.most_rows)))
+
+
+def _compared(session: Session, product: Product) -> dict[str, Any]:
+    want, all_rows = product.reference(slice(64)), product(slice(None))
+    error = (all_rows[:64].float() - want).norm() / want.norm()
+    numbers = range(1, session.most_rows)
+    alone = range(min(64, session.most_rows))
+    return {
+        "relative_error": float(error),
+        "numbers_of_rows_with_other_bits": [n for n in numbers if not torch.equal(product(slice(n)), all_rows[:n])][
+            :40
+        ],
+        "rows_with_other_bits_alone": [
+            n for n in alone if not torch.equal(product(slice(n, n + 1)), all_rows[n : n + 1])
+        ],
+    }
 
 
 def kernel_times(session: Session) -> dict[str, Any]:
     """Microseconds of each kernel, beside those of torch and of the floor: the bytes at the measured rate."""
+    session.compile_ahead(lambda: _call_all(session))
     found: dict[str, Any] = {}
     for name, call, num_bytes, peer in cases(session):
         entry: dict[str, Any] = session.timer.time(call)
@@ -100,6 +155,11 @@ def kernel_times(session: Session) -> dict[str, Any]:
         found[name] = entry
         session.note("kernel_times", found)
     return found
+
+
+def _call_all(session: Session) -> None:
+    for _, call, _, _ in cases(session):
+        call()
 
 
 def cases(session: Session) -> Iterator[Case]:
@@ -116,6 +176,7 @@ def cases(session: Session) -> Iterator[Case]:
                 yield f"{name}, {form}, {rows} rows", _call(layer, x), layer.nbytes, peer
     yield from attention_cases(session)
     yield from grouped_cases(session)
+    yield from delta_cases(session)
 
 
 def _call(function: Callable[..., Any] | Linear, *inputs: torch.Tensor) -> Callable[[], Any]:

@@ -5,7 +5,9 @@ A stage that fails or takes too long is recorded and the next one begins. Result
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import signal
 import time
 import traceback
@@ -21,6 +23,8 @@ from benchmarks.gpu.timing import Timer
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
 
+THREADS = max(1, (os.cpu_count() or 1) - 2)
+"""That compile."""
 MOST_BYTES = 1_000_000
 """Of the file of results."""
 
@@ -35,7 +39,6 @@ class Session:
 
     dry: bool
     out: Path
-    thorough: bool = False
     results: dict[str, Any] = field(default_factory=dict)
     read_gb_per_s: float = 1.0
     """The measured rate, against which all floors are reckoned."""
@@ -78,6 +81,11 @@ class Session:
         """Tokens of a prompt and of an answer."""
         return (4, 3) if self.dry else (1024, 128)
 
+    def compile_ahead(self, calls: Callable[[], None]) -> None:
+        """Begin to compile what some calls will launch, in threads; they compute nothing here. Sequentially that takes
+        longer than what is measured."""
+        self.kernels.compile_ahead(calls, THREADS)
+
     def note(self, stage: str, found: Any) -> None:
         """Keep what a stage has so far."""
         self.results[stage] = found
@@ -111,8 +119,17 @@ def run(session: Session, stages: list[Stage], minutes: float) -> None:
             session.note(f"{name} failed", {"error": str(error)[-500:], "where": traceback.format_exc()[-2000:]})
             print(f"   failed: {type(error).__name__}: {str(error)[-300:]}", flush=True)
         session.note(f"{name} seconds", round(time.monotonic() - began, 1))
+        free_memory()
         session.write()
         print(_summary(session.results.get(name)), flush=True)
+    session.kernels.stop_compiling()
+
+
+def free_memory() -> None:
+    """Give the device's memory back: an executor is a part of cycles, and its KV cache is most of that."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -127,8 +144,6 @@ def _deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def _summary(found: Any) -> str:

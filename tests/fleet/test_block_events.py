@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 from block_watcher import SetWatcher
+from conditions import collect, until
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.block_names import PrefixScope, block_hashes
-
-
-async def collect(replica: Any, request: Any) -> list[int]:
-    return [token async for delta in replica.generate(request) for token in delta.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def cached(*sequences: list[int]) -> set[bytes]:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 
+from conditions import until
 from kvarn.config.replica import FailoverConfig, ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
 from kvarn.fleet.process_exit import exit_of
@@ -31,13 +32,6 @@ from kvarn.wire.supervision import Activate, Asleep, Drain, Sleep, Supervise, Wa
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 class Proxy:
@@ -347,7 +341,7 @@ async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
         await engine.exited
 
 
-async def test_an_engine_says_again_that_it_is_ready_until_its_supervisor_knows(
+async def test_an_engine_says_again_that_it_is_ready_or_asleep_until_its_supervisor_knows(
     engine: Engine,
 ) -> None:
     engine.supervise("")
@@ -355,3 +349,11 @@ async def test_an_engine_says_again_that_it_is_ready_until_its_supervisor_knows(
     engine.supervise("ready")
     engine.supervise("")
     await until(lambda: engine.told_ready == 3, "and again")
+    engine.order(Sleep())
+    await until(lambda: engine.told_asleep == 1, "it sleeps")
+    engine.supervise("ready")
+    await until(lambda: engine.told_asleep == 2, "it says so again")
+    engine.supervise("asleep")
+    engine.order(Activate())
+    await until(lambda: engine.told_ready == 4, "it is awake")
+    assert engine.told_asleep == 2

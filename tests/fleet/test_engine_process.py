@@ -14,21 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from conditions import collect, until
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
-from kvarn.replica.client.zmq_client import ZmqReplicaClient
-from kvarn.wire.messages import FinishReason, RefusalReason, Submit
-
-
-async def collect(replica: ZmqReplicaClient, request: Submit) -> list[int]:
-    return [token async for delta in replica.generate(request) for token in delta.token_ids]
-
-
-async def until(condition, timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for lives in another process
-            await asyncio.sleep(0.01)
+from kvarn.wire.messages import FinishReason, RefusalReason
 
 
 async def first_delta(stream) -> None:

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
+from conditions import collect, until
 from kvarn.fleet.replica_lifecycle import ReplicaPhase
-from kvarn.replica.client.zmq_client import ZmqReplicaClient
-from kvarn.wire.messages import Submit
-
-
-async def collect(replica: ZmqReplicaClient, request: Submit) -> list[int]:
-    return [token async for delta in replica.generate(request) for token in delta.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  another process
-            await asyncio.sleep(0.01)
 
 
 async def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_runs(make_replica, submit):

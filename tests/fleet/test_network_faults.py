@@ -12,6 +12,7 @@ from itertools import count
 import msgspec
 import pytest
 
+from conditions import until
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.fleet.process_exit import describe_exit, exit_of
@@ -163,13 +164,6 @@ async def replica(network: Network, make_spec: Callable[..., ReplicaSpec]) -> As
     network.cut(cut=False)
     made.client.close()
     await made.supervisor.stop()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("netem", [("delay", "60ms", "20ms"), ("loss", "5%"), ("delay", "20ms", "loss", "2%")])

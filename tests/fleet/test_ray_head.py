@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from conditions import until
 from kvarn.config.fleet import RayConfig
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.packing import Needs
@@ -25,13 +26,6 @@ from ray_cluster import RayCluster
 ENGINES = Path(__file__).parent / "engines"
 WAIT_S = 240.0
 CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, restart_backoff_s=0.1)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.05)
 
 
 @pytest.mark.chaos
@@ -67,12 +61,16 @@ async def test_engines_serve_without_the_head_and_are_started_again_when_there_i
             return
 
         # Ray ends nodes that have not reached their head for a minute, and the engines with them.
-        await until(lambda: not launcher.connected.is_set(), "the agent says that there is no way to Ray")
-        await until(lambda: any("no Ray cluster" in stage for stage in seen), "the replica says what it waits for")
+        await until(lambda: not launcher.connected.is_set(), "the agent says that there is no way to Ray", WAIT_S)
+        await until(
+            lambda: any("no Ray cluster" in stage for stage in seen), "the replica says what it waits for", WAIT_S
+        )
         port = int(cluster.address.rpartition(":")[2])
         clusters.append(await asyncio.to_thread(RayCluster, 0, port, PYTHONPATH=str(ENGINES)))
         await asyncio.to_thread(clusters[-1].add_node, 1)
-        await until(lambda: client.starts == 2 and client.state is ReplicaState.READY, "an engine on the new cluster")
+        await until(
+            lambda: client.starts == 2 and client.state is ReplicaState.READY, "an engine on the new cluster", WAIT_S
+        )
         assert len(await answer(-1)) == 3
     finally:
         client.close()

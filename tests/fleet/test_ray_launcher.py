@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from conditions import until
 from kvarn.config.fleet import RayConfig
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.packing import Needs
@@ -91,13 +92,6 @@ async def make_fleet(cluster: RayCluster, request: pytest.FixtureRequest) -> Asy
 @pytest.fixture
 def spec(make_spec: Callable[..., ReplicaSpec]) -> Callable[[str], ReplicaSpec]:
     return lambda replica, **script: msgspec.structs.replace(make_spec(**script), replica=replica)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.05)
 
 
 async def answer(client: ZmqReplicaClient, request: Submit) -> list[int]:

@@ -5,24 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
 
+from conditions import collect, until
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.wire.messages import Abort, Join, RefusalReason
-
-
-async def collect(replica: Any, request: Any) -> list[int]:
-    return [token async for delta in replica.generate(request) for token in delta.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_each_process_is_answered_what_it_asked(make_replica, submit, attach):

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from conditions import until
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
@@ -125,7 +126,15 @@ class Gateway:
         self.live = LiveModels(config.gateway)
         self.engines = Engines(config, desired=desired)
         self.autoscaling = Autoscaling(config, lambda: list(self.live.by_name.values()), self._metrics, self._now)
-        self.controller = FleetController(config, self.engines, machines, desired, self._read, counts=self.autoscaling)
+        self.controller = FleetController(
+            config,
+            self.engines,
+            machines,
+            desired,
+            self._read,
+            counts=self.autoscaling,
+            load_of=self.live.load_of,
+        )
         for version in self.controller.versions:
             self.live.add(version)
         self.controller.listen(self.live)
@@ -159,13 +168,6 @@ class Gateway:
         await self.engines.stop()
         for model in self.live.versions:
             await model.close()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -295,6 +297,24 @@ async def test_an_engine_that_was_taken_over_finishes_its_requests_when_it_is_dr
         came += [delta async for delta in running]
         await draining
     assert sum(len(delta.token_ids) for delta in came) == 100
+
+
+async def test_of_replicas_that_are_too_many_one_that_answers_nothing_is_drained(
+    make_gateway: Callable[..., Gateway], submit: Callable[..., Submit]
+) -> None:
+    gateway = make_gateway(replicas=2)
+    gateway.start()
+    await gateway.until_ready(2)
+    replicas = gateway.live.by_name["m"].replicas
+    busy = min(replicas)  # the first where nothing runs
+    running = replicas[busy].generate(submit("long", max_tokens=1_000_000))
+    await asyncio.wait_for(anext(running), WAIT_S)
+    await until(lambda: replicas[busy].stats.running == 1, "its engine has said so")
+    gateway.desired["m"] = dataclasses.replace(gateway.desired["m"], replicas=1)
+    gateway.controller.wake()
+    await gateway.until_ready(1)
+    assert list(gateway.engines.supervisors) == [busy]
+    await running.aclose()
 
 
 async def test_an_engine_that_loads_for_longer_than_the_heartbeats_timeout_is_left_to_load(

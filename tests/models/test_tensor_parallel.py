@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.parallel import Parallel, ParallelError, Shard
 from kvarn.models.weights import LinearSpec, WeightLoader
-from meeting import Meeting
-
-
-class ThreadCollectives:
-    """One rank's end of a meeting."""
-
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self.meeting = meeting
-        self.rank = rank
-
-    def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
-        return self.meeting.exchange(self.rank, tensor)[peer].clone()
-
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return self.meeting.exchange(self.rank, tensor)
-
-    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        parts = [torch.split(theirs, counts) for theirs, counts in self.meeting.exchange(self.rank, (rows, list(sent)))]
-        taken = [each[self.rank] for each in parts]
-        assert [len(each) for each in taken] == list(received)
-        return torch.cat(taken)
+from meeting import Meeting, ThreadCollectives
 
 
 def ranks(path: Path, world_size: int, *, place: dict[str, Any] | None = None, **options: Any) -> list[Decoder]:

@@ -82,6 +82,9 @@ class Recorder:
     def __init__(self) -> None:
         self.batches: list[list[list[int]]] = []
 
+    def shutdown(self) -> None:
+        pass
+
     def embed(self, inputs: list[list[int]]) -> list[bytes]:
         self.batches.append(inputs)
         return [bytes(tokens) for tokens in inputs]

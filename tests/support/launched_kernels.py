@@ -18,16 +18,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from kvarn.config.schema import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.core import EngineCore
 from kvarn.kernels.triton import backend
 from kvarn.kernels.triton.compilation import COMPILATION
-from kvarn.models import Decoder
+from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.load import load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import PipelinedExecutor
+from kvarn.worker import EncoderRunner, NgramProposer, PipelinedExecutor
 from kvarn.worker.step_sizes import StepSizes, launch_steps
-from tiny_checkpoints import make_decoder
+from tiny_checkpoints import ENCODERS, make_decoder, make_encoder
 
 SEQUENCES, BUDGET, CONTEXT = 48, 600, 1024
 
@@ -48,24 +49,37 @@ def on_zeroed_memory() -> None:
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
 
 
-def load(family: str, changes: dict[str, int]) -> Decoder:
+def load(family: str, changes: dict[str, int]) -> Decoder | Encoder | CausalEncoder:
     """A model for GPUs, in main memory."""
     with tempfile.TemporaryDirectory() as folder:
-        make_decoder(family, Path(folder), max_position_embeddings=CONTEXT, **changes)
+        if family in ENCODERS:
+            make_encoder(family, Path(folder), **changes)
+        else:
+            make_decoder(family, Path(folder), max_position_embeddings=CONTEXT, **changes)
         is_interpreting, backend.is_interpreting = backend.is_interpreting, lambda: True
         model = load_model(Path(folder), kernels="triton", dtype="bfloat16")
         backend.is_interpreting = is_interpreting
-    assert isinstance(model, Decoder)
     return model
 
 
 def serve(model: Decoder) -> None:
     """Requests of many lengths, in chunks, some of which share a prefix, draw, or ask for log-probabilities."""
+    num_snapshots = None if model.spec.delta is None else 8
     executor = PipelinedExecutor(
-        model, num_blocks=1500, max_num_seqs=SEQUENCES, max_context_length=CONTEXT, fill_up=True
+        model,
+        num_blocks=1500,
+        max_num_seqs=SEQUENCES,
+        max_context_length=CONTEXT,
+        num_snapshots=num_snapshots or 0,
+        fill_up=True,
     )
     config = EngineConfig(max_num_seqs=SEQUENCES, token_budget=BUDGET, tpot_target_ms=1e9)
-    core, chosen = EngineCore(executor, config, lambda: 0.0), random.Random(0)
+    guesses = SpeculationConfig(adaptive=False)
+    proposer = NgramProposer(guesses) if num_snapshots is None else None
+    core = EngineCore(
+        executor, config, lambda: 0.0, proposer=proposer, speculation=guesses, num_snapshots=num_snapshots
+    )
+    chosen = random.Random(0)
     shared = [chosen.randrange(3, 190) for _ in range(300)]
     for wave in range(8):
         for index in range(chosen.choice((1, 2, 3, 7, SEQUENCES))):
@@ -83,16 +97,30 @@ def serve(model: Decoder) -> None:
             core.add(Submit(request_id=f"{wave}-{index}", prompt_token_ids=prompt, sampling=sampling))
         while core.has_work():
             core.step()
+    assert proposer is None or core.stats().spec_decode_draft_tokens_total, "guesses were verified"
     executor.shutdown()
+
+
+def embed(model: Encoder | CausalEncoder) -> None:
+    """Texts of many lengths and numbers."""
+    runner, chosen = EncoderRunner(model, BUDGET), random.Random(0)
+    for _ in range(20):
+        longest = chosen.choice((1, 5, 20, 70))
+        count = chosen.choice((1, 2, 7, 16))
+        runner.embed([[chosen.randrange(90) for _ in range(chosen.randint(1, longest))] for _ in range(count)])
 
 
 def main(family: str, *changes: str) -> int:
     driver.set_active(Driver())  # type: ignore[arg-type]
     on_zeroed_memory()
     model = load(family, {name: int(value) for name, _, value in (each.partition("=") for each in changes)})
-    sizes = StepSizes(SEQUENCES, BUDGET, CONTEXT)
-    ahead = COMPILATION.find(partial(launch_steps, model, model.new_kv_cache(8, SEQUENCES), sizes))
-    launched = COMPILATION.find(partial(serve, model))
+    if isinstance(model, Decoder):
+        sizes = StepSizes(SEQUENCES, BUDGET, CONTEXT)
+        ahead = COMPILATION.find(partial(launch_steps, model, model.new_kv_cache(8, SEQUENCES), sizes))
+        launched = COMPILATION.find(partial(serve, model))
+    else:
+        ahead = COMPILATION.find(EncoderRunner(model, BUDGET).launch_all_sizes)
+        launched = COMPILATION.find(partial(embed, model))
     missed = [each for each in launched if each not in ahead]
     lines = [
         f"{name}: {sorted(Counter(each.name for each in found).items())}"

@@ -27,6 +27,8 @@ VOCAB = 50
 class RecordingMemory:
     """Adapters of one block; a batch of them is the list of its rows' names."""
 
+    captured_form = None
+
     def __init__(self) -> None:
         self.names: dict[int, Any] = {-1: ""}
         self.written: list[tuple[Any, list[int]]] = []

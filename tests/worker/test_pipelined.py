@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kv_connectors import DictConnector
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan, StepResult
 from kvarn.engine.step_time import StepTimeModel
@@ -18,6 +20,9 @@ from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InvalidLogitsError, PipelinedExecutor
+from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
+from kvarn.worker.inputs import flatten_rows
+from kvarn.worker.slots import SlotTable
 from repeating_recorder import RepeatingRecorder
 
 KINDS: list[dict[str, Any]] = [
@@ -43,13 +48,18 @@ def requests(kinds: list[dict[str, Any]]) -> list[Submit]:
 
 
 class Counting(PipelinedExecutor):
-    """Counts plans that were made before the last tokens were known."""
+    """Counts plans that were made before the last tokens were known, and that were not run ahead."""
 
     planned_ahead = 0
+    waited = 0
 
     def submit(self, plan: StepPlan) -> None:
         self.planned_ahead += any(LAST_SAMPLED in row.token_ids for row in plan.rows)
         super().submit(plan)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.waited += 1
+        return super().execute(plan)
 
 
 @pytest.mark.parametrize("kinds", [KINDS[:3], KINDS], ids=["all drawn on the device", "some not"])
@@ -68,6 +78,40 @@ def test_tokens_are_those_of_one_step_at_a_time(
     assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
 
 
+def test_steps_that_move_blocks_are_run_ahead(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
+    """They are stored and loaded once the steps before have ended; tokens are drawn on the device all the same."""
+    model, messages, connector = tiny_model("llama"), requests(KINDS[:3]), DictConnector()
+    want = {key: answer.token_ids for key, answer in stack(model).generate(messages).items()}
+    stack(model, connector=connector).generate(messages)
+    held = set(connector.blocks)
+    run = stack(model, executor_type=Counting, connector=connector, num_blocks=32)
+    assert {key: answer.token_ids for key, answer in run.generate(messages).items()} == want
+    assert connector.num_loaded and set(connector.blocks) >= held and run.engine.stats().preemptions_total
+    assert run.executor.planned_ahead > 5 and run.executor.waited == 0
+
+
+def test_no_field_of_a_batch_is_left_out() -> None:
+    """Whatever a step may have beside its tokens reaches the layers."""
+
+    class Memory:
+        captured_form = 7
+        batch = staticmethod(torch.Tensor.tolist)
+
+    slots = SlotTable(4, 64, 500)
+    slots.occupied[:] = True
+    flat = flatten_rows([Row(2, 5, [9], [], True), Row(0, 2, [8, 7], [], True)], slots)
+    shape = BatchShape.of(flat, 3, Memory(), shares_prefix=True, largest=4)  # type: ignore[arg-type]
+    assert shape == BatchShape(size=4, width=64, shares_prefix=True, adapters=7)
+    arrays = step_arrays(flat, np.arange(3), shape, np.array([1, 2, 2]), state_saves=np.array([-1, 6, -1]))
+    step = HostStep(arrays, shape, Memory(), exchange=object(), is_recurrent=True)  # type: ignore[arg-type]
+    batch = step.batch(StepArrays(*map(torch.from_numpy, arrays)))
+    for field in fields(batch):
+        assert getattr(batch, field.name) is not field.default, field.name
+    assert (batch.adapters, batch.query_starts.tolist()) == ([1, 2, 2, -1], [0, 1, 3, 4, 4])
+    states = batch.recurrent_states
+    assert states is not None and states.places.tolist() == [2, 0, -1, -1] and states.saves.tolist() == [-1, 6, -1, -1]
+
+
 class Addresses(PipelinedExecutor):
     """Notes where each step's inputs and caches are, by its shape."""
 
@@ -75,12 +119,12 @@ class Addresses(PipelinedExecutor):
         super().__init__(*arguments, **options)
         self.found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
 
-    def _compute_and_draw(self, inputs: Any, adapters: Any, draws: Any) -> tuple[torch.Tensor, ...]:
-        tensors = (*inputs, *(draws or ()))
+    def _compute_and_draw(self, step: Any, there: Any, places: Any, draws: Any) -> tuple[torch.Tensor, ...]:
+        tensors = (*there, *places, *(draws or ()))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         own = (*tensors, self._drawn, *self._cache.keys, *self._cache.values)
         self.found.setdefault(shapes, []).append(tuple(tensor.data_ptr() for tensor in own))
-        return super()._compute_and_draw(inputs, adapters, draws)
+        return super()._compute_and_draw(step, there, places, draws)
 
 
 def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:

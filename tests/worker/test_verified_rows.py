@@ -99,10 +99,16 @@ class FixedLogits:
         blocks = torch.zeros(num_blocks, 1, 16, 1)
         return KVCache((blocks,), (blocks.clone(),))
 
-    def forward(
+    def new_adapter_memory(self, cache: KVCache) -> Any:
+        raise AssertionError("no request has an adapter")
+
+    def last_hidden(
         self, tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor, _states: None
     ) -> torch.Tensor:
-        return self.table[tokens[rows]].clone()
+        return tokens[rows]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.table[hidden].clone()
 
 
 @pytest.mark.parametrize("constrained", [False, True])

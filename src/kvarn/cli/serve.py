@@ -150,6 +150,7 @@ class _Gateway:
             lease=None if self._launcher.on_this_machine else self._hold_fleet,
             counts=self._autoscaling,
             bind=self._bind_version,
+            load_of=self._live.load_of,
         )
         self._autoscaling.on_changed = controller.wake
         return controller

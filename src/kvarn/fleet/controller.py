@@ -41,6 +41,7 @@ class FleetController:
         lease: Whether this process looks after the fleet; None: it always does.
         counts: How many replicas models shall have. Default: as many as are wanted; an autoscaler says otherwise.
         bind: See `BindVersion`.
+        load_of: Work on a replica, by its name: of those that are too many the least loaded is drained.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class FleetController:
         lease: Callable[[], Awaitable[bool]] | None = None,
         counts: ReplicaCounts | None = None,
         bind: BindVersion | None = None,
+        load_of: Callable[[str], float] = lambda replica: 0.0,
     ) -> None:
         self.desired = desired
         self._config = config
@@ -64,6 +66,7 @@ class FleetController:
         self._holds = False
         """Of the fleet, since when what ran was taken over."""
         self._counts = counts or DesiredCounts()
+        self._load_of = load_of
         self._unclaimed: set[str] = set()
         """Replicas of an earlier controller whose version is still being prepared here."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -137,6 +140,7 @@ class FleetController:
                 phase=self._phase(name, each),
                 in_pool=each.lifecycle.in_pool,
                 can_sleep=_generates(each) and self._launcher.can_sleep(name),
+                load=self._load_of(name),
             )
             for name, each in self._engines.supervisors.items()
         ]

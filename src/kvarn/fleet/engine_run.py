@@ -52,8 +52,8 @@ class EngineRun:
         *,
         adopted: bool = False,
     ) -> None:
-        self._told: Literal["", "warm", "asleep", "ready"] = ""
-        """What the engine has told last of where it is."""
+        self._state: Literal["", "warm", "asleep", "ready"] = ""
+        """Of the engine, as it told last."""
         self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
         self.engine = engine
         self._config = config
@@ -76,7 +76,7 @@ class EngineRun:
     @property
     def is_ready(self) -> bool:
         """Whether the engine takes requests, or drains."""
-        return self._told == "ready"
+        return self._state == "ready"
 
     def order(self, order: Activate | Sleep | Drain | Stop) -> None:
         """Tell the engine what to do from now on, in place of what it was told before. It may hear it several times."""
@@ -124,14 +124,14 @@ class EngineRun:
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
                 if message.draining and self._adopted:
                     self._on_message(message)
-            case Warm() if self._told != "warm":
-                self._told, self._starts_by = "warm", math.inf
+            case Warm() if self._state != "warm":
+                self._state, self._starts_by = "warm", math.inf
                 self._on_message(message)
-            case Asleep() if self._told != "asleep":
-                self._told, self._starts_by = "asleep", math.inf
+            case Asleep() if self._state != "asleep":
+                self._state, self._starts_by = "asleep", math.inf
                 self._on_message(message)
-            case Ready() if self._told != "ready":
-                self._told = "ready"
+            case Ready() if self._state != "ready":
+                self._state = "ready"
                 self._on_message(message)
             case Progress():
                 self._on_message(message)
@@ -164,7 +164,7 @@ class EngineRun:
 
     def _repeat(self) -> None:
         """Tell the engine where its supervisor is, and again what it was told."""
-        messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._told)]
+        messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._state)]
         if self._gone:
             messages.append(Leave(gateways=self._gone))
         if self._order is not None:

@@ -18,22 +18,13 @@ from ray.util.placement_group import get_current_placement_group, remove_placeme
 
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit
-from kvarn.replica.endpoint import Endpoint, free_address
+from kvarn.fleet.ray_messages import Place
+from kvarn.replica.endpoint import free_address
 from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
 _KEPT_S = 30.0
 """For so long the actor can be asked why its engine ended."""
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where an engine process runs."""
-
-    endpoint: Endpoint
-    """As gateway processes use it."""
-    pid: int
-    node: str
-    """Ray's id of the machine."""
 
 
 class EngineActor:

@@ -21,38 +21,14 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from kvarn.fleet.channel import Channel, Handler
-from kvarn.fleet.packing import Needs
-from kvarn.fleet.ray_actor import EngineActor, Place
+from kvarn.fleet.ray_actor import EngineActor
+from kvarn.fleet.ray_messages import Ended, Launch, Launched, Place
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0
 """One wait for an engine's end; then it is asked again."""
 _ASK_S = 10.0
 _RETRY_S = 1.0
-
-
-class Launch(msgspec.Struct, frozen=True):
-    """Start an engine process; answered by `Launched`."""
-
-    name: str
-    spec: msgspec.Raw
-    """JSON of the `ReplicaSpec`."""
-    needs: Needs
-    timeout_s: float
-
-
-class Launched(msgspec.Struct, frozen=True):
-    """Where it runs, or why it does not."""
-
-    place: Place | None = None
-    problem: str = ""
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """An engine process is gone for certain."""
-
-    name: str
-    reason: str | None
 
 
 class Agent:

@@ -18,6 +18,7 @@ from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.fleet.packing import Needs
 from kvarn.fleet.process_exit import describe_exit, exit_of
+from kvarn.fleet.ray_messages import Ended, Launch, Launched, Place
 from kvarn.fleet.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -27,28 +28,10 @@ _BACKOFF_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """As `ray_actor.Place`, which this process does not import."""
-
-    endpoint: Endpoint
-    pid: int
-    node: str
-
-
-class _Launched(msgspec.Struct, frozen=True):
-    place: _Place | None
-    problem: str
-
-
-class _Ended(msgspec.Struct, frozen=True):
-    name: str
-    reason: str | None
-
-
 class RayEngine:
     """An engine process on a machine of the cluster. It outlives this process."""
 
-    def __init__(self, place: _Place, gateway_host: str, kill: Callable[[], None]) -> None:
+    def __init__(self, place: Place, gateway_host: str, kill: Callable[[], None]) -> None:
         self.endpoint = msgspec.structs.replace(place.endpoint, gateway_host=gateway_host)
         self.supervisor = free_address(gateway_host)
         self.pid = place.pid
@@ -115,18 +98,14 @@ class RayLauncher:
             orphan_timeout_s=self._config.orphan_timeout_s,
             cpus=(),
         )
-        request = {
-            "name": name,
-            "spec": msgspec.Raw(msgspec.json.encode(remote)),
-            "needs": self._needs_of(spec),
-            "timeout_s": self._config.place_timeout_s,
-        }
+        raw = msgspec.Raw(msgspec.json.encode(remote))
+        request = Launch(name, raw, self._needs_of(spec), self._config.place_timeout_s)
         try:
             answer = await channel.call("launch", msgspec.json.encode(request))
         except ChannelClosedError as error:
             self._abandoned.add(name)  # it may run all the same
             raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
-        launched = msgspec.json.decode(answer, type=_Launched)
+        launched = msgspec.json.decode(answer, type=Launched)
         if launched.place is None:
             raise LaunchError(launched.problem)
         engine = self._engine(name, launched.place)
@@ -178,7 +157,7 @@ class RayLauncher:
         """See `Launcher.lacks_room`: Ray tells when it is asked for a place."""
         return ""
 
-    def _engine(self, name: str, place: _Place) -> RayEngine:
+    def _engine(self, name: str, place: Place) -> RayEngine:
         engine = self.engines[name] = RayEngine(place, self._host, lambda: self._kill(name))
         return engine
 
@@ -196,8 +175,8 @@ class RayLauncher:
         assert self._channel is not None
         return self._channel
 
-    async def _list(self, channel: Channel) -> dict[str, _Place]:
-        return msgspec.json.decode(await channel.call("list"), type=dict[str, _Place])
+    async def _list(self, channel: Channel) -> dict[str, Place]:
+        return msgspec.json.decode(await channel.call("list"), type=dict[str, Place])
 
     async def _run(self) -> str | None:
         """One agent from its start to its end."""
@@ -234,7 +213,7 @@ class RayLauncher:
         if self.engines:
             running = await self._list(channel)
             for name in self.engines.keys() - running.keys():
-                self._resolve(_Ended(name, "it was gone when Ray was back"))
+                self._resolve(Ended(name, "it was gone when Ray was back"))
         for name in self._abandoned:
             channel.send("kill", name.encode())
         self._abandoned.clear()
@@ -242,9 +221,9 @@ class RayLauncher:
         self.connected.set()
 
     def _ended(self, body: bytes) -> None:
-        self._resolve(msgspec.json.decode(body, type=_Ended))
+        self._resolve(msgspec.json.decode(body, type=Ended))
 
-    def _resolve(self, end: _Ended) -> None:
+    def _resolve(self, end: Ended) -> None:
         engine = self.engines.pop(end.name, None)
         if engine is not None and not engine.exited.done():
             engine.exited.set_result(end.reason)

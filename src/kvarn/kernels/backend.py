@@ -107,6 +107,8 @@ class Kernels:
     """Names the layout of packed weights; changes whenever their meaning does. None: they cannot be kept in files."""
     captures_steps = False
     """Whether a device may repeat the operations of a step without the host: none of them asks it for anything."""
+    reads_shared_prefixes = False
+    """Whether attention looks at `PagedBatch.shares_prefix`."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
@@ -263,13 +265,10 @@ class Kernels:
     def new_states(self, num_layers: int, num_places: int, dims: DeltaDimensions) -> StateCache:
         """Recurrent states of sequences without tokens; in main memory, pages are supplied as they are first used."""
         shapes = (
-            (num_places, dims.value_heads, dims.key_dim, dims.value_dim),
-            (num_places, dims.window - 1, dims.channels),
+            (num_layers, num_places, dims.value_heads, dims.key_dim, dims.value_dim),
+            (num_layers, num_places, dims.window - 1, dims.channels),
         )
-        matrices, inputs = (
-            tuple(zeros_on_demand(shape, torch.float32, self.device) for _ in range(num_layers)) for shape in shapes
-        )
-        return StateCache(matrices, inputs)
+        return StateCache(*(zeros_on_demand(shape, torch.float32, self.device) for shape in shapes))
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> AdapterMemory:
         """Adapters in the blocks of a cache, their weights in `dtype`: bfloat16 or float32."""

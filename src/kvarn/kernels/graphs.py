@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
 
@@ -34,8 +33,8 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._memory: Any = None
-        """Of the last graph, which must live when the next one is captured."""
+        self._last: torch.cuda.CUDAGraph | None = None
+        """Its memory is the next one's, too; that is torch's rule for as long as a graph lives."""
 
     def has_room(self) -> bool:
         """Whether the device has memory for one more graph."""
@@ -47,12 +46,13 @@ class GraphRecorder:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             # Other threads may allocate meanwhile: one loads adapters.
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            memory = None if self._last is None else self._last.pool()
+            graph.capture_begin(pool=memory, capture_error_mode="thread_local")
             try:
                 results = step()
             finally:
                 graph.capture_end()
-        self._memory = graph.pool()
+        self._last = graph
         return graph.replay, results
 
 

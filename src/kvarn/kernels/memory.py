@@ -107,7 +107,7 @@ def give_back_freed(device: torch.device) -> None:
         trim(0)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # pinned memory is free when no copy can read it any more
-        torch.accelerator.empty_host_cache()
+        torch._C._host_emptyCache()  # torch.accelerator.empty_host_cache of later versions
         torch.cuda.empty_cache()
 
 

@@ -58,7 +58,8 @@ class CausalEncoder:
         batch, num_blocks = whole_texts(lengths)
         attention = self._layers[0].attention
         assert not isinstance(attention, DeltaNet), "a model with recurrent states is not loaded to embed"
-        cache = attention.new_cache(1, num_blocks, "float32")  # each layer writes over what the last one has left
+        # Each layer writes over what the last one has left. GPUs attend over no float32 numbers.
+        cache = attention.new_cache(1, num_blocks, "bfloat16" if self.kernels.computes_beside_host else "float32")
         steps = [
             LayerStep(
                 attention.plan(batch, window), self._kinds.rotation(kind, batch.positions), None, batch.slot_mapping

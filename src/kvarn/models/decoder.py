@@ -39,6 +39,8 @@ class HiddenStates:
     """Numbers of layers, counted from 1."""
     taken: dict[int, torch.Tensor] = field(default_factory=dict)
     """[T, hidden] by layer, in the activations' type."""
+    batch: PagedBatch | None = None
+    """The step that they are of."""
 
     def joined(self) -> torch.Tensor:
         """Side by side in the order of `layers`."""
@@ -190,6 +192,8 @@ class Decoder:
     ) -> torch.Tensor:
         """`forward` up to the logits: the residual stream [R, hidden] behind the last layer, or [0, hidden]."""
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
+        if hidden_states is not None:
+            hidden_states.batch = batch
         stage = self._parallel.stage
         if stage.is_first:
             hidden = self.embed(token_ids)

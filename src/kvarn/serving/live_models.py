@@ -97,6 +97,11 @@ class LiveModels:
             served.replicas.update(status)
             self._relate(status.model)
 
+    def load_of(self, replica: str) -> int:
+        """Sequences that run or wait on a replica, as far as is known."""
+        clients = [served.replicas.get(replica) for served in self._versions.values()]
+        return sum(each.stats.running + each.stats.waiting for each in clients if each is not None)
+
     def close(self) -> None:
         """Leave all engines."""
         for served in self._versions.values():

@@ -1,4 +1,4 @@
-"""The arrays of a step that runs ahead: made in main memory, read on the device under the same names."""
+"""The arrays of a step: made in main memory, read on the device under the same names."""
 
 from __future__ import annotations
 
@@ -9,54 +9,65 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.batch import PagedBatch
+from kvarn.kernels.adapters import AdapterMemory
+from kvarn.kernels.batch import BlockExchange, PagedBatch, StateBatch
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.worker.inputs import FlatRows, Ints
 from kvarn.worker.philox import uniforms
-from kvarn.worker.slots import SlotTable
+from kvarn.worker.slots import BASE_MODEL, SlotTable
 
 BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 4097, 64))
-"""Numbers of sequences that decode together for which a step is captured; smaller ones are filled up."""
+"""Numbers of tokens for which a step is captured; smaller steps are filled up."""
 NARROWEST = 64
 """Blocks of a sequence that a captured step has room for at least; then powers of two."""
 
+_NONE = np.zeros(0, dtype=np.int64)
 Array = TypeVar("Array")
 """numpy's in main memory, torch's on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Sizes that steps have in common, so that a device may repeat one for another."""
+    """What the kernels of a step are told by the host. A device may repeat one step for another of the same shape: all
+    else is read from `StepArrays`."""
 
-    rows: int
-    """S: sequences, with those that fill the batch up."""
+    size: int | None
+    """Tokens, sequences and logits, with those that fill the step up; None: the step is not filled up, nor repeated."""
     width: int
     """B: blocks of a sequence in the tables."""
-    decodes: bool
-    """Each sequence computes and draws one token."""
-    repeats: bool
-    """Of a size that is captured."""
+    shares_prefix: bool
+    """See `PagedBatch`."""
+    adapters: int | None
+    """See `AdapterMemory.captured_form`; None also where no row has an adapter."""
 
     @staticmethod
-    def of(flat: FlatRows, num_drawing: int, *, fill_up: bool, may_repeat: bool) -> BatchShape:
-        """The shape for the rows of a plan, `num_drawing` of which draw a token. `fill_up`: up to one of `BUCKETS`, for
-        rows that `may_repeat`."""
-        rows, width = flat.block_tables.shape
-        decodes = len(flat.token_ids) == rows == num_drawing
-        repeats = fill_up and decodes and may_repeat and rows <= BUCKETS[-1]
-        if repeats:
-            rows = next(bucket for bucket in BUCKETS if bucket >= rows)
-        return BatchShape(rows, wide_enough(width) if fill_up else width, decodes, repeats)
+    def of(
+        flat: FlatRows, num_logits: int, adapters: AdapterMemory | None, *, shares_prefix: bool, largest: int
+    ) -> BatchShape:
+        """The shape for the rows of a plan, of which so many logits are computed. What is repeated are steps in which
+        each token's are: sequences decode, or verify proposals.
+
+        Args:
+            flat: The rows.
+            num_logits: R.
+            adapters: Those that rows have; None: no row has one.
+            shares_prefix: See `PagedBatch`.
+            largest: Tokens of the largest step that is filled up to one of `BUCKETS`; 0: none is.
+        """
+        tokens, width = len(flat.token_ids), flat.block_tables.shape[1]
+        form = None if adapters is None else adapters.captured_form
+        may_repeat = flat.exchange is None and (adapters is None or form is not None)
+        size = None
+        if may_repeat and num_logits == tokens <= largest:
+            size = next(bucket for bucket in BUCKETS if bucket >= tokens)
+        return BatchShape(size, wide_enough(width) if largest else width, shares_prefix, form)
 
 
 class StepArrays(NamedTuple, Generic[Array]):
-    """What the model reads of a step of S sequences with T tokens, R of which draw."""
+    """What the model reads of a step of S sequences with T tokens, of which R logits are computed."""
 
     token_ids: Array
     """[T] int64; negative: the token that the slot drew last."""
-    token_slots: Array
-    """[T] int64: the slot of each token's sequence."""
     positions: Array
     """[T] int64"""
     query_starts: Array
@@ -67,8 +78,21 @@ class StepArrays(NamedTuple, Generic[Array]):
     """[S, B] int32"""
     slot_mapping: Array
     """[T] int64; -1: the token goes nowhere."""
+    adapters: Array
+    """[T] int64: index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
+    state_places: Array
+    """[S] int64: see `StateBatch`, as the next; both empty where the model has no recurrent states."""
+    state_saves: Array
+    """[T] int64"""
     logits_rows: Array
     """[R] int64: tokens whose logits are computed."""
+
+
+class SlotArrays(NamedTuple, Generic[Array]):
+    """Where a step finds tokens that were drawn on the device, and leaves those that it draws."""
+
+    token_slots: Array
+    """[T] int64: the slot of each token's sequence."""
     drawing_slots: Array
     """[R] int64: slots that keep what is drawn."""
 
@@ -85,29 +109,77 @@ class DrawArrays(NamedTuple, Generic[Array]):
     """[R] bool"""
 
 
-def step_arrays(flat: FlatRows, drawing: Ints, shape: BatchShape, spare_slot: int) -> StepArrays[npt.NDArray[Any]]:
-    """Rows of a plan, filled up with rows that have one token, no context and nothing to write.
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """A step before it is on the device."""
+
+    arrays: StepArrays[npt.NDArray[Any]]
+    shape: BatchShape
+    adapters: AdapterMemory | None
+    """None: no row has an adapter."""
+    exchange: BlockExchange | None
+    """See `PagedBatch`."""
+    is_recurrent: bool
+    """The model has recurrent states."""
+
+    def batch(self, there: StepArrays[torch.Tensor]) -> PagedBatch:
+        """The part that the layers read, of the arrays on the device. All steps of an executor are made here."""
+        return PagedBatch(
+            positions=there.positions,
+            query_starts=there.query_starts,
+            context_lens=there.context_lens,
+            block_tables=there.block_tables,
+            slot_mapping=there.slot_mapping,
+            adapters=None if self.adapters is None else self.adapters.batch(there.adapters),
+            exchange=self.exchange,
+            recurrent_states=StateBatch(there.state_places, there.state_saves) if self.is_recurrent else None,
+            shares_prefix=self.shape.shares_prefix,
+        )
+
+
+def step_arrays(
+    flat: FlatRows, logits_rows: Ints, shape: BatchShape, adapters: Ints | None, state_saves: Ints | None
+) -> StepArrays[npt.NDArray[Any]]:
+    """Rows of a plan, filled up with tokens that have no context and nothing to write. Each is a sequence of its own,
+    and the sequences that are missing then have no token.
 
     Args:
         flat: The rows.
-        drawing: Indices of those that draw.
+        logits_rows: Tokens whose logits are computed.
         shape: What to fill them up to.
-        spare_slot: Where rows that fill the batch up keep what they draw.
+        adapters: Of the tokens; None: no row has one.
+        state_saves: See `StateBatch`; None: the model has no recurrent states.
     """
-    more = shape.rows - len(flat.row_slots)
-    end = flat.query_starts[-1]
-    tables = np.zeros((shape.rows, shape.width), dtype=np.int32)
-    tables[: len(flat.block_tables), : flat.block_tables.shape[1]] = flat.block_tables
+    tokens, rows = len(flat.token_ids), len(flat.context_lens)
+    more, more_rows = (0, 0) if shape.size is None else (shape.size - tokens, shape.size - rows)
+    query_starts, tables = flat.query_starts, flat.block_tables
+    if more_rows:
+        ends = np.minimum(tokens + 1 + np.arange(more_rows), tokens + more)
+        query_starts = np.concatenate([query_starts, ends])
+    if tables.shape != (rows + more_rows, shape.width):
+        tables = np.zeros((rows + more_rows, shape.width), dtype=np.int32)
+        tables[:rows, : flat.block_tables.shape[1]] = flat.block_tables
     return StepArrays(
         token_ids=_filled(flat.token_ids, more, 0),
-        token_slots=_filled(flat.row_slots[flat.row_of_token], more, spare_slot),
         positions=_filled(flat.positions, more, 0),
-        query_starts=np.concatenate([flat.query_starts, end + 1 + np.arange(more)]).astype(np.int32),
-        context_lens=_filled(flat.context_lens, more, 0).astype(np.int32),
+        query_starts=query_starts.astype(np.int32),
+        context_lens=_filled(flat.context_lens, more_rows, 0).astype(np.int32),
         block_tables=tables,
         slot_mapping=_filled(flat.slot_mapping, more, -1),
-        logits_rows=np.concatenate([flat.query_starts[1:][drawing] - 1, end + np.arange(more)]),
-        drawing_slots=_filled(flat.row_slots[drawing], more, spare_slot),
+        adapters=_NONE if adapters is None else _filled(adapters, more, BASE_MODEL),
+        state_places=_NONE if state_saves is None else _filled(flat.row_slots, more_rows, -1),
+        state_saves=_NONE if state_saves is None else _filled(state_saves, more, -1),
+        logits_rows=np.concatenate([logits_rows, tokens + np.arange(more)]) if more else logits_rows,
+    )
+
+
+def slot_arrays(
+    flat: FlatRows, drawing: Ints, arrays: StepArrays[npt.NDArray[Any]], spare_slot: int
+) -> SlotArrays[npt.NDArray[Any]]:
+    """The slots of a step's tokens and of its draws. Tokens that fill the step up have `spare_slot`."""
+    return SlotArrays(
+        token_slots=_filled(flat.row_slots[flat.row_of_token], len(arrays.token_ids) - len(flat.token_ids), spare_slot),
+        drawing_slots=_filled(drawing, len(arrays.logits_rows) - len(drawing), spare_slot),
     )
 
 
@@ -124,13 +196,6 @@ def draw_arrays(table: SlotTable, slots: Ints, size: int) -> DrawArrays[npt.NDAr
         min_p=_filled(table.min_p[slots], more, 0),
         uniforms=_filled(uniforms(table.seed[slots], table.num_output[slots]), more, 0),
         greedy=_filled(greedy, more, True),
-    )
-
-
-def paged_batch(step: StepArrays[torch.Tensor], adapters: AdapterBatch | None) -> PagedBatch:
-    """The part that attention reads."""
-    return PagedBatch(
-        step.positions, step.query_starts, step.context_lens, step.block_tables, step.slot_mapping, adapters
     )
 
 

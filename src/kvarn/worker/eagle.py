@@ -114,10 +114,13 @@ class EagleProposer:
         self._tables = tables
         following, ends = self._following(rows, inputs, drawn)
         hidden = self._head.read(hidden_states.joined())
-        hidden = self._head.forward(hidden, torch.from_numpy(following).to(self._device), inputs.batch, self._cache)
+        assert hidden_states.batch is not None, "the forward pass has run"
+        hidden = self._head.forward(
+            hidden, torch.from_numpy(following).to(self._device), hidden_states.batch, self._cache
+        )
         for index, end in ends:
             row = rows[index]
-            first = int(inputs.batch.query_starts[index])
+            first = int(inputs.flat.query_starts[index])
             if row.slot in self._entered:
                 self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
         self.overhead_s += 0.05 * (time.perf_counter() - began - self.overhead_s)
@@ -127,8 +130,8 @@ class EagleProposer:
     ) -> tuple[Ints, list[tuple[int, int]]]:
         """The token after each one of the step, and for each sampled row its place in the plan and, in the step, that
         of its last token that is right."""
-        following = np.roll(inputs.token_ids.numpy(force=True), -1)
-        starts = inputs.batch.query_starts.tolist()
+        following = np.roll(inputs.flat.token_ids, -1)
+        starts = inputs.flat.query_starts.tolist()
         tokens_of = dict(zip(inputs.sampled_rows, drawn, strict=True))
         ends: list[tuple[int, int]] = []
         for index, row in enumerate(rows):

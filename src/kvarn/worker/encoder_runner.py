@@ -19,6 +19,22 @@ class EncoderRunner:
         self._model = model
         self._token_budget = token_budget
 
+    def compile_ahead(self, threads: int) -> None:
+        """Begin to compile the kernels of passes of all sizes, in threads, the smallest first."""
+        self._model.kernels.compile_ahead(self.launch_all_sizes, threads)
+
+    def shutdown(self) -> None:
+        """End the threads that compile."""
+        self._model.kernels.stop_compiling()
+
+    @torch.inference_mode()
+    def launch_all_sizes(self) -> None:
+        """Passes of all sizes for which kernels differ."""
+        longest = self._model.spec.max_context_length
+        for power in range(self._token_budget.bit_length()):
+            length = min(1 << power, longest)
+            self._encode([[0] * length] * ((1 << power) // length))
+
     @torch.inference_mode()
     def embed(self, inputs: list[list[int]]) -> list[bytes]:
         """One vector for each input, in the inputs' order: float32, little-endian.

@@ -4,7 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,13 +18,14 @@ from kvarn.models.decoder import HiddenStates
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.adapters import AdapterPool
 from kvarn.worker.context_parallel import ContextParallel
+from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
 from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.errors import ContextTooLongError, PlanError
-from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
+from kvarn.worker.inputs import FlatRows, Ints, PromptSpan, StepInputs, build_inputs
 from kvarn.worker.kv_blocks import BlockMemory, BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
-from kvarn.worker.slots import SlotTable
+from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.states import SlotStates
 from kvarn.worker.step_sizes import MOST_LOGITS, StepSizes, launch_steps
 
@@ -84,7 +85,9 @@ class InProcessExecutor(SynchronousExecutor):
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
-        self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
+        self._largest = 0
+        """Tokens of the largest step that is filled up to be repeated."""
+        self.adapters = AdapterPool(partial(model.new_adapter_memory, self._cache))
         """What the engine takes as its `AdapterStore`."""
         indices = self.adapters.indices
         self._slots = SlotTable(max_num_seqs, self.max_context_length, model.spec.vocab_size, indices)
@@ -103,13 +106,30 @@ class InProcessExecutor(SynchronousExecutor):
         elapsed_s, warming = time.perf_counter() - started, self._first_uses != first_uses
         return StepResult(plan.step, rows, elapsed_s, transfer_s, warming)
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        """Whether a plan's tokens can be drawn without knowing those of the step before; never here."""
+        return False
+
     @torch.inference_mode()
-    def follow(self, plan: StepPlan) -> None:
-        """Run one step, its blocks moved already, on a rank that draws no tokens: another one does. No plan has
-        `LAST_SAMPLED`: the slots here do not know it."""
+    def follow(self, plan: StepPlan, *, ahead: bool = False) -> None:
+        """Run one step, its blocks moved already, as one of several ranks.
+
+        ahead: Draw its tokens too, as every rank does; otherwise rank 0 alone does, and others `learn` them where
+        they need them.
+        """
+        assert not ahead, "rank 0 has an executor of the same kind"
         computed = self._compute(plan)
         for _ in () if computed is None else self._prompt_logits(computed):
             pass  # the ranks compute logits together
+
+    def drawn_here(self) -> list[tuple[int, list[int]]]:
+        """Slots and tokens of the plan submitted last, where other ranks must `learn` them; none here."""
+        return []
+
+    def learn(self, drawn: Sequence[tuple[int, list[int]]]) -> None:
+        """What rank 0 drew: slots, and tokens of each."""
+        for slot, tokens in drawn:
+            self._slots.record_drawn(slot, tokens)
 
     def shutdown(self) -> None:
         """Ends the thread that loads adapters, and those that compile."""
@@ -145,12 +165,30 @@ class InProcessExecutor(SynchronousExecutor):
         if not plan.rows:
             return None
         self._slots.update_blocks(plan.rows)
-        adapters = self.adapters.memory if self.adapters.indices else None
-        inputs = build_inputs(plan.rows, self._slots, self._device, adapters, self._context, self._recurrent_states)
+        inputs = build_inputs(plan.rows, self._slots, self._device, self._context)
         hidden_states = None if self._eagle is None else self._eagle.hidden_states()
-        hidden = self._model.last_hidden(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, hidden_states)
+        step = self._host_step(plan.rows, inputs.flat, inputs.logits_rows)
+        hidden = self._last_hidden(step, hidden_states)[: len(inputs.logits_rows)]
         drawn = inputs.num_drawn_rows
         return _Computed(inputs, self._model.logits(hidden[:drawn]), hidden[drawn:], hidden_states)
+
+    def _host_step(self, rows: Sequence[Row], flat: FlatRows, logits_rows: Ints) -> HostStep:
+        """What the device is to be sent of the rows of a plan."""
+        memory, adapters = None, None
+        if self.adapters.indices and (of_rows := self._slots.adapter[flat.row_slots]).max() != BASE_MODEL:
+            memory, adapters = self.adapters.memory, of_rows[flat.row_of_token]
+        reads_shared_prefixes = self._model.kernels.reads_shared_prefixes and self._model.spec.latent is None
+        shares_prefix = reads_shared_prefixes and flat.shares_prefix
+        shape = BatchShape.of(flat, len(logits_rows), memory, shares_prefix=shares_prefix, largest=self._largest)
+        saves = None if self._recurrent_states is None else self._recurrent_states.saves(rows)
+        arrays = step_arrays(flat, logits_rows, shape, adapters, saves)
+        return HostStep(arrays, shape, memory, flat.exchange, self._recurrent_states is not None)
+
+    def _last_hidden(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
+        """See `Decoder.last_hidden`: of a step, with the tokens that fill it up; good until the next step."""
+        there = StepArrays(*(torch.from_numpy(array).to(self._device) for array in step.arrays))
+        batch = step.batch(there)
+        return self._model.last_hidden(there.token_ids, batch, self._cache, there.logits_rows, hidden_states)
 
     def _apply(self, plan: StepPlan) -> None:
         """What a plan changes before its rows are computed; blocks were stored and loaded already."""

@@ -1,4 +1,4 @@
-"""From the rows of a plan to the tensors of one forward pass, in vector operations."""
+"""From the rows of a plan to the tokens of one forward pass, in vector operations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
-from kvarn.kernels.adapters import AdapterMemory
-from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange, PagedBatch
+from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange
 from kvarn.worker.context_parallel import ContextParallel
-from kvarn.worker.slots import BASE_MODEL, SlotTable
-from kvarn.worker.states import SlotStates
+from kvarn.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,29 +43,6 @@ class ProposalSpan:
     """Row, among the logits, of the position of the first proposal."""
     token_ids: list[int]
     """The proposals."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What one forward pass needs, and which of its logits are for what."""
-
-    token_ids: torch.Tensor
-    """[T] int64."""
-    batch: PagedBatch
-    logits_rows: torch.Tensor
-    """[R] int64: tokens whose logits are computed: first one for each of `sampled_rows` (before the proposals), then
-    the proposal spans, those of slots with constraints last, and the prompt spans."""
-    num_drawn_rows: int
-    """Of those, before the prompt spans."""
-    sampled_rows: list[int]
-    """Indices, in the plan, of the rows for which a token is drawn."""
-    sampled_slots: Ints
-    """[len(sampled_rows)] their slots."""
-    proposal_spans: list[ProposalSpan]
-    prompt_spans: list[PromptSpan]
-    drawn_ahead: tuple[Ints, Ints] | None
-    """Where there are proposals: of the first logits, whose tokens can all be drawn at once (all but those of
-    constrained proposal spans), the place among the sampled rows and the number of proposals before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +119,32 @@ def flatten_rows(rows: Sequence[Row], slots: SlotTable) -> FlatRows:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The rows of a plan, flattened, and which of their logits are for what."""
+
+    flat: FlatRows
+    logits_rows: Ints
+    """[R]: tokens whose logits are computed: first one for each of `sampled_rows` (before the proposals), then the
+    proposal spans, those of slots with constraints last, and the prompt spans."""
+    num_drawn_rows: int
+    """Of those, before the prompt spans."""
+    sampled_rows: list[int]
+    """Indices, in the plan, of the rows for which a token is drawn."""
+    sampled_slots: Ints
+    """[len(sampled_rows)] their slots."""
+    proposal_spans: list[ProposalSpan]
+    prompt_spans: list[PromptSpan]
+    drawn_ahead: tuple[Ints, Ints] | None
+    """Where there are proposals: of the first logits, whose tokens can all be drawn at once (all but those of
+    constrained proposal spans), the place among the sampled rows and the number of proposals before it."""
+
+
 def build_inputs(
-    rows: Sequence[Row],
-    slots: SlotTable,
-    device: torch.device,
-    adapters: AdapterMemory | None = None,
-    context: ContextParallel | None = None,
-    recurrent_states: SlotStates | None = None,
+    rows: Sequence[Row], slots: SlotTable, device: torch.device, context: ContextParallel | None = None
 ) -> StepInputs:
-    """The inputs of the rows of a plan (see `flatten_rows`). `adapters`, `recurrent_states`: where theirs
-    are. `context`: the ranks that share long prompts, of which rank 0 alone needs logits."""
+    """The rows of a plan (see `flatten_rows`), with the tokens that their slots drew last. `context`: the ranks that
+    share long prompts, of which rank 0 alone needs logits; this one computes its part, on `device`."""
     flat = flatten_rows(rows, slots)
     if context is not None:
         flat = context.divide(rows, flat, device)
@@ -161,11 +152,6 @@ def build_inputs(
     unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
     if len(unknown):
         token_ids[unknown] = slots.last_token[row_slots[flat.row_of_token[unknown]]]
-    batch_adapters = None
-    if adapters is not None:
-        of_rows = slots.adapter[row_slots]
-        if of_rows.max() != BASE_MODEL:
-            batch_adapters = adapters.batch(torch.from_numpy(of_rows[flat.row_of_token]))
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = row_ends[sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
@@ -182,19 +168,8 @@ def build_inputs(
         drawn_tokens, prompt_tokens, prompt_spans = [row_ends[:0]], [], []
     wanted = np.concatenate((*drawn_tokens, *prompt_tokens))
     return StepInputs(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        batch=PagedBatch(
-            positions=torch.from_numpy(flat.positions).to(device),
-            query_starts=torch.from_numpy(flat.query_starts.astype(np.int32)).to(device),
-            context_lens=torch.from_numpy(flat.context_lens.astype(np.int32)).to(device),
-            block_tables=torch.from_numpy(flat.block_tables).to(device),
-            slot_mapping=torch.from_numpy(flat.slot_mapping).to(device),
-            adapters=batch_adapters,
-            exchange=flat.exchange,
-            recurrent_states=None if recurrent_states is None else recurrent_states.batch(rows, row_slots),
-            shares_prefix=flat.shares_prefix,
-        ),
-        logits_rows=torch.from_numpy(wanted).to(device),
+        flat=flat,
+        logits_rows=wanted,
         num_drawn_rows=sum(map(len, drawn_tokens)),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],

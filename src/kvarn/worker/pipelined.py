@@ -1,46 +1,52 @@
 """The executor of a device that computes beside the host: one step runs while the next is planned and sent.
 
 Steps whose tokens are drawn on the device from what the host knows beforehand are run ahead: the host sends their
-inputs, the device computes, draws, and keeps the tokens for the next step. The others (with masks, penalties, guesses,
-log-probabilities or blocks that are moved) are run as `InProcessExecutor` does, once the steps before them have ended.
+inputs, the device computes, draws, and keeps the tokens for the next step. The others (with masks, penalties, guesses
+or log-probabilities) wait for the steps before them, and their tokens are drawn as by `InProcessExecutor`. The device
+repeats steps of a shape that it has computed before, of either kind: whole ones, or up to the last layer.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.graphs import StepGraphs
 from kvarn.kernels.memory import device_allocations
 from kvarn.kernels.staging import Fetched, Staging
 from kvarn.models import Decoder
+from kvarn.models.decoder import HiddenStates
 from kvarn.worker.constraints import needs_constraints
 from kvarn.worker.device_step import (
     BUCKETS,
-    BatchShape,
     DrawArrays,
+    HostStep,
+    SlotArrays,
     StepArrays,
     draw_arrays,
-    paged_batch,
     sampling_tensors,
-    step_arrays,
+    slot_arrays,
     wide_enough,
 )
 from kvarn.worker.errors import InvalidLogitsError, ReplayAllocationError
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.inputs import FlatRows, Ints, flatten_rows
+from kvarn.worker.inputs import Ints, flatten_rows
 from kvarn.worker.slots import NO_LOGPROBS
 
 IN_FLIGHT = 2
+FEWEST = 64
+"""Tokens of the largest step that is repeated, at least: few sequences may verify many proposals."""
 
 
 def _no_slots() -> Ints:
@@ -55,6 +61,7 @@ class _Running:
     submitted: float
     first_uses: int
     """So far, when it was submitted."""
+    transfer_s: float = 0.0
     slots: Ints = field(default_factory=_no_slots)
     """Of the rows that draw."""
     epochs: Ints = field(default_factory=_no_slots)
@@ -66,8 +73,8 @@ class PipelinedExecutor(InProcessExecutor):
     """See `kvarn.engine.plan.Executor`, and `InProcessExecutor` for arguments and errors.
 
     Args:
-        fill_up: Fill batches of decoding sequences up to one of `BUCKETS`; by default where the device repeats captured
-            steps. The kernels must leave tokens without a slot alone.
+        fill_up: Fill steps that may be repeated up to one of `BUCKETS`; by default where the device repeats captured
+            ones. The kernels must leave tokens without a slot alone.
     """
 
     def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
@@ -76,17 +83,19 @@ class PipelinedExecutor(InProcessExecutor):
         self.checks_allocations = False
         """Raise ReplayAllocationError where a repeated step allocates memory of the device. Asking takes a tenth of a
         millisecond, so only tests and benchmarks do."""
-        self._fill_up = self.graphs.enabled and model.can_be_captured if fill_up is None else fill_up
         self._running: deque[_Running] = deque()
         self._ended = 0.0
         self._epochs = np.zeros(max_num_seqs, dtype=np.int64)
         """How many sequences each slot has had."""
         self._drawn = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         """The token that each slot drew last; the last entry is for rows that fill a batch up."""
-        rows = next((bucket for bucket in BUCKETS if bucket >= max_num_seqs), max_num_seqs)
+        fill_up = self.graphs.enabled and model.can_be_captured if fill_up is None else fill_up
+        if fill_up and self._eagle is None:
+            self._largest = next((bucket for bucket in BUCKETS if bucket >= max(max_num_seqs, FEWEST)), BUCKETS[-1])
         blocks = wide_enough(-(-self.max_context_length // BLOCK_SIZE))
-        # Room for the largest step that is captured: it reads the same addresses each time.
-        self._staging = Staging(self._device, rows * (4 * blocks + 256) + 2**20, IN_FLIGHT)
+        # Room for the largest step that is repeated: it reads the same addresses each time.
+        num_bytes = max(max_num_seqs, self._largest) * (4 * blocks + 256) + 2**20
+        self._staging = Staging(self._device, num_bytes, IN_FLIGHT)
 
     @property
     def max_in_flight(self) -> int:
@@ -96,16 +105,13 @@ class PipelinedExecutor(InProcessExecutor):
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Give the plan to the device. Raises as `execute`, and ReplayAllocationError."""
-        started, first_uses = time.perf_counter(), self._first_uses
-        for sequence in plan.new_sequences:
-            self._epochs[sequence.slot] += 1
-        if self._runs_ahead(plan):
-            self._running.append(self._start(plan, started, first_uses))
+        if self.runs_ahead(plan):
+            self._run_ahead(plan)
             return
-        for running in self._running:
-            self._end(running)
+        started, first_uses = time.perf_counter(), self._first_uses
+        self._end_all(plan)
         result = self.execute(plan)
-        self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
+        self._send_last_tokens()
         self._running.append(_Running(plan, started, first_uses, result=result))
 
     def collect(self) -> StepResult:
@@ -119,9 +125,38 @@ class PipelinedExecutor(InProcessExecutor):
         """With the captures."""
         return super()._first_uses + self.graphs.num_captures
 
-    def _runs_ahead(self, plan: StepPlan) -> bool:
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan, *, ahead: bool = False) -> None:
+        """See `InProcessExecutor.follow`. Raises InvalidLogitsError where logits of an earlier step are not finite."""
+        if not ahead:
+            self._end_all(plan)
+            self._running.clear()
+            super().follow(plan, ahead=False)
+            return
+        while len(self._running) >= IN_FLIGHT:
+            self.collect()
+        self._run_ahead(plan)
+
+    def drawn_here(self) -> list[tuple[int, list[int]]]:
+        """See `InProcessExecutor.drawn_here`: what the host drew."""
+        result = self._running[-1].result if self._running else None
+        return [] if result is None else [(row.slot, row.token_ids) for row in result.rows if row.token_ids]
+
+    @torch.inference_mode()
+    def learn(self, drawn: Sequence[tuple[int, list[int]]]) -> None:
+        """See `InProcessExecutor.learn`."""
+        super().learn(drawn)
+        self._send_last_tokens()
+
+    def transfer_blocks(self, plan: StepPlan) -> float:
+        """See `InProcessExecutor.transfer_blocks`: between two steps."""
+        for running in self._running:
+            self._end(running)
+        return super().transfer_blocks(plan)
+
+    def runs_ahead(self, plan: StepPlan) -> bool:
         """Whether a step's tokens can be drawn without knowing those of the step before."""
-        if plan.masks or plan.kv_stores or plan.kv_loads or self._eagle is not None:
+        if plan.masks or self._eagle is not None:
             return False
         if any(row.num_proposals or row.prompt_logprobs for row in plan.rows):
             return False
@@ -134,70 +169,102 @@ class PipelinedExecutor(InProcessExecutor):
             and not (self._slots.num_logprobs[old] != NO_LOGPROBS).any()
         )
 
-    def _start(self, plan: StepPlan, started: float, first_uses: int) -> _Running:
+    def _run_ahead(self, plan: StepPlan) -> None:
+        started, first_uses = time.perf_counter(), self._first_uses
+        self._count_sequences(plan)
+        transfer_s = self.transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
+        self._running.append(self._start(plan, started, first_uses, transfer_s))
+
+    def _end_all(self, plan: StepPlan) -> None:
+        """Wait for all steps, before a plan whose tokens the host draws."""
+        self._count_sequences(plan)
+        for running in self._running:
+            self._end(running)
+
+    def _count_sequences(self, plan: StepPlan) -> None:
+        for sequence in plan.new_sequences:
+            self._epochs[sequence.slot] += 1
+
+    def _send_last_tokens(self) -> None:
+        self._drawn[:-1].copy_(torch.from_numpy(self._slots.last_token))
+
+    def _start(self, plan: StepPlan, started: float, first_uses: int, transfer_s: float) -> _Running:
         self._apply(plan)
         if not plan.rows:
-            return _Running(plan, started, first_uses)
+            return _Running(plan, started, first_uses, transfer_s)
         self._slots.update_blocks(plan.rows)
         flat = flatten_rows(plan.rows, self._slots)
         drawing = np.array([index for index, row in enumerate(plan.rows) if row.sample], dtype=np.int64)
-        adapters = self._adapters_of(flat)
-        shape = BatchShape.of(flat, len(drawing), fill_up=self._fill_up, may_repeat=adapters is None)
         slots = flat.row_slots[drawing]
-        arrays = step_arrays(flat, drawing, shape, spare_slot=len(self._drawn) - 1)
-        draws = draw_arrays(self._slots, slots, len(arrays.drawing_slots))
-        fetched = self._give(shape, arrays, draws, adapters, len(slots))
+        step = self._host_step(plan.rows, flat, flat.query_starts[1:][drawing] - 1)
+        of_slots = slot_arrays(flat, slots, step.arrays, spare_slot=len(self._drawn) - 1)
+        draws = draw_arrays(self._slots, slots, len(step.arrays.logits_rows))
+
+        def compute(there: StepArrays[torch.Tensor], others: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            places = SlotArrays(*others[: len(of_slots)])
+            columns = None if draws is None else DrawArrays(*others[len(of_slots) :])
+            return self._compute_and_draw(step, there, places, columns)
+
+        kind = "greedy" if draws is None else "drawn"
+        tokens, maxima = self._give(kind, step, [*of_slots, *(draws or ())], compute)
+        fetched = Fetched.start([tokens[: len(slots)], maxima[: len(slots)]])
         self._slots.num_output[slots] += 1
-        return _Running(plan, started, first_uses, slots, self._epochs[slots], fetched)
+        return _Running(plan, started, first_uses, transfer_s, slots, self._epochs[slots], fetched)
 
     def _give(
         self,
-        shape: BatchShape,
-        arrays: StepArrays[Any],
-        draws: DrawArrays[Any] | None,
-        adapters: AdapterBatch | None,
-        num_drawn: int,
-    ) -> Fetched:
-        """Send a step's arrays, have it computed, or repeated, and its tokens sent back."""
-        key = (shape, draws is not None)
+        kind: str,
+        step: HostStep,
+        others: Sequence[npt.NDArray[Any]],
+        compute: Callable[[StepArrays[torch.Tensor], list[torch.Tensor]], tuple[torch.Tensor, ...]],
+    ) -> tuple[torch.Tensor, ...]:
+        """Send a step's arrays, and others, and have it computed, or repeated. `kind` names what is computed."""
+        key = (step.shape, kind)
         is_checked = self.checks_allocations and key in self.graphs
         allocations = device_allocations(self._device) if is_checked else 0
-        sent = self._staging.send([*arrays, *(draws or ())])
-        inputs = StepArrays(*sent[: len(arrays)])
-        columns = None if draws is None else DrawArrays(*sent[len(arrays) :])
-
-        def step() -> tuple[torch.Tensor, ...]:
-            return self._compute_and_draw(inputs, adapters, columns)
-
-        tokens, maxima = self.graphs.run(key, step) if shape.repeats else step()
-        fetched = Fetched.start([tokens[:num_drawn], maxima[:num_drawn]])
+        sent = self._staging.send([*step.arrays, *others])
+        there, others_there = StepArrays(*sent[: len(step.arrays)]), sent[len(step.arrays) :]
+        if step.shape.size is None:
+            return compute(there, others_there)
+        results = self.graphs.run(key, lambda: compute(there, others_there))
         if is_checked and device_allocations(self._device) != allocations:
             raise ReplayAllocationError(str(key))
-        return fetched
-
-    def _adapters_of(self, flat: FlatRows) -> AdapterBatch | None:
-        if not self.adapters.indices:
-            return None
-        indices = self._slots.adapter[flat.row_slots][flat.row_of_token]
-        return self.adapters.memory.batch(torch.from_numpy(indices)) if indices.max(initial=-1) >= 0 else None
+        return results
 
     def _compute_and_draw(
         self,
-        inputs: StepArrays[torch.Tensor],
-        adapters: AdapterBatch | None,
+        step: HostStep,
+        there: StepArrays[torch.Tensor],
+        places: SlotArrays[torch.Tensor],
         draws: DrawArrays[torch.Tensor] | None,
     ) -> tuple[torch.Tensor, ...]:
         """One step on the device: tokens and largest logits of the rows that draw."""
         kernels = self._model.kernels
-        ids = torch.where(inputs.token_ids < 0, self._drawn[inputs.token_slots], inputs.token_ids)
-        logits = self._model.forward(ids, paged_batch(inputs, adapters), self._cache, inputs.logits_rows, None)
+        ids = torch.where(there.token_ids < 0, self._drawn[places.token_slots], there.token_ids)
+        logits = self._model.forward(ids, step.batch(there), self._cache, there.logits_rows, None)
         tokens, maxima = kernels.most_likely(logits)
         if draws is not None and len(tokens):
             rows = torch.arange(len(tokens), device=tokens.device)
             drawn = kernels.draw_tokens(logits, rows, maxima, sampling_tensors(draws))
             tokens = torch.where(draws.greedy, tokens, drawn)
-        self._drawn.index_copy_(0, inputs.drawing_slots, tokens)
+        self._drawn.index_copy_(0, places.drawing_slots, tokens)
         return tokens, maxima
+
+    def _last_hidden(self, step: HostStep, hidden_states: HiddenStates | None) -> torch.Tensor:
+        kept = None if step.shape.size is None else self._kept_hidden
+
+        def compute(there: StepArrays[torch.Tensor], _: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            batch = step.batch(there)
+            hidden = self._model.last_hidden(there.token_ids, batch, self._cache, there.logits_rows, hidden_states)
+            return (hidden if kept is None else kept[: len(hidden)].copy_(hidden),)
+
+        return self._give("hidden", step, [], compute)[0]
+
+    @cached_property
+    def _kept_hidden(self) -> torch.Tensor:
+        """Where repeated steps leave what logits are computed from: those of all shapes in the same memory."""
+        dtype = self._model.kernels.activation_dtype(self._model.dtype)
+        return torch.empty((self._largest, self._model.spec.hidden_size), dtype=dtype, device=self._device)
 
     def _end(self, running: _Running) -> StepResult:
         """The result of a step; its tokens are in the slots afterwards."""
@@ -214,6 +281,6 @@ class PipelinedExecutor(InProcessExecutor):
             # One that ran while the next was compiled ended later, too.
             warming = self._first_uses != running.first_uses
             elapsed_s = now - max(running.submitted, self._ended)
-            running.result = StepResult(running.plan.step, rows, elapsed_s, warming=warming)
-        self._ended = time.perf_counter()
+            running.result = StepResult(running.plan.step, rows, elapsed_s, running.transfer_s, warming)
+            self._ended = now
         return running.result

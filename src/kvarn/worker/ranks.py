@@ -3,6 +3,10 @@
 Rank 0 is the engine's own process. It gives each plan to the others, runs its own part, and draws the tokens: it is of
 the last stage (see `RankLayout`). All ranks have the same slots and block tables, and each has a KV cache of as many
 blocks, with the part of each block that its layers and heads need.
+
+On devices that compute beside the host (`PipelinedExecutor`) ranks of one stage run ahead: each has all logits and
+draws the same tokens from them, so none waits to be told. Rank 0 says which plans are run like that. What it draws by
+itself, with masks for example, it sends along with the next plan.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -21,6 +25,8 @@ from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.pipes import send_frame
 from kvarn.worker.rank_blocks import BlockSlots, RankBlocks, SlotMemory
+
+Result = TypeVar("Result")
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -44,6 +50,10 @@ class RunPlan(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
     slots: BlockSlots | None = None
     """Where its blocks are stored and loaded; None where it moves none."""
+    ahead: bool = False
+    """Every rank draws its tokens."""
+    drawn: list[tuple[int, list[int]]] = []
+    """Slots and tokens that rank 0 drew in the step before."""
 
 
 _messages = msgspec.msgpack.Decoder(AddAdapter | ForgetAdapter | RunPlan)
@@ -53,7 +63,7 @@ class RanksExecutor:
     """See `kvarn.engine.plan.Executor`. Plans are run in all ranks, one after the other.
 
     With several stages as many plans are in flight: while one stage computes a plan, the one before it computes the
-    next.
+    next. With one stage there are as many as rank 0's own executor takes.
 
     Args:
         own: Rank 0's part of the model, with its KV cache.
@@ -73,33 +83,39 @@ class RanksExecutor:
     ) -> None:
         self.num_blocks = own.num_blocks
         self.max_context_length = own.max_context_length
-        self.max_in_flight = stages
+        self.max_in_flight = own.max_in_flight if stages == 1 else stages
+        self._stages = stages
         self._own = own
         self._others = others
         self._plans: deque[tuple[StepPlan, BlockSlots | None]] = deque()
+        """That the other stages have, and this one not yet."""
+        self._drawn: list[tuple[int, list[int]]] = []
+        """What to tell the others with the next plan."""
         self._blocks = blocks
         self._load = load
         self._paths: dict[str, Path] = {}
         own.adapters.on_change = self._tell_of_adapter
 
     def submit(self, plan: StepPlan) -> None:
-        """Send the plan to the other ranks. Their masks are not needed there: only this rank draws.
+        """Send the plan to the other ranks, without its masks: only this rank draws with them. Where there is one
+        stage, this rank begins, too.
 
-        Raises RankLostError where one is gone.
+        Raises RankLostError where one is gone, and as rank 0's own executor.
         """
         slots = None if self._blocks is None else self._blocks.begin(plan)
-        self._tell(RunPlan(msgspec.structs.replace(plan, masks={}), slots))
-        self._plans.append((plan, slots))
+        ahead = self._own.runs_ahead(plan)
+        self._tell(RunPlan(msgspec.structs.replace(plan, masks={}), slots, ahead, self._drawn))
+        if self._stages > 1:
+            self._plans.append((plan, slots))
+            return
+        self._run(self._own.submit, plan, slots)
+        self._drawn = self._own.drawn_here()
 
     def collect(self) -> StepResult:
-        """Run this rank's part of the oldest plan. Raises as `InProcessExecutor.execute`, and RankLostError."""
-        plan, slots = self._plans.popleft()
-        if self._blocks is None or slots is None:
-            return self._own.execute(plan)
-        self._blocks.memory.slots = slots
-        result = self._own.execute(plan)
-        self._blocks.end(plan, slots)
-        return result
+        """This rank's result of the oldest plan. Raises as `InProcessExecutor.execute`, and RankLostError."""
+        if self._stages == 1:
+            return self._own.collect()
+        return self._run(self._own.execute, *self._plans.popleft())
 
     def load_adapter(self, path: Path) -> LoadedAdapter:
         """Read an adapter; the other ranks read theirs from the same place when it is held. Raises as `load`."""
@@ -110,6 +126,15 @@ class RanksExecutor:
     def shutdown(self) -> None:
         """Free what this rank holds. The others end when their pipes are closed."""
         self._own.shutdown()
+
+    def _run(self, run: Callable[[StepPlan], Result], plan: StepPlan, slots: BlockSlots | None) -> Result:
+        """This rank's part of a plan, and what is to be done with the blocks that all ranks moved."""
+        if self._blocks is None or slots is None:
+            return run(plan)
+        self._blocks.memory.slots = slots
+        result = run(plan)
+        self._blocks.end(plan, slots)
+        return result
 
     def _tell_of_adapter(self, adapter: str, held: bool) -> None:
         self._tell(AddAdapter(adapter, str(self._paths[adapter])) if held else ForgetAdapter(adapter))
@@ -159,14 +184,17 @@ class Follower:
                     self._loads.pop(adapter, None)
                     if self._own.adapters.has(adapter):
                         self._own.adapters.forget(adapter)
-                case RunPlan(plan, slots):
+                case RunPlan(plan, slots, ahead, drawn):
+                    if drawn:
+                        self._own.learn(drawn)
                     if self._memory is not None and slots is not None:
                         self._memory.slots = slots
                         self._own.transfer_blocks(plan)
+                        plan = msgspec.structs.replace(plan, kv_stores=[], kv_loads=[])
                         send_frame(self._answers, b"")
                     for load in plan.adapter_loads:
                         self._hold(load)
-                    self._own.follow(plan)
+                    self._own.follow(plan, ahead=ahead)
                     if plan.adapter_loads:  # sequences that use them come in later plans
                         self._own.adapters.finish_loads()
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kvarn.engine.plan import NO_SNAPSHOT, NewSequence, Row
-from kvarn.kernels.batch import StateBatch, StateCache
+from kvarn.kernels.batch import StateCache
 from kvarn.worker.errors import PlanError
 
 
@@ -27,14 +26,14 @@ class SlotStates:
         else:
             self._cache.copy(self._place(new.snapshot), new.slot)
 
-    def batch(self, rows: Sequence[Row], slots: npt.NDArray[np.int64]) -> StateBatch:
-        """The states of a step's rows, which are of these slots. Raises PlanError as `admit`."""
-        saves = [
-            [index, save.num_tokens, self._place(save.snapshot)]
-            for index, row in enumerate(rows)
-            for save in row.state_saves
-        ]
-        return StateBatch(torch.from_numpy(slots), torch.tensor(saves, dtype=torch.int64).view(-1, 3))
+    def saves(self, rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+        """What is copied in a step of these rows: see `StateBatch.saves`. Raises PlanError as `admit`."""
+        saves, end = np.full(sum(len(row.token_ids) for row in rows), -1, dtype=np.int64), 0
+        for row in rows:
+            for save in row.state_saves:
+                saves[end + save.num_tokens - 1] = self._place(save.snapshot)
+            end += len(row.token_ids)
+        return saves
 
     def _place(self, snapshot: int) -> int:
         place = self._num_slots + snapshot

@@ -49,6 +49,9 @@ class CountingEncoder:
     def __init__(self, script: dict[str, Any]) -> None:
         self._step_s = script.get("step_s", 0.0)
 
+    def shutdown(self) -> None:
+        pass
+
     def embed(self, inputs: list[list[int]]) -> list[bytes]:
         time.sleep(self._step_s)
         return [bytes([len(tokens)]) for tokens in inputs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -96,38 +95,3 @@ def test_adapters_change_a_model_as_with_the_reference(tmp_path: Path) -> None:
         batch = replace(texts, adapters=memory.batch(torch.tensor([0] * 6 + [-1] * 3 + [1] * 5)))
         found.append(model.forward(ids, batch, cache, torch.tensor([5, 8, 13])))
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
-
-
-def test_requests_with_one_prompt_read_it_together_and_answer_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: dict[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
-    make_decoder("qwen3", tmp_path, max_position_embeddings=600, **sizes)
-    found = []
-    for kernels in ("torch", "triton"):
-        model, shared = load(tmp_path, kernels), []
-        forward = model.forward
-
-        def recorded(ids: Any, batch: Any, *rest: Any, forward: Any = forward, shared: Any = shared) -> torch.Tensor:
-            shared.append(batch.shares_prefix)
-            result: torch.Tensor = forward(ids, batch, *rest)
-            return result
-
-        monkeypatch.setattr(model, "forward", recorded)
-        engine = make_engine(InProcessExecutor(model, num_blocks=60, max_num_seqs=4))
-        answers: dict[str, list[int]] = {}
-        for number in range(2):
-            prompt = [5 + index * 7 % 180 for index in range(258)] + [9] * number
-            engine.add(
-                Submit(
-                    request_id=str(number),
-                    prompt_token_ids=prompt,
-                    sampling=SamplingParams(seed=0, temperature=0.0, max_tokens=4),
-                )
-            )
-            while not answers.get(str(number)):
-                for delta in engine.step().deltas:
-                    answers.setdefault(delta.request_id, []).extend(delta.token_ids)
-        found.append(drain(engine, answers))
-        assert any(shared)
-    assert found[0] == found[1] and all(len(answer) == 4 for answer in found[0].values())

@@ -159,3 +159,7 @@ def test_the_kernels_of_a_gpu_refuse_weights_that_its_tensor_cores_do_not_multip
     for dtype in (torch.float32, torch.float16):
         with pytest.raises(UnsupportedByBackendError, match="set `dtype` to auto or bfloat16"):
             gpu.check_dtype(dtype)
+    with pytest.raises(UnsupportedByBackendError, match="set `kv_cache_dtype` to auto"):
+        gpu.new_kv_cache(1, 2, HeadShape(2, 1, 16), "float32")
+    with pytest.raises(UnsupportedByBackendError, match="set `kv_cache_dtype` to auto"):
+        gpu.new_latent_cache(1, 2, 40, "float32")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype
+from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
@@ -18,6 +18,7 @@ from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.triton.adapters import TritonAdapterMemory
 from kvarn.kernels.triton.attention import TritonAttentionPlan, plan_attention
 from kvarn.kernels.triton.compilation import COMPILATION
+from kvarn.kernels.triton.delta import TritonDeltaPlan
 from kvarn.kernels.triton.experts import TritonExperts, group_experts
 from kvarn.kernels.triton.interpreter import is_interpreting
 from kvarn.kernels.triton.latent import TritonHeadProducts, TritonLatentPlan
@@ -35,6 +36,7 @@ class TritonKernels(Kernels):
 
     name = "triton"
     captures_steps = True
+    reads_shared_prefixes = True
 
     def __init__(self, device: torch.device) -> None:
         """Raises UnsupportedByBackendError for main memory, but in Triton's interpreter."""
@@ -109,6 +111,7 @@ class TritonKernels(Kernels):
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """As the reference's; fp8 numbers (e4m3) are held as bytes, which torch copies and fills as it does no fp8."""
+        self._check_cache(dtype)
         if dtype != "fp8":
             return super().new_kv_cache(num_layers, num_blocks, heads, dtype)
         shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.dim)
@@ -117,6 +120,18 @@ class TritonKernels(Kernels):
             for _ in range(2)
         )
         return KVCache(keys, values)
+
+    def new_latent_cache(self, num_layers: int, num_blocks: int, size: int, dtype: KvDtype) -> KVCache:
+        """As the reference's."""
+        self._check_cache(dtype)
+        return super().new_latent_cache(num_layers, num_blocks, size, dtype)
+
+    def _check_cache(self, dtype: KvDtype) -> None:
+        """As for weights: attention is products, too."""
+        if self.device.type != "cpu" and dtype == "float32":
+            raise UnsupportedByBackendError(
+                "the kernels of GPUs have no KV cache in float32: set `kv_cache_dtype` to auto"
+            )
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> TritonAdapterMemory:
         """See `kvarn.kernels.triton.adapters`."""
@@ -129,6 +144,10 @@ class TritonKernels(Kernels):
     def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
         """See `kvarn.kernels.triton.latent`."""
         return TritonLatentPlan(batch, num_heads, size)
+
+    def plan_delta(self, batch: PagedBatch, dims: DeltaDimensions) -> TritonDeltaPlan:
+        """See `kvarn.kernels.triton.delta`."""
+        return TritonDeltaPlan.of(batch, dims)
 
     def head_products(self, weight: torch.Tensor) -> TritonHeadProducts:
         """See `kvarn.kernels.triton.latent`."""

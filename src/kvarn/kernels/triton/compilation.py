@@ -12,28 +12,45 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from triton import knobs
 from triton.runtime import driver
 
-_NO_DEVICE = -1
+_numbers = count(-1, -1)
 
 
 class _NoDevice:
-    """Triton's driver for a device that has no kernels yet: each is asked for that would be launched."""
+    """Triton's driver for a device that has no kernels yet: each is asked for once when it would be launched."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
+        self._number = next(_numbers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def get_current_device(self) -> int:
-        return _NO_DEVICE
+        return self._number
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+class _Nothing:
+    """What Triton launches in the place of a kernel that it was told to do without before."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        pass
+
+    def run(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +69,15 @@ class Compilation:
     def __init__(self) -> None:
         self.first_uses = 0
         """Launches so far that had to wait for their kernel."""
-        self._found: dict[Specialization, Callable[[], None]] | None = None
-        self._pending: dict[Specialization, Future[None]] = {}
+        self._found: dict[Specialization, tuple[Any, str]] | None = None
+        self._pending: dict[Specialization, Future[object]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def find(self, run: Callable[[], None]) -> dict[Specialization, Callable[[], None]]:
-        """The kernels that `run` would launch, and what compiles each. None is launched: what they would write stays
-        as it is, so nothing may depend on it."""
+    def find(self, run: Callable[[], None]) -> dict[Specialization, tuple[Any, str]]:
+        """The kernels that `run` would launch: Triton's functions, and what tells them what to compile. None is
+        launched: what they would write stays as it is, so nothing may depend on it."""
         real, before = driver.active, self._found
-        found: dict[Specialization, Callable[[], None]] = {}
+        found: dict[Specialization, tuple[Any, str]] = {}
         self._found = found
         driver.set_active(_NoDevice(real))
         try:
@@ -80,7 +97,10 @@ class Compilation:
         self._pool = ThreadPoolExecutor(
             threads, "compile", initializer=lambda: driver.active.set_current_device(device)
         )
-        self._pending = {each: self._pool.submit(compile_it) for each, compile_it in found.items()}
+        for each, (kernel, data) in found.items():
+            loaded, *_ = kernel.device_caches[device]
+            if each.key not in loaded:  # a model that slept has its kernels
+                self._pending[each] = self._pool.submit(kernel.preload, data)
 
     def watch(self) -> None:
         """Count first uses from now on."""
@@ -103,13 +123,14 @@ class Compilation:
             return False
         this = Specialization(fn.module, fn.name, key)
         if self._found is not None:
-            kernel, data = fn.jit_function, compile["specialization_data"]
-            self._found.setdefault(this, lambda: _discard(kernel.preload(data)))
+            self._found[this] = fn.jit_function, compile["specialization_data"]
+            kernels, *_rest = fn.jit_function.device_caches[compile["device"]]
+            kernels[key] = _NOTHING  # to be asked takes as long as some launches
             return True
         self.first_uses += 1
         pending = self._pending.pop(this, None)
-        if pending is not None and not pending.cancelled():
-            pending.exception()  # then it is on disk, or Triton compiles it again and raises why it cannot
+        if pending is not None and not pending.cancel():  # its turn has come: nobody compiles it twice
+            pending.exception()  # it is on disk then, or Triton compiles it here and raises why it cannot
         return False
 
 
@@ -124,7 +145,3 @@ def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
         yield
     finally:
         knobs.runtime.jit_cache_hook = before
-
-
-def _discard(_: object) -> None:
-    """Triton keeps it."""

@@ -58,6 +58,7 @@ class EngineConnection:
         try:
             self._transport = ClientTransport(self.endpoint, self._own, self._handle, self._lost)
         except (OSError, zmq.ZMQError) as error:
+            log.debug("no connection to an engine can be opened: %s", error)
             self._lost(ConnectionError(f"this process cannot listen at {self._own}: {error}"))
             return
         self._on_open(self._transport.address)
@@ -80,9 +81,10 @@ class EngineConnection:
     def _lost(self, error: Exception) -> None:
         """Messages may be missing: the engine is joined again, unless this is closed meanwhile."""
         self.close()
-        self.is_lost = True
+        is_known, self.is_lost = self.is_lost, True
         self._retry = asyncio.get_running_loop().call_later(_RECONNECT_S, self.open)
-        self._on_changed(error)
+        if not is_known:
+            self._on_changed(error)
 
     def _handle(self, message: FromEngine) -> None:
         if self.is_lost and self._transport is not None:

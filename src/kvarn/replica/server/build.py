@@ -40,6 +40,7 @@ from kvarn.replica.server.ranks import (
     Loaded,
     RankProcesses,
     context_of,
+    executor_type,
     keeps_blocks,
     layout_of,
     load_part,
@@ -60,7 +61,6 @@ from kvarn.worker import (
     GpuBudget,
     InProcessExecutor,
     NgramProposer,
-    PipelinedExecutor,
     plan_cache,
     step_bytes,
 )
@@ -191,8 +191,7 @@ def _build_decoder(
         with phases("join the ranks"):
             memory = ranks.begin(Begin(num_blocks, max_context_length, max_num_seqs, num_snapshots, kept), parts)
     proposer = build_proposer(spec, config, model, num_blocks, phases)
-    beside = ranks is None and model.kernels.computes_beside_host
-    own = (PipelinedExecutor if beside else InProcessExecutor)(
+    own = executor_type(model, config)(
         model,
         num_blocks=num_blocks,
         max_num_seqs=config.engine.max_num_seqs,
@@ -210,7 +209,7 @@ def _build_decoder(
         load = executor.load_adapter
     with phases("warm up"):
         if ranks is None and model.can_be_captured:
-            compile_ahead(own, config.engine.token_budget)
+            compile_ahead(partial(own.compile_ahead, config.engine.token_budget))
         warm_up(executor)
         if isinstance(proposer, DraftProposer | EagleProposer):
             proposer.warm_up()
@@ -369,6 +368,7 @@ def _kind_of_encoder(model: Encoder | CausalEncoder) -> str:
 def _build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
+        compile_ahead(runner.compile_ahead)
         runner.embed([[0]])
     length, kind = model.spec.max_context_length, _kind_of_encoder(model)
     size = model.spec.hidden_size if kind == "embed" else 0

@@ -34,6 +34,10 @@ class EmbedsTokens(Protocol):
         """One vector for each input, in the inputs' order."""
         ...
 
+    def shutdown(self) -> None:
+        """End its threads."""
+        ...
+
 
 @dataclass(slots=True)
 class _Job:
@@ -130,7 +134,8 @@ class EmbedService:
         return replace(self._stats, waiting=len(self._jobs), refused_total=dict(self._refused))
 
     def shutdown(self) -> None:
-        """Nothing is held that outlives the process."""
+        """End the threads that compile."""
+        self._runner.shutdown()
 
     def _next_batch(self) -> tuple[list[_Job], list[list[int]]]:
         """Inputs of one pass and whose they are: an input of each request in turn, as many as the budget takes, always

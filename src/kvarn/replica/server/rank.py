@@ -23,8 +23,16 @@ from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks import Begin, Loaded, RankSpec, context_of, device_of, layout_of, load_part
-from kvarn.worker import InProcessExecutor
+from kvarn.replica.server.ranks import (
+    Begin,
+    Loaded,
+    RankSpec,
+    context_of,
+    device_of,
+    executor_type,
+    layout_of,
+    load_part,
+)
 from kvarn.worker.collectives import RankGroup
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.pipes import read_frame, send_frame
@@ -66,7 +74,7 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
     begin = msgspec.msgpack.decode(next(frames), type=Begin)
     memory = None if begin.kept is None else begin.kept.map(spec.block_file)
     try:
-        executor = InProcessExecutor(
+        executor = executor_type(model, spec.replica.model_config)(
             model,
             num_blocks=begin.num_blocks,
             max_num_seqs=begin.max_num_seqs,

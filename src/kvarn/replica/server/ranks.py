@@ -32,6 +32,7 @@ from kvarn.models.parallel import Parallel, ParallelError
 from kvarn.models.pipeline import Stage
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.worker import InProcessExecutor, PipelinedExecutor
 from kvarn.worker.collectives import RankGroup, RankLayout, RankLostError
 from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.pipes import read_frame, send_frame
@@ -171,6 +172,14 @@ def load_part(
     parts = layout.world_size // layout.prefill_context_parallel_size
     torch.set_num_threads(threads_of(config, kernel_threads(held * parts)))
     return model
+
+
+def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor]:
+    """What runs plans on every rank: ahead of the host, where the device computes beside it and all ranks have all
+    logits."""
+    layout = layout_of(config)
+    have_logits = layout.pipeline_parallel_size == 1 and layout.prefill_context_parallel_size == 1
+    return PipelinedExecutor if model.kernels.computes_beside_host and have_logits else InProcessExecutor
 
 
 def threads_of(config: ModelConfig, threads: int) -> int:

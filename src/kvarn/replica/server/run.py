@@ -25,7 +25,7 @@ from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
 from kvarn.replica.server.sleep import SleepingModel
-from kvarn.replica.server.warm import mapped, wait_until_activated
+from kvarn.replica.server.waiting import mapped, wait_until_activated
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Progress, Ready

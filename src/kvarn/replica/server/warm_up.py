@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
 from kvarn.replica.server.cpu import usable_cores
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
 
 _THREADS = 8
 """That compile, at most: a part of it needs Python's lock."""
 
 
-def compile_ahead(executor: InProcessExecutor, token_budget: int) -> None:
-    """Begin to compile the kernels of all steps; the engine is ready before the last of them."""
-    executor.compile_ahead(token_budget, min(_THREADS, max(1, usable_cores() // 2)))
+def compile_ahead(begin: Callable[[int], None]) -> None:
+    """Begin to compile the kernels of all steps, in so many threads; the engine is ready before the last of them."""
+    begin(min(_THREADS, max(1, usable_cores() // 2)))
 
 
 def warm_up(executor: Executor) -> None:

@@ -35,7 +35,7 @@ def find_shared(
     blocks = tl.load(tables + own.to(tl.int64) * table_stride + b, mask=whole & (b >= 0), other=-1)
     before = 0
     after = 0
-    for first in range(0, num_sequences, BLOCK):
+    for first in range(0, tl.where(whole, num_sequences, 0), BLOCK):
         same = _same(tables, context_lens, blocks, first, num_sequences, table_stride, segment, whole, BLOCK)
         other = first + tl.arange(0, BLOCK)
         before += tl.sum((same & (other < own)).to(tl.int32), 0)

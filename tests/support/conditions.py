@@ -1,0 +1,22 @@
+"""Waiting for what other processes do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from kvarn.wire.messages import Submit
+
+
+async def until(condition: Callable[[], bool], what: str = "what is waited for", within_s: float = 120.0) -> None:
+    """Wait until it holds; fails where that takes too long."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+async def collect(replica: Any, request: Submit) -> list[int]:
+    """The tokens of a whole answer of a `ReplicaClient`."""
+    return [token async for delta in replica.generate(request) for token in delta.token_ids]
