@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.attention_stages import attention_bits, attention_cases
+from benchmarks.gpu.delta_stages import delta_cases, delta_correctness
 from benchmarks.gpu.grouped_stages import adapter_correctness, grouped_cases, mixture_correctness
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
@@ -112,6 +113,7 @@ def correctness(session: Session) -> dict[str, Any]:
         ("attention", attention_bits),
         ("mixture", mixture_correctness),
         ("adapters", adapter_correctness),
+        ("delta rule", delta_correctness),
     ):
         found[name] = stage(session)
         session.note("correctness", found)
@@ -174,6 +176,7 @@ def cases(session: Session) -> Iterator[Case]:
                 yield f"{name}, {form}, {rows} rows", _call(layer, x), layer.nbytes, peer
     yield from attention_cases(session)
     yield from grouped_cases(session)
+    yield from delta_cases(session)
 
 
 def _call(function: Callable[..., Any] | Linear, *inputs: torch.Tensor) -> Callable[[], Any]:

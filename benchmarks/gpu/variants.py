@@ -10,7 +10,8 @@ import triton.language as tl
 from benchmarks.gpu.grouped_variants import grouped_variants
 from benchmarks.gpu.variant import TYPES, Variant
 from kvarn.kernels.triton.attention import COMPARED, KEYS, ROWS
-from kvarn.kernels.triton.jit import attention, cascade, elementwise, latent, linear, sampling
+from kvarn.kernels.triton.delta import COLUMNS
+from kvarn.kernels.triton.jit import attention, cascade, delta, elementwise, latent, linear, sampling
 from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
 from kvarn.kernels.triton.linear import APART_BELOW, TILES, Tile, splits_of, tiles_for
 
@@ -38,6 +39,7 @@ def variants() -> Iterator[Variant]:
     yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=False, window=1024, softcap=True)
     yield from _latent()
     yield from _cascade()
+    yield from _delta()
     yield from _small()
     yield from grouped_variants()
 
@@ -140,6 +142,24 @@ def _cascade() -> Iterator[Variant]:
     constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "HAS_SOFTCAP": False, "TOGETHER": 16, "SEATS": 16}
     constants |= {"NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
     yield Variant("attention, 8B, shared prefixes", cascade.attend, types, constants, 4, 2, 255, True)
+
+
+def _delta() -> Iterator[Variant]:
+    """Of Qwen3-Next 80B."""
+    same = {"query_starts": "*i32", "places": "*i64", "saves": "*i64"}
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY": 128, "VALUE": 128}
+    types = same | {"projected": "*bf16", "rates": "*bf16", "convolution": "*fp32", "decay": "*fp32", "rows": "*i64"}
+    types |= {"decay_bias": "*fp32", "inputs": "*fp32", "mixed": "*fp32", "factors": "*fp32", "eps": "fp32"}
+    constants = heads | {"STRIDE": 12288, "RATES_STRIDE": 64, "WINDOW": 4, "BLOCK": 128}
+    yield Variant("delta rule: convolution", delta.mix, types, constants, 1)
+    types = same | {"mixed": "*fp32", "factors": "*fp32", "matrices": "*fp32", "out": "*fp32"}
+    constants = heads | {"KEY_BLOCK": 128, "COLUMNS": COLUMNS}
+    yield Variant("delta rule: states", delta.advance, types, constants, wide_loads=True)
+    types = {"query_starts": "*i32", "places": "*i64", "rows": "*i64", "projected": "*bf16", "norm": "*fp32"}
+    types |= {"mixed": "*fp32", "inputs": "*fp32", "out": "*bf16", "eps": "fp32"}
+    constants = {"STRIDE": 12288, "CHANNELS": 8192, "VALUE_HEADS": 32, "VALUE": 128, "WINDOW": 4, "BLOCK": 128}
+    constants |= {"PIECE": 256, "PIECE_BLOCK": 256, "WINDOW_BLOCK": 4}
+    yield Variant("delta rule: norm and gate", delta.finish, types, constants, 1)
 
 
 def _small() -> Iterator[Variant]:

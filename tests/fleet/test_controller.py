@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.checkpoints import find_checkpoints
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredState
 from kvarn.fleet.engines import Engines
@@ -115,3 +116,13 @@ async def test_versions_follow_each_other_where_there_is_room_for_two_replicas(m
                 await asyncio.sleep(0.02)
         await fleet.until_ready(1)
     assert len(fleet.added) == 2
+
+
+def test_an_engine_is_told_which_settings_are_the_operators() -> None:
+    """It lowers what is not: `engine.max_num_seqs` where recurrent states do not fit."""
+    for engine in ({}, {"max_num_seqs": 256}):
+        config = KvarnConfig.model_validate({"models": [{"name": "m", "path": "kvarn-demo", "engine": engine}]})
+        (model,) = config.models
+        told = Engines(config).replica_spec(find_checkpoints(model), 0).model_config
+        assert told == model
+        assert told.engine.model_fields_set == set(engine)

@@ -63,13 +63,12 @@ class PagedRunner:
             if len(tokens) == self.lengths[name]:
                 self.cache.recurrent_states.clear(self._place(name))
         saves = [
-            [index, end - self.lengths[name] + len(tokens), self._place(f"{name} {end}")]
-            for index, (name, tokens) in enumerate(rows.items())
-            for end in range(BLOCK, self.lengths[name] + 1, BLOCK)
-            if end > self.lengths[name] - len(tokens)
+            self._place(f"{name} {end}") if end % BLOCK == 0 else -1
+            for name, tokens in rows.items()
+            for end in range(self.lengths[name] - len(tokens) + 1, self.lengths[name] + 1)
         ]
         places = torch.tensor([self._place(name) for name in rows])
-        return StateBatch(places, torch.tensor(saves, dtype=torch.int64).view(-1, 3))
+        return StateBatch(places, torch.tensor(saves))
 
     def step(self, rows: dict[str, list[int]], adapters: dict[str, int] | None = None) -> dict[str, torch.Tensor]:
         """Append tokens to sequences (of these adapters) in one batch; the logits [tokens, vocab] of each."""

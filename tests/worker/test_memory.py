@@ -117,6 +117,8 @@ def test_ranks_have_a_cache_for_the_gpu_that_has_least_for_it(spec: DecoderSpec)
 
 def test_a_step_of_a_larger_budget_needs_more(spec: DecoderSpec) -> None:
     assert step_bytes(spec, 2048, 8) < step_bytes(spec, 8192, 8) < step_bytes(spec, 8192, 4096)
+    delta = DeltaDimensions(key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
+    assert step_bytes(dataclasses.replace(spec, delta=delta), 2048, 8) > step_bytes(spec, 2048, 8) + 2048 * 16_000 * 16
 
 
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:

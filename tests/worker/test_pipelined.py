@@ -102,12 +102,14 @@ def test_no_field_of_a_batch_is_left_out() -> None:
     flat = flatten_rows([Row(2, 5, [9], [], True), Row(0, 2, [8, 7], [], True)], slots)
     shape = BatchShape.of(flat, 3, Memory(), shares_prefix=True, largest=4)  # type: ignore[arg-type]
     assert shape == BatchShape(size=4, width=64, shares_prefix=True, adapters=7)
-    arrays = step_arrays(flat, np.arange(3), shape, np.array([1, 2, 2]), state_saves=np.ones((1, 3), np.int64))
+    arrays = step_arrays(flat, np.arange(3), shape, np.array([1, 2, 2]), state_saves=np.array([-1, 6, -1]))
     step = HostStep(arrays, shape, Memory(), exchange=object(), is_recurrent=True)  # type: ignore[arg-type]
     batch = step.batch(StepArrays(*map(torch.from_numpy, arrays)))
     for field in fields(batch):
         assert getattr(batch, field.name) is not field.default, field.name
     assert (batch.adapters, batch.query_starts.tolist()) == ([1, 2, 2, -1], [0, 1, 3, 4, 4])
+    states = batch.recurrent_states
+    assert states is not None and states.places.tolist() == [2, 0, -1, -1] and states.saves.tolist() == [-1, 6, -1, -1]
 
 
 class Addresses(PipelinedExecutor):

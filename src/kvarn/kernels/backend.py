@@ -265,13 +265,10 @@ class Kernels:
     def new_states(self, num_layers: int, num_places: int, dims: DeltaDimensions) -> StateCache:
         """Recurrent states of sequences without tokens; in main memory, pages are supplied as they are first used."""
         shapes = (
-            (num_places, dims.value_heads, dims.key_dim, dims.value_dim),
-            (num_places, dims.window - 1, dims.channels),
+            (num_layers, num_places, dims.value_heads, dims.key_dim, dims.value_dim),
+            (num_layers, num_places, dims.window - 1, dims.channels),
         )
-        matrices, inputs = (
-            tuple(zeros_on_demand(shape, torch.float32, self.device) for _ in range(num_layers)) for shape in shapes
-        )
-        return StateCache(matrices, inputs)
+        return StateCache(*(zeros_on_demand(shape, torch.float32, self.device) for shape in shapes))
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> AdapterMemory:
         """Adapters in the blocks of a cache, their weights in `dtype`: bfloat16 or float32."""

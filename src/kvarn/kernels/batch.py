@@ -49,10 +49,10 @@ class StateBatch:
     """Which recurrent states the S sequences of one step have, and where copies of them are kept."""
 
     places: torch.Tensor
-    """[S] int64: the place of each sequence's state in the `StateCache`."""
+    """[S] int64: the place of each sequence's state in the `StateCache`; -1 for those that fill a step up."""
     saves: torch.Tensor
-    """[N, 3] int64, in ascending order: a sequence of the step, after how many tokens of its row, at least one, its
-    state is copied, and the place that the copy is written to. No two rows of a step name one place."""
+    """[T] int64: the place that the sequence's state after each token is copied to; -1: none. No two tokens name one
+    place, nor one that is in `places`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +106,27 @@ def whole_texts(lengths: torch.Tensor) -> tuple[PagedBatch, int]:
 class StateCache:
     """The recurrent states of all layers that have them, by place: those of running sequences, and copies of some.
 
-    float32, by layer: the matrices of the heads [places, value_heads, key_dim, value_dim], and the last inputs of the
-    convolution [places, window - 1, channels], the newest last.
+    float32: the matrices of the heads [layers, places, value_heads, key_dim, value_dim], and the last inputs of the
+    convolution [layers, places, window - 1, channels], the newest last.
     """
 
-    matrices: tuple[torch.Tensor, ...]
-    inputs: tuple[torch.Tensor, ...]
+    matrices: torch.Tensor
+    inputs: torch.Tensor
 
     @property
     def num_places(self) -> int:
         """States the cache holds."""
-        return int(self.matrices[0].shape[0])
+        return self.matrices.shape[1]
 
     def clear(self, place: int) -> None:
         """Make a state that of a sequence without tokens."""
-        for tensor in (*self.matrices, *self.inputs):
-            tensor[place].zero_()
+        self.matrices[:, place].zero_()
+        self.inputs[:, place].zero_()
 
     def copy(self, source: int, target: int) -> None:
         """Copy a state, in all layers."""
-        for tensor in (*self.matrices, *self.inputs):
-            tensor[target].copy_(tensor[source])
+        self.matrices[:, target].copy_(self.matrices[:, source])
+        self.inputs[:, target].copy_(self.inputs[:, source])
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,11 @@ def load_model(
         is_classifier = any(name.endswith(_CLASSIFIER) for name in decoder_config.architectures)
         reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
         embeds = reranks or (kind != "generate" and has_sentence_modules(path))
-        if decoder.delta is not None:
-            _check_recurrent(decoder, backend, embeds=embeds)
+        if embeds and decoder.delta is not None:
+            raise UnsupportedModelError(
+                f"{decoder.architecture} has layers with recurrent states, which are not supported with embeddings: "
+                "set kind to generate"
+            )
         if embeds:
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
             model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
@@ -124,19 +127,6 @@ def load_model(
     loader.finish()
     give_back_freed(backend.device)
     return model
-
-
-def _check_recurrent(spec: DecoderSpec, kernels: Kernels, *, embeds: bool) -> None:
-    """Refuse what is not done with recurrent states yet."""
-    problems = (
-        (kernels.computes_beside_host, "a GPU: set device to cpu"),
-        (embeds, "embeddings: set kind to generate"),
-    )
-    for asked, what in problems:
-        if asked:
-            raise UnsupportedModelError(
-                f"{spec.architecture} has layers with recurrent states, which are not supported with {what}"
-            )
 
 
 def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:

@@ -81,9 +81,9 @@ class StepArrays(NamedTuple, Generic[Array]):
     adapters: Array
     """[T] int64: index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
     state_places: Array
-    """[S] int64: see `StateBatch`; empty where the model has no recurrent states."""
+    """[S] int64: see `StateBatch`, as the next; both empty where the model has no recurrent states."""
     state_saves: Array
-    """[N, 3] int64"""
+    """[T] int64"""
     logits_rows: Array
     """[R] int64: tokens whose logits are computed."""
 
@@ -167,8 +167,8 @@ def step_arrays(
         block_tables=tables,
         slot_mapping=_filled(flat.slot_mapping, more, -1),
         adapters=_NONE if adapters is None else _filled(adapters, more, BASE_MODEL),
-        state_places=_NONE if state_saves is None else flat.row_slots,
-        state_saves=_NONE if state_saves is None else state_saves,
+        state_places=_NONE if state_saves is None else _filled(flat.row_slots, more_rows, -1),
+        state_saves=_NONE if state_saves is None else _filled(state_saves, more, -1),
         logits_rows=np.concatenate([logits_rows, tokens + np.arange(more)]) if more else logits_rows,
     )
 

@@ -82,6 +82,8 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
     `max_num_seqs` rows, or of `logits_rows` where guesses are verified, and what is drawn from; captured steps.
     """
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    if spec.delta is not None:
+        attention = max(attention, spec.delta.channels + 2 * spec.delta.value_features)
     mlp = max(spec.intermediate_size, spec.expert_size * spec.experts_per_token + spec.shared_expert_size)
     activations = (token_budget + max_num_seqs) * (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
     logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES

@@ -90,7 +90,7 @@ class PipelinedExecutor(InProcessExecutor):
         self._drawn = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         """The token that each slot drew last; the last entry is for rows that fill a batch up."""
         fill_up = self.graphs.enabled and model.can_be_captured if fill_up is None else fill_up
-        if fill_up and self._recurrent_states is None and self._eagle is None:
+        if fill_up and self._eagle is None:
             self._largest = next((bucket for bucket in BUCKETS if bucket >= max(max_num_seqs, FEWEST)), BUCKETS[-1])
         blocks = wide_enough(-(-self.max_context_length // BLOCK_SIZE))
         # Room for the largest step that is repeated: it reads the same addresses each time.

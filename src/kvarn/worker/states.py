@@ -28,12 +28,12 @@ class SlotStates:
 
     def saves(self, rows: Sequence[Row]) -> npt.NDArray[np.int64]:
         """What is copied in a step of these rows: see `StateBatch.saves`. Raises PlanError as `admit`."""
-        saves = [
-            [index, save.num_tokens, self._place(save.snapshot)]
-            for index, row in enumerate(rows)
-            for save in row.state_saves
-        ]
-        return np.array(saves, dtype=np.int64).reshape(-1, 3)
+        saves, end = np.full(sum(len(row.token_ids) for row in rows), -1, dtype=np.int64), 0
+        for row in rows:
+            for save in row.state_saves:
+                saves[end + save.num_tokens - 1] = self._place(save.snapshot)
+            end += len(row.token_ids)
+        return saves
 
     def _place(self, snapshot: int) -> int:
         place = self._num_slots + snapshot

@@ -32,11 +32,16 @@ class StepSizes:
         few, many = 1, -(-self.context // BLOCK_SIZE)
         yield 1, min(_FIRST, self.tokens), few, False
         yield 1, 1, few, False
-        for rows in sorted({min(1 << power, self.tokens) for power in range(self.tokens.bit_length() + 1)}):
+        yield min(2, self.sequences), 1, many, self.sequences > 1
+        for rows in _powers(2, self.tokens):
             yield 1, rows, many, False
-            if rows <= self.sequences:
-                yield rows, 1, many, False
-                yield rows, 1, many, rows > 1
+        for rows in _powers(4, min(self.sequences, self.tokens)):
+            yield rows, 1, many, False
+
+
+def _powers(base: int, most: int) -> list[int]:
+    """1 and more, up to `most`."""
+    return sorted({min(base**power, most) for power in range(most.bit_length() + 1)})
 
 
 def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:
@@ -52,7 +57,7 @@ def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: i
     starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * each
     states = None
     if cache.recurrent_states is not None:
-        states = StateBatch(torch.arange(sequences), torch.zeros(0, 3, dtype=torch.int64))
+        states = StateBatch(zeros[:sequences] - 1, zeros - 1)
     batch = PagedBatch(
         positions=zeros,
         query_starts=starts,

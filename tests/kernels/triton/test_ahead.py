@@ -28,7 +28,9 @@ def run_apart(*command: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("model", [DENSE, ("gemma2",), ("deepseek-v2",), ("Roberta",)], ids=lambda model: model[0])
+@pytest.mark.parametrize(
+    "model", [DENSE, ("gemma2",), ("deepseek-v2",), ("qwen3-next",), ("Roberta",)], ids=lambda model: model[0]
+)
 def test_plain_serving_launches_no_kernel_that_was_not_compiled_ahead(model: tuple[str, ...]) -> None:
     run = run_apart("launched_kernels.py", *model)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -134,6 +134,30 @@ def test_adapters_come_and_go_between_steps_that_are_repeated(tmp_path: Path) ->
     assert len({shape.adapters for (shape, _), count in repeated.items() if count}) > 2
 
 
+def test_recurrent_states_are_taken_on_and_copied_by_steps_that_are_repeated(tmp_path: Path) -> None:
+    """Answers pass the end of a block, where a snapshot is taken, and the second round begins with these."""
+    make_decoder(
+        "qwen3-next",
+        tmp_path,
+        **SIZES | {"num_hidden_layers": 2, "mlp_only_layers": [0, 1]},
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+    )
+    first = [ask("one", list(range(5, 18))), ask("two", list(range(30, 43)), temperature=0.9)]
+    sizes: dict[str, Any] = {"num_blocks": 24, "max_num_seqs": 6, "num_snapshots": 6}
+    answers, _ = run(InProcessExecutor(load(tmp_path, "torch"), **sizes), [first], num_snapshots=6)
+    second = [
+        ask(f"{each.request_id} again", [*each.prompt_token_ids, *answers[each.request_id][0], 9], 5) for each in first
+    ]
+    want, _ = run(InProcessExecutor(load(tmp_path, "torch"), **sizes), [first, second], num_snapshots=6)
+    executor = Repeating(load(tmp_path), **sizes)
+    found, engine = run(executor, [first, second], num_snapshots=6)
+    assert found == want
+    assert engine.stats().cached_tokens_total >= 2 * 16
+    assert executor.repeated["greedy"] + executor.repeated["drawn"] > 4
+
+
 def test_sequences_that_begin_alike_are_read_together(tmp_path: Path) -> None:
     """A second request comes while the first one is answered; their steps are repeated, and others in between."""
     make_decoder("qwen3", tmp_path, max_position_embeddings=600, **SIZES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvarn.costs.decoder import DeltaDimensions
-from kvarn.kernels.batch import PagedBatch, StateBatch, StateCache
+from kvarn.kernels.batch import PagedBatch, StateCache
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.errors import KernelInputError
@@ -20,7 +20,9 @@ class CpuDeltaPlan:
     backend: _native.Backend
     dims: DeltaDimensions
     query_starts: torch.Tensor
-    states: StateBatch
+    places: torch.Tensor
+    saves: torch.Tensor
+    """[N, 3] int64, in ascending order: a sequence, after how many tokens of it, and the place of the copy."""
     num_places: int
     """That the cache must have."""
 
@@ -30,20 +32,18 @@ class CpuDeltaPlan:
         states, starts = batch.recurrent_states, batch.query_starts
         if states is None:
             raise KernelInputError("the model has recurrent states, but the step does not say which ones")
-        sequences = len(starts) - 1
-        if states.places.dtype != torch.int64 or states.places.shape != (sequences,):
-            raise KernelInputError(f"a step of {sequences} sequences needs int64 places of as many states")
-        if states.saves.dtype != torch.int64 or states.saves.shape[1:] != (3,) or not states.saves.is_contiguous():
-            raise KernelInputError(f"saves must be int64 [N, 3], not {states.saves.dtype} {tuple(states.saves.shape)}")
-        rows, counts, targets = states.saves.unbind(1)
-        lengths = (starts[1:] - starts[:-1]).long()
-        known = bool(((rows >= 0) & (rows < sequences)).all())
-        if not known or bool(((counts < 1) | (counts > lengths[rows])).any()):
-            raise KernelInputError("a state is to be saved where the step has no token")
+        starts = starts.long()
+        for what, numbers, count in (("places", states.places, len(starts) - 1), ("saves", states.saves, starts[-1])):
+            if numbers.dtype != torch.int64 or numbers.shape != (count,):
+                raise KernelInputError(f"{what} must be int64 [{count}], not {numbers.dtype} {tuple(numbers.shape)}")
+        tokens = (states.saves >= 0).nonzero().flatten()
+        targets = states.saves[tokens]
         named = [*states.places.tolist(), *targets.tolist()]
         if len(set(named)) < len(named) or min(named) < 0:
-            raise KernelInputError("two rows of a step use one place of the states")
-        return CpuDeltaPlan(backend, dims, starts.contiguous(), states, max(named) + 1)
+            raise KernelInputError("two rows of a step use one place of the states, or one has none")
+        rows = torch.bucketize(tokens, starts[1:], right=True)
+        saves = torch.stack([rows, tokens + 1 - starts[rows], targets], 1)
+        return CpuDeltaPlan(backend, dims, batch.query_starts.contiguous(), states.places, saves, max(named) + 1)
 
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int
@@ -61,12 +61,12 @@ class CpuDeltaPlan:
             dims.key_dim,
             dims.value_dim,
             dims.window,
-            len(self.states.places),
+            len(self.places),
             tokens,
             self.query_starts.data_ptr(),
-            self.states.places.data_ptr(),
-            self.states.saves.data_ptr(),
-            len(self.states.saves),
+            self.places.data_ptr(),
+            self.saves.data_ptr(),
+            len(self.saves),
             projected.data_ptr(),
             rates.data_ptr(),
             weights.convolution.data_ptr(),

@@ -58,7 +58,7 @@ class TorchDeltaPlan:
     ) -> torch.Tensor:
         """The outputs [tokens, value_heads, value_dim] of one sequence."""
         dims, count, place = self.dims, len(inputs), int(self.states.places[row])
-        saves = {after: target for index, after, target in self.states.saves.tolist() if index == row}
+        saves = self.states.saves[self.starts[row] :][:count].tolist()
         matrices, windows = cache.matrices[layer], cache.inputs[layer]
         history = torch.cat([windows[place], inputs])
         queries, keys, values = self._by_heads(history, count, weights)
@@ -70,9 +70,9 @@ class TorchDeltaPlan:
             change = (values[token] - (state * key).sum(1)) * overwritten[token, :, None]
             state += key * change[:, None]
             outputs[token] = (state * queries[token, :, :, None]).sum(1)
-            if (target := saves.get(token + 1)) is not None:
-                matrices[target] = state
-                windows[target] = history[token + 1 : token + dims.window]
+            if saves[token] >= 0:
+                matrices[saves[token]] = state
+                windows[saves[token]] = history[token + 1 : token + dims.window]
         windows[place] = history[count:]
         return outputs
 

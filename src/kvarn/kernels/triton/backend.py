@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype
+from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
@@ -18,6 +18,7 @@ from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.triton.adapters import TritonAdapterMemory
 from kvarn.kernels.triton.attention import TritonAttentionPlan, plan_attention
 from kvarn.kernels.triton.compilation import COMPILATION
+from kvarn.kernels.triton.delta import TritonDeltaPlan
 from kvarn.kernels.triton.experts import TritonExperts, group_experts
 from kvarn.kernels.triton.interpreter import is_interpreting
 from kvarn.kernels.triton.latent import TritonHeadProducts, TritonLatentPlan
@@ -143,6 +144,10 @@ class TritonKernels(Kernels):
     def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
         """See `kvarn.kernels.triton.latent`."""
         return TritonLatentPlan(batch, num_heads, size)
+
+    def plan_delta(self, batch: PagedBatch, dims: DeltaDimensions) -> TritonDeltaPlan:
+        """See `kvarn.kernels.triton.delta`."""
+        return TritonDeltaPlan.of(batch, dims)
 
     def head_products(self, weight: torch.Tensor) -> TritonHeadProducts:
         """See `kvarn.kernels.triton.latent`."""

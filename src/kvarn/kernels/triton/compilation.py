@@ -12,28 +12,45 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from triton import knobs
 from triton.runtime import driver
 
-_NO_DEVICE = -1
+_numbers = count(-1, -1)
 
 
 class _NoDevice:
-    """Triton's driver for a device that has no kernels yet: each is asked for that would be launched."""
+    """Triton's driver for a device that has no kernels yet: each is asked for once when it would be launched."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
+        self._number = next(_numbers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def get_current_device(self) -> int:
-        return _NO_DEVICE
+        return self._number
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+class _Nothing:
+    """What Triton launches in the place of a kernel that it was told to do without before."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        pass
+
+    def run(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +123,9 @@ class Compilation:
             return False
         this = Specialization(fn.module, fn.name, key)
         if self._found is not None:
-            self._found.setdefault(this, (fn.jit_function, compile["specialization_data"]))
+            self._found[this] = fn.jit_function, compile["specialization_data"]
+            kernels, *_rest = fn.jit_function.device_caches[compile["device"]]
+            kernels[key] = _NOTHING  # to be asked takes as long as some launches
             return True
         self.first_uses += 1
         pending = self._pending.pop(this, None)
