@@ -11,9 +11,11 @@ from benchmarks.gpu.grouped_variants import grouped_variants
 from benchmarks.gpu.variant import TYPES, Variant
 from kvarn.kernels.triton.attention import COMPARED, KEYS, ROWS
 from kvarn.kernels.triton.delta import COLUMNS
-from kvarn.kernels.triton.jit import attention, cascade, delta, elementwise, latent, linear, sampling
+from kvarn.kernels.triton.jit import attention, cascade, delta, elementwise, latent, linear, sampling, segments
+from kvarn.kernels.triton.latent import COLUMNS as LATENT_COLUMNS
 from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
 from kvarn.kernels.triton.linear import APART_BELOW, TILES, Tile, splits_of, tiles_for
+from kvarn.kernels.triton.segments import AHEAD, COUNTED, WIDE
 
 LAYERS = {
     "8B qkv": (4096, 6144, "", ("bf16", "fp8", "int4")),
@@ -22,6 +24,8 @@ LAYERS = {
 }
 """Inputs, outputs, activation and formats of some layers. int8 is read as fp8 is."""
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
+WHERE = {"programs": "*i32", "pieces": "*i32"}
+"""Types of what `segments.plan_splits` writes."""
 
 
 def variants() -> Iterator[Variant]:
@@ -33,10 +37,12 @@ def variants() -> Iterator[Variant]:
     for model, heads in HEADS.items():
         for apart in (True, False):
             yield _attention(model, "bf16", *heads, apart=apart)
-        yield _join(model, *heads)
+        yield _join(model, heads[0], heads[0] // heads[1], heads[2])
         yield _prepare(model, *heads)
     yield _attention("8B", "fp8e4nv", *HEADS["8B"], apart=True)
-    yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=False, window=1024, softcap=True)
+    for apart in (True, False):
+        yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=apart, window=1024, softcap=True)
+    yield _plan_splits()
     yield from _latent()
     yield from _cascade()
     yield from _delta()
@@ -91,7 +97,7 @@ def _attention(
 ) -> Variant:
     types = {"queries": "*bf16", "keys": f"*{cache}", "values": f"*{cache}", "tables": "*i32", "context_lens": "*i32"}
     types |= {"query_starts": "*i32", "out": "*bf16", "parts": "*fp32", "part_stats": "*fp32", "scale": "fp32"}
-    types |= {"softcap": "fp32", "num_sequences": "i32", "table_stride": "i32", "max_segments": "i32"}
+    types |= {"softcap": "fp32", "num_sequences": "i32", "table_stride": "i32"} | WHERE
     constants = {
         "QUERY_HEADS": heads,
         "KV_HEADS": kv,
@@ -105,10 +111,24 @@ def _attention(
     return Variant(name, attention.attend, types, constants, 4, 2, 255, True)
 
 
-def _join(model: str, heads: int, kv: int, dim: int) -> Variant:
-    types = {"parts": "*fp32", "part_stats": "*fp32", "positions": "*i64", "slots": "*i64", "out": "*bf16"}
-    constants = {"QUERY_HEADS": heads, "DIM": dim, "WINDOW": 0, "HAS_SINKS": False, "BLOCK": dim}
-    return Variant(f"join segments, {model}", attention.join, types | {"max_segments": "i32"}, constants, 1)
+def _join(model: str, heads: int, group: int, dim: int) -> Variant:
+    types = {"parts": "*fp32", "part_stats": "*fp32", "query_starts": "*i32", "context_lens": "*i32"}
+    types |= {"pieces": "*i32", "tokens": "*i32", "out": "*bf16", "num_sequences": "i32"}
+    constants = {"HEADS": heads, "GROUP": group, "DIM": dim, "WINDOW": 0, "HAS_SINKS": False}
+    return Variant(
+        f"join segments, {model}",
+        segments.join,
+        types,
+        constants | {"AHEAD": AHEAD, "BLOCK": dim},
+        4 if dim >= WIDE else 1,
+    )
+
+
+def _plan_splits() -> Variant:
+    types = {"query_starts": "*i32", "context_lens": "*i32", "tokens": "*i32"} | WHERE
+    types |= {"num_sequences": "i32", "extra": "i32", "least": "i32", "room": "i32"}
+    constants = {"TOGETHER": 16, "WINDOW": 0, "ALWAYS": False, "BLOCK": COUNTED}
+    return Variant("divide long sequences", segments.plan_splits, types, constants)
 
 
 def _prepare(model: str, heads: int, kv: int, dim: int) -> Variant:
@@ -122,12 +142,13 @@ def _prepare(model: str, heads: int, kv: int, dim: int) -> Variant:
 def _latent() -> Iterator[Variant]:
     types = {"queries": "*bf16", "cache": "*bf16", "tables": "*i32", "context_lens": "*i32", "query_starts": "*i32"}
     types |= {"parts": "*fp32", "part_stats": "*fp32", "scale": "fp32", "num_sequences": "i32", "table_stride": "i32"}
-    types |= {"max_segments": "i32", "first_tile": "i32", "first_token": "i32", "end_token": "i32"}
+    types |= {"first_token": "i32", "num_tokens": "i32", "room": "i32", "out": "*bf16"} | WHERE
     for model, heads in (("V2-Lite", 16), ("V3", 128)):
         constants = {"HEADS": heads, "HEADS_TOGETHER": min(heads, ROWS), "SIZE": 576, "VALUE": 512, "ROWS": ROWS}
         constants |= {"KEYS": LATENT_KEYS, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16}
-        constants |= {"VALUE_BLOCK": 512, "REST_BLOCK": 64}
+        constants |= {"VALUE_BLOCK": 512, "REST_BLOCK": 64, "COLUMNS": LATENT_COLUMNS}
         yield Variant(f"latent attention, DeepSeek-{model}", latent.attend, types, constants, 8, 2, 255, True)
+        yield _join(f"DeepSeek-{model}", heads, heads, 512)
     constants = {"STRIDE": 576, "SIZE": 576, "BLOCK": 1024}
     types = {"rows": "*bf16", "slots": "*i64", "cache": "*bf16"}
     yield Variant("latent rows, cache", latent.write, types, constants)
@@ -138,7 +159,7 @@ def _cascade() -> Iterator[Variant]:
     yield Variant("shared prefixes", cascade.find_shared, types, {"TOGETHER": 16, "SEATS": 16, "BLOCK": COMPARED})
     heads, kv, dim = HEADS["8B"]
     types |= {"queries": "*bf16", "keys": "*bf16", "values": "*bf16", "parts": "*fp32", "part_stats": "*fp32"}
-    types |= {"scale": "fp32", "softcap": "fp32", "max_segments": "i32"}
+    types |= {"scale": "fp32", "softcap": "fp32", "pieces": "*i32"}
     constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "HAS_SOFTCAP": False, "TOGETHER": 16, "SEATS": 16}
     constants |= {"NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
     yield Variant("attention, 8B, shared prefixes", cascade.attend, types, constants, 4, 2, 255, True)

@@ -94,7 +94,7 @@ class InterpreterRecorder(GraphRecorder):
 
 
 class RecordedSteps(StepGraphs):
-    """Captures steps when they are computed for the second time, and counts those that are repeated."""
+    """Captures steps when they are first computed, and counts those that are repeated."""
 
     def __init__(self, device: torch.device) -> None:
         self.recorder = InterpreterRecorder()
@@ -104,5 +104,5 @@ class RecordedSteps(StepGraphs):
     def run(self, key: Hashable, step: Step) -> tuple[torch.Tensor, ...]:
         self.repeated[key] += key in self
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graphs, "RUNS_BEFORE_CAPTURE", 1)
+            patch.setattr(graphs, "RUNS_BEFORE_CAPTURE", 0)
             return super().run(key, step)

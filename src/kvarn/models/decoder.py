@@ -17,7 +17,7 @@ from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear
 from kvarn.models.attention import GroupedAttention, LayerStep
 from kvarn.models.delta_net import DeltaNet
-from kvarn.models.experts import Experts
+from kvarn.models.experts import Experts, stack_visits
 from kvarn.models.families import FAMILIES
 from kvarn.models.greedy import GreedyPasses
 from kvarn.models.layer import load_final_norm, load_layer
@@ -86,6 +86,8 @@ class Decoder:
             is_recurrent = isinstance(layer.attention, DeltaNet)
             self._place_in_cache.append(counts[is_recurrent])
             counts[is_recurrent] += 1
+        self.expert_visits = stack_visits(self.expert_layers.values())
+        """[layers, experts] int64: `Experts.tokens` of the layers that count on the device; None: none do."""
 
     @property
     def layer_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,3 +113,15 @@ class Experts:
         parts = torch.split(inputs, counts)
         outputs = [expert.partial(part) for expert, part in zip(self.held, parts, strict=True) if len(part)]
         return torch.cat(outputs) if outputs else inputs.new_zeros(0, inputs.shape[1], dtype=torch.float32)
+
+
+def stack_visits(layers: Iterable[Experts]) -> torch.Tensor | None:
+    """One tensor [layers, experts] in whose rows the layers count from now on, of those that count on the device; None
+    where none do. Before steps are captured: these count at the addresses they know."""
+    grouped = [each.grouped for each in layers if each.grouped is not None]
+    if not grouped:
+        return None
+    visits = torch.stack([each.visits for each in grouped])
+    for each, row in zip(grouped, visits, strict=True):
+        each.visits = row
+    return visits

@@ -12,7 +12,7 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.triton import attention
+from kvarn.kernels.triton import segments
 
 SIZE = 16
 LENGTHS = [(1, 1), (1, 16), (7, 7), (1, 530), (5, 48), (9, 270), (1, 257)]
@@ -89,7 +89,7 @@ CASES = {
 def test_a_mixed_step_equals_the_reference(
     kernels: Kernels, reference: Kernels, name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "PROGRAMS", 10_000 if apart else 0)
+    monkeypatch.setattr(segments, "PROGRAMS", 10_000 if apart else 0)
     case = CASES[name]
     rows = list(range(len(LENGTHS)))
     want = torch.cat(case.run(reference, rows))
@@ -103,9 +103,13 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_cut_from_its_prompt(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES["grouped"]
-    monkeypatch.setattr(attention, "PROGRAMS", 0)
+    monkeypatch.setattr(segments, "PROGRAMS", 0)
     together = case.run(kernels, list(range(len(LENGTHS))))
-    monkeypatch.setattr(attention, "PROGRAMS", 10_000)
+    monkeypatch.setattr(segments, "PROGRAMS", 10_000)
+    with monkeypatch.context() as patched:
+        # There is room for the segments of two sequences only: the others are not divided.
+        patched.setattr(segments, "PARTS_BYTES", 5 * 4 * 16 * 4)
+        assert all(map(torch.equal, case.run(kernels, list(range(len(LENGTHS)))), together))
     for row in (0, 3, 5):
         (alone,) = case.run(kernels, [row])
         assert torch.equal(alone, together[row])

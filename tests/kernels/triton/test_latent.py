@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import latent_rows
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import KernelInputError
@@ -27,14 +28,22 @@ def test_steps_of_any_mix_equal_the_definition(kernels: Kernels, dtype: str) -> 
         torch.testing.assert_close(joined, want, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("heads", [HEADS, 18])
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_cut_from_its_prompt(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(latent_rows, "HEADS", heads)
+    if heads > HEADS:
+        monkeypatch.setattr(latent, "ROWS", 16)  # more heads than one program has
     together, alone = (LatentRows(kernels, "float32", [262, 20]) for _ in range(2))
     for world in (together, alone):
         world.fill(0, 252)
     want = together.step((0, 10), (1, 20))
-    monkeypatch.setattr(segments, "PARTS_BYTES", 2 * 4 * HEADS * VALUE * 3)  # a few tokens at a time
+    if heads > HEADS:
+        # A few tokens at a time, of which some find no room for their sums.
+        monkeypatch.setattr(segments, "PARTS_BYTES", 12 * heads * SIZE * 4)
+    else:
+        monkeypatch.setattr(segments, "PROGRAMS", 0)  # each program joins its segments
     for sequence, counts in enumerate(((6, 3, 1), (19, 1))):
         parts = [alone.step((sequence, count))[0] for count in counts]
         assert torch.equal(torch.cat(parts), want[sequence])

@@ -15,7 +15,8 @@ from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.weights import Quantization
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
-from kvarn.wire.messages import Submit
+from kvarn.replica.server.experts import ExpertLoads
+from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PipelinedExecutor
 from tiny_adapters import make_adapter
@@ -65,6 +66,13 @@ def test_a_model_answers_as_with_the_reference(tmp_path: Path, family: str, quan
     assert found[0] == found[1] and visits[0] == visits[1]
     assert [len(found[1][each]) for each in "012"] == [4, 4, 2]
     assert bool(visits[0]) is (family != "qwen3")
+    if visits[1]:
+        loads, before = ExpertLoads(model, None), EngineStats()
+        counted = sum(map(sum, visits[1].values()))
+        assert loads.enter(before).expert_tokens_total == {"0": counted}
+        tokens(PipelinedExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=True))
+        # What is reported was fetched by the call before.
+        assert [loads.enter(before).expert_tokens_total["0"] for _ in range(2)] == [counted, 2 * counted]
 
 
 def test_a_mixture_whose_sums_are_taken_as_by_several_ranks_asks_the_host(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def ask(name: str, prompt: list[int], max_tokens: int = 7, adapter: str = "", **
 
 
 class Guesses(FreeProposer):
-    """What the answers given before say, every fourth token wrong."""
+    """One token of the answers given before, every fourth one wrong."""
 
     def __init__(self, known: Answers) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Guesses(FreeProposer):
     def guess(self, sequence: Any, limit: int) -> list[int]:
         tokens = self._known[sequence.request.request_id][0]
         first = sequence.num_tokens - sequence.num_prompt
-        guessed = enumerate(tokens[first : first + min(limit, 2)], start=first)
+        guessed = enumerate(tokens[first : first + min(limit, 1)], start=first)
         return [(token + 1) % 199 if place % 4 == 3 else token for place, token in guessed]
 
 
@@ -89,20 +89,20 @@ def test_steps_of_all_kinds_are_repeated_with_the_same_bits(tmp_path: Path, fami
     """Rows that are drawn on the device, rows that are not, rows with guesses, and blocks that are stored."""
     make_decoder(family, tmp_path, **(SIZES if family == "qwen3" else {"num_hidden_layers": 1}))
     model = load(tmp_path)
-    plain = [ask("greedy", [5, 6]), ask("sampled", [7], temperature=0.9, top_p=0.8)]
-    others = [ask("logprobs", [8, 9], logprobs=2), ask("penalised", [10], repetition_penalty=1.4)]
-    rounds, sizes = [plain, others], {"num_blocks": 24, "max_num_seqs": 6}
+    plain = [ask("greedy", [5, 6], 10), ask("sampled", [7], 10, temperature=0.9, top_p=0.8)]
+    others = [ask("logprobs", [8, 9], 6, logprobs=2), ask("penalised", [10], 6, repetition_penalty=1.4)]
+    rounds, sizes = [plain + others], {"num_blocks": 24, "max_num_seqs": 6}
     want, _ = run(InProcessExecutor(model, **sizes), rounds)
     connector = DictConnector()
     executor = Repeating(model, connector=connector, **sizes)
     assert run(executor, rounds, connector=connector)[0] == want
     assert executor.repeated["drawn"] > 1 and executor.repeated["hidden"] > 1
     guessing = Repeating(model, **sizes)
-    proposer = Guesses(want)
-    found, engine = run(guessing, rounds, proposer=proposer, speculation=SpeculationConfig(adaptive=False))
+    speculation = SpeculationConfig(adaptive=False)
+    found, engine = run(guessing, rounds, proposer=Guesses(want), speculation=speculation)
     assert found == want
     assert engine.stats().spec_decode_accepted_tokens_total > 6
-    assert guessing.repeated["hidden"] > 1
+    assert guessing.repeated["hidden"] > 0
 
 
 def test_adapters_come_and_go_between_steps_that_are_repeated(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_adapters_come_and_go_between_steps_that_are_repeated(tmp_path: Path) ->
     for seed, name in enumerate(names):
         make_adapter(oracle, tmp_path / name, seed=seed, r=(4, 17, 40)[seed], target_modules=["q_proj", "down_proj"])
     rounds = [
-        [ask(f"{number}.{place}", [5, 6 + place], 5, name) for place, name in enumerate(asked)]
+        [ask(f"{number}.{place}", [5, 6 + place], 4, name) for place, name in enumerate(asked)]
         for number, asked in enumerate((["one", ""], ["two", "one"], ["three", ""], ["one", "one"]))
     ]
     found, executors = [], []
@@ -162,7 +162,7 @@ def test_sequences_that_begin_alike_are_read_together(tmp_path: Path) -> None:
     """A second request comes while the first one is answered; their steps are repeated, and others in between."""
     make_decoder("qwen3", tmp_path, max_position_embeddings=600, **SIZES)
     prompt = [5 + index * 7 % 180 for index in range(258)]
-    rounds = [[ask("first", prompt, 2)], [ask("one", prompt, 7), ask("two", [*prompt, 9], 7)]]
+    rounds = [[ask("first", prompt, 2)], [ask("one", prompt, 4), ask("two", [*prompt, 9], 4)]]
     sizes = {"num_blocks": 60, "max_num_seqs": 4}
     want, _ = run(InProcessExecutor(load(tmp_path, "torch"), **sizes), rounds)
     executor = Repeating(load(tmp_path), **sizes)

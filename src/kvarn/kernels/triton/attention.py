@@ -13,14 +13,12 @@ from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.jit import attention, cascade
 from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.triton.segments import Segments, num_segments
+from kvarn.kernels.triton.segments import SplitPlan, num_parts, num_segments, split_length
 
 ROWS = 64
 """Query heads that a program multiplies: those of one key/value head and as many queries as fit. Always the same, so
 that a row's bits do not depend on the kind of step."""
 KEYS = 64
-PROGRAMS = 528
-"""Programs that fill a large GPU: with fewer tiles each segment is computed by a program of its own."""
 COMPARED = 64
 """Sequences whose blocks are compared at a time."""
 
@@ -33,7 +31,9 @@ class TritonAttentionPlan:
     batch: PagedBatch
     heads: HeadShape
     window: int | None
-    members: torch.Tensor | None = None
+    splits: SplitPlan | None
+    """Who computes which segments; None: each tile is computed by one program."""
+    members: torch.Tensor | None
     """See `jit.cascade.find_shared`; None: each sequence reads its own blocks."""
 
     def run(
@@ -54,43 +54,43 @@ class TritonAttentionPlan:
         if len(qkv) == 0:
             return out
         heads, batch = self.heads, self.batch
-        numbers = _multiplied(key_cache)
+        kind = _multiplied(key_cache)
         same = {
             "QUERY_HEADS": heads.query,
             "KV_HEADS": heads.kv,
             "DIM": heads.dim,
             "HAS_SOFTCAP": softcap is not None,
-            "NUMBERS": TRITON_TYPES[numbers],
-            "DOT": multiplied_type(numbers),
+            "NUMBERS": TRITON_TYPES[kind],
+            "DOT": multiplied_type(kind),
             "ROWS": ROWS,
             "KEYS": KEYS,
             "BLOCK": max(16, triton.next_power_of_2(heads.dim)),
             "num_warps": 4,
             "num_stages": 2,
         }
-        fit = len(qkv) <= Segments.fitting(batch, heads.query, heads.dim)
-        together, sequences = _together(heads), len(batch.context_lens)
-        tables = batch.block_tables, batch.context_lens
-        sizes = sequences, batch.block_tables.stride(0), num_segments(batch)
-        if self.members is not None and fit:
-            segments = Segments.room(batch, len(qkv), heads.query, heads.dim)
-            sums = segments.parts, segments.stats, scale, softcap or 0.0
-            cascade.attend[(sequences, heads.kv, num_segments(batch))](
-                queries, key_cache, value_cache, *tables, self.members, *sums, *sizes,
-                TOGETHER=together, SEATS=self.members.shape[2], **same,
+        sequences, splits = len(batch.context_lens), self.splits
+        numbers = scale, softcap or 0.0, sequences, batch.block_tables.stride(0)
+        if splits is None:
+            tiles = len(qkv) // queries_per_tile(heads) + sequences
+            attention.attend[(tiles * heads.kv,)](
+                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts, None, None,
+                sinks, out, None, None, *numbers,
+                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=False, **same,
             )  # fmt: skip
-            segments.join(batch, out, sinks)
             return out
-        tiles = len(qkv) // together + sequences
-        programs = programs_of(tiles * heads.kv, num_segments(batch)) if fit else 1
-        segments = Segments.room(batch, len(qkv), heads.query, heads.dim) if programs > 1 else Segments.none(out.device)
-        sums = segments.parts, segments.stats, scale, softcap or 0.0
-        attention.attend[(tiles, heads.kv, programs)](
-            queries, key_cache, value_cache, *tables, batch.query_starts, sinks, out, *sums, *sizes,
-            WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=programs > 1, **same,
-        )  # fmt: skip
-        if programs > 1:
-            segments.join(batch, out, sinks, self.window or 0)
+        sums = splits.memory(heads.query, heads.dim)
+        if self.members is None:
+            attention.attend[(splits.launched * heads.kv,)](
+                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts,
+                splits.programs, splits.pieces, sinks, out, *sums, *numbers,
+                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=True, **same,
+            )  # fmt: skip
+        else:
+            cascade.attend[(sequences, heads.kv, num_segments(batch))](
+                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, splits.pieces, self.members,
+                *sums, *numbers, TOGETHER=queries_per_tile(heads), SEATS=self.members.shape[2], **same,
+            )  # fmt: skip
+        splits.join(*sums, out, sinks, group=heads.query // heads.kv)
         return out
 
     def _prepare(
@@ -138,23 +138,23 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
         raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
     if batch.shares_prefix and len(batch.positions) != len(batch.context_lens):
         raise KernelInputError("a prefix is shared where each sequence has one query")
-    members = _find_shared(batch, heads) if batch.shares_prefix and window is None else None
-    return TritonAttentionPlan(batch, heads, window, members)
+    together, bytes_each = queries_per_tile(heads), heads.query * heads.dim * 4
+    tiles, most = len(batch.positions) // together + len(batch.context_lens), num_segments(batch, window or 0)
+    shared = batch.shares_prefix and window is None and len(batch.positions) * most <= num_parts(bytes_each)
+    splits = None
+    if shared or most > split_length(tiles * heads.kv):
+        splits = SplitPlan.of(batch, together, heads.kv, bytes_each, window=window or 0, always=shared)
+    return TritonAttentionPlan(batch, heads, window, splits, _find_shared(batch, heads) if shared else None)
 
 
-def programs_of(tiles: int, segments: int) -> int:
-    """Programs that share a tile's segments: one where there are tiles enough."""
-    return min(segments, triton.cdiv(PROGRAMS, tiles)) if tiles < PROGRAMS else 1
-
-
-def _together(heads: HeadShape) -> int:
+def queries_per_tile(heads: HeadShape) -> int:
     """Queries of a tile."""
     return ROWS // (heads.query // heads.kv)
 
 
 def _find_shared(batch: PagedBatch, heads: HeadShape) -> torch.Tensor:
     """Who reads which segment with whom: see `jit.cascade.find_shared`."""
-    sequences, together = len(batch.context_lens), _together(heads)
+    sequences, together = len(batch.context_lens), queries_per_tile(heads)
     seats = triton.next_power_of_2(together)
     members = torch.empty((num_segments(batch), sequences, seats), dtype=torch.int32, device=batch.block_tables.device)
     cascade.find_shared[(sequences, num_segments(batch))](

@@ -21,7 +21,7 @@ from kvarn.kernels.triton.compilation import COMPILATION
 from kvarn.kernels.triton.delta import TritonDeltaPlan
 from kvarn.kernels.triton.experts import TritonExperts, group_experts
 from kvarn.kernels.triton.interpreter import is_interpreting
-from kvarn.kernels.triton.latent import TritonHeadProducts, TritonLatentPlan
+from kvarn.kernels.triton.latent import TritonHeadProducts, TritonLatentPlan, plan_latent
 from kvarn.kernels.triton.linear import TritonLinear, Workspace, norm_rows
 from kvarn.kernels.triton.router import route
 from kvarn.kernels.triton.sampling import draw_tokens, mask_logits, most_likely
@@ -143,7 +143,7 @@ class TritonKernels(Kernels):
 
     def plan_latent(self, batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
         """See `kvarn.kernels.triton.latent`."""
-        return TritonLatentPlan(batch, num_heads, size)
+        return plan_latent(batch, num_heads, size)
 
     def plan_delta(self, batch: PagedBatch, dims: DeltaDimensions) -> TritonDeltaPlan:
         """See `kvarn.kernels.triton.delta`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -13,10 +13,12 @@ from kvarn.kernels.triton.attention import ROWS
 from kvarn.kernels.triton.jit import latent, linear
 from kvarn.kernels.triton.linear import SPLIT_STEP, check_rows, tile_of
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.triton.segments import Segments, num_segments
+from kvarn.kernels.triton.segments import SplitPlan, num_parts
 
 KEYS = 32
 """Rows that are multiplied at a time."""
+COLUMNS = 64
+"""Numbers of a value whose sums are joined at a time."""
 MAX_VALUE = 512
 """Numbers of a value: more do not fit into the registers."""
 
@@ -28,6 +30,8 @@ class TritonLatentPlan:
     batch: PagedBatch
     num_heads: int
     size: int
+    split_plans: tuple[tuple[int, int, SplitPlan], ...]
+    """Tokens that are computed at once, from the first to the end, and who computes what of them."""
 
     def run(
         self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
@@ -50,37 +54,44 @@ class TritonLatentPlan:
         latent.write[(tokens,)](
             rows, batch.slot_mapping, cache, STRIDE=rows.stride(0), SIZE=size, BLOCK=triton.next_power_of_2(size)
         )
-        for first in range(0, tokens, chunk := max(1, Segments.fitting(batch, heads, value_size))):
-            end = min(tokens, first + chunk)
-            segments = Segments.room(batch, end - first, heads, value_size)
-            self._attend(queries, cache, segments, scale, first, end)
-            segments.join(batch, out, first=first)
+        for first, end, splits in self.split_plans:
+            parts, stats = splits.memory(heads, value_size, more=2 * (end - first))
+            self._attend(queries, cache, out, splits, parts, stats, scale, first, end - first)
+            splits.join(parts, stats, out, group=heads)
         return out
 
     def _attend(
-        self, queries: torch.Tensor, cache: torch.Tensor, segments: Segments, scale: float, first: int, end: int
+        self,
+        queries: torch.Tensor,
+        cache: torch.Tensor,
+        out: torch.Tensor,
+        splits: SplitPlan,
+        parts: torch.Tensor,
+        stats: torch.Tensor,
+        scale: float,
+        first: int,
+        num_tokens: int,
     ) -> None:
-        """Tokens `first` to `end`."""
-        batch, heads = self.batch, self.num_heads
+        """Some tokens from `first` on."""
+        batch, heads, value_size = splits.batch, self.num_heads, parts.shape[2]
         together = min(heads, ROWS)
-        in_tile, sequences, value_size = ROWS // together, len(batch.context_lens), segments.parts.shape[3]
-        first_tile = max(0, first // in_tile - 1)
-        tiles = (end - 1) // in_tile + sequences - first_tile
-        latent.attend[(tiles, triton.cdiv(heads, together), num_segments(batch))](
+        latent.attend[(splits.launched * triton.cdiv(heads, together),)](
             queries,
             cache,
             batch.block_tables,
             batch.context_lens,
             batch.query_starts,
-            segments.parts,
-            segments.stats,
+            splits.programs,
+            splits.pieces,
+            out,
+            parts,
+            stats,
             scale,
-            sequences,
+            len(batch.context_lens),
             batch.block_tables.stride(0),
-            num_segments(batch),
-            first_tile,
             first,
-            end,
+            num_tokens,
+            splits.room,
             HEADS=heads,
             HEADS_TOGETHER=together,
             SIZE=self.size,
@@ -91,9 +102,37 @@ class TritonLatentPlan:
             KEYS=KEYS,
             VALUE_BLOCK=max(16, triton.next_power_of_2(value_size)),
             REST_BLOCK=max(16, triton.next_power_of_2(self.size - value_size)),
+            COLUMNS=min(COLUMNS, max(16, triton.next_power_of_2(value_size))),
             num_warps=8,
             num_stages=2,
         )
+
+
+def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
+    """The plan of one step: for so many tokens at a time that what they join takes half of the memory for sums."""
+    together, bytes_each = min(num_heads, ROWS), num_heads * min(size, MAX_VALUE) * 4
+    tokens, chunk = len(batch.slot_mapping), max(1, num_parts(bytes_each) // 4)
+    split_plans = []
+    for first in range(0, tokens, chunk):
+        end = min(tokens, first + chunk)
+        part = batch if chunk >= tokens else _tokens_of(batch, first, end)
+        groups = triton.cdiv(num_heads, together)
+        splits = SplitPlan.of(part, ROWS // together, groups, bytes_each, reserved=2 * (end - first))
+        split_plans.append((first, end, splits))
+    return TritonLatentPlan(batch, num_heads, size, tuple(split_plans))
+
+
+def _tokens_of(batch: PagedBatch, first: int, end: int) -> PagedBatch:
+    """The sequences with those of their queries that are among these tokens, which keep their numbers."""
+    starts = batch.query_starts.clamp(first, end)
+    left_out = (batch.query_starts - starts)[1:].clamp(min=0)
+    return replace(
+        batch,
+        query_starts=starts,
+        context_lens=batch.context_lens - left_out,
+        positions=batch.positions[first:end],
+        slot_mapping=batch.slot_mapping[first:end],
+    )
 
 
 class TritonHeadProducts:

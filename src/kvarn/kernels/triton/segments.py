@@ -1,4 +1,4 @@
-"""Segments of attention that are computed by programs of their own, and joined afterwards: see `jit.attention`."""
+"""Who computes which segments of attention, and their joining: see `jit.segments`."""
 
 from __future__ import annotations
 
@@ -9,65 +9,131 @@ import triton
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.triton.jit import attention
+from kvarn.kernels.triton.jit import segments as jit
 
 SEGMENT = 256
-"""As in `jit.attention`."""
+"""As in `jit.segments`."""
 PARTS_BYTES = 256 * 1024 * 1024
-"""Segments' sums take so much memory at most; where they would take more, each program joins its own."""
+"""Segments' sums take so much memory at most; sequences whose sums find no room there are not divided."""
+PROGRAMS = 528
+"""Programs that fill a large GPU: with fewer tiles each segment is computed by a program of its own."""
+MIN_SEGMENTS = 8
+"""Segments that a program computes at least where there are tiles enough."""
+COUNTED = 512
+"""Sequences that are counted at a time."""
+JOINING = 4096
+"""Programs that join."""
+AHEAD = 8
+"""Segments whose sums a joining program reads at a time."""
 WIDE = 256
 """Numbers of a value from which on a head is joined by four warps."""
 
 
-def num_segments(batch: PagedBatch) -> int:
-    """Segments of the longest sequence that the block tables have room for."""
-    return -(-batch.block_tables.shape[1] * BLOCK_SIZE // SEGMENT)
+def num_segments(batch: PagedBatch, window: int = 0) -> int:
+    """Segments that a sequence's queries may see, as far as the host knows."""
+    widest = -(-batch.block_tables.shape[1] * BLOCK_SIZE // SEGMENT)
+    return min(widest, (window + len(batch.slot_mapping)) // SEGMENT + 2) if window else widest
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """What programs leave for `jit.attention.join`."""
+class SplitPlan:
+    """How the tiles of a step's sequences are divided among programs: what `jit.segments.plan_splits` has written."""
 
-    parts: torch.Tensor
-    """[T, heads, segments, size] float32."""
-    stats: torch.Tensor
-    """[T, heads, segments, 2] float32."""
+    batch: PagedBatch
+    programs: torch.Tensor
+    pieces: torch.Tensor
+    tokens: torch.Tensor
+    launched: int
+    """Programs of a launch, for each group of heads."""
+    room: int
+    """Segments of tokens whose sums there is memory for."""
+    window: int
 
     @staticmethod
-    def fitting(batch: PagedBatch, heads: int, size: int) -> int:
-        """Tokens of a step for which there is memory. `size`: numbers of a value."""
-        return PARTS_BYTES // (heads * num_segments(batch) * size * 4)
+    def of(
+        batch: PagedBatch, together: int, groups: int, bytes_each: int, *, window: int = 0, always: bool = False,
+        reserved: int = 0,
+    ) -> SplitPlan:  # fmt: skip
+        """Count on the device.
 
-    @staticmethod
-    def room(batch: PagedBatch, tokens: int, heads: int, size: int) -> Segments:
-        """Memory for those of so many tokens."""
-        shape, device = (tokens, heads, num_segments(batch)), batch.slot_mapping.device
+        Args:
+            batch: The step.
+            together: Queries of a tile.
+            groups: Groups of heads, each of which computes every tile.
+            bytes_each: Of a token's sums of one segment.
+            window: Tokens that a query sees; 0: all.
+            always: All sequences leave sums; there must be room for those of all.
+            reserved: So many pieces of the memory for sums are for something else.
+        """
+        sequences, most = len(batch.context_lens), num_segments(batch, window)
+        tiles = len(batch.slot_mapping) // together + sequences
+        extra = max(1, PROGRAMS // groups)
+        room = max(0, min(num_parts(bytes_each) - reserved, len(batch.slot_mapping) * most))
+        # At multiples of 16 bytes, whatever S is: for other addresses kernels would be compiled again.
+        memory = batch.context_lens.new_empty((3, triton.cdiv(sequences + 1, 4) * 4))
+        programs, pieces, tokens = memory[:, : sequences + 1]
+        jit.plan_splits[(1,)](
+            batch.query_starts,
+            batch.context_lens,
+            programs,
+            pieces,
+            tokens,
+            sequences,
+            extra,
+            split_length(tiles * groups),
+            room,
+            TOGETHER=together,
+            WINDOW=window,
+            ALWAYS=always,
+            BLOCK=COUNTED,
+        )
+        return SplitPlan(batch, programs, pieces, tokens, min(tiles + extra, tiles * max(1, most)), room, window)
+
+    def memory(self, heads: int, size: int, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for sums [pieces, heads, size] and statistics [pieces, heads, 2], float32; of `more` pieces behind
+        them."""
+        shape, device = (self.room + more, heads), self.programs.device
         parts, stats = (torch.empty((*shape, width), dtype=torch.float32, device=device) for width in (size, 2))
-        return Segments(parts, stats)
-
-    @staticmethod
-    def none(device: torch.device) -> Segments:
-        """Where none are computed apart."""
-        empty = torch.empty(0, dtype=torch.float32, device=device)
-        return Segments(empty, empty)
+        return parts, stats
 
     def join(
-        self, batch: PagedBatch, out: torch.Tensor, sinks: torch.Tensor | None = None, window: int = 0, first: int = 0
+        self,
+        parts: torch.Tensor,
+        stats: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        *,
+        group: int,
     ) -> None:
-        """Into rows of out [T, heads * size], from the token `first` on."""
-        tokens, heads, segments, size = self.parts.shape
-        attention.join[(tokens, heads)](
-            self.parts,
-            self.stats,
-            batch.positions[first:],
-            batch.slot_mapping[first:],
+        """Into those rows of out [T, heads * size] that several programs computed. `group`: heads that are computed
+        together."""
+        _, heads, size = parts.shape
+        jit.join[(min(len(self.batch.slot_mapping), max(1, JOINING // heads)), heads)](
+            parts,
+            stats,
+            self.batch.query_starts,
+            self.batch.context_lens,
+            self.pieces,
+            self.tokens,
             sinks,
-            out[first:],
-            segments,
-            QUERY_HEADS=heads,
+            out,
+            len(self.batch.context_lens),
+            HEADS=heads,
+            GROUP=group,
             DIM=size,
-            WINDOW=window,
+            WINDOW=self.window,
             HAS_SINKS=sinks is not None,
+            AHEAD=AHEAD,
             BLOCK=max(16, triton.next_power_of_2(size)),
             num_warps=4 if size >= WIDE else 1,
         )
+
+
+def num_parts(bytes_each: int) -> int:
+    """Sums of so many bytes for which there is memory."""
+    return PARTS_BYTES // bytes_each
+
+
+def split_length(tiles: int) -> int:
+    """Segments that a program computes at least, with so many tiles."""
+    return 1 if tiles < PROGRAMS else MIN_SEGMENTS

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from kvarn.kernels.staging import Fetched
 from kvarn.models import Decoder
 from kvarn.wire.messages import EngineStats
 
@@ -50,16 +53,19 @@ class ExpertLoads:
 
     def __init__(self, model: Decoder, file: str | None) -> None:
         self._layers = model.expert_layers
+        self._visits = model.expert_visits
+        self._fetched: Fetched | None = None
         self._file = None if file is None else Path(file).expanduser()
 
     def enter(self, stats: EngineStats) -> EngineStats:
-        """The same with the experts' load."""
+        """The same with the experts' load. What a GPU has counted is fetched by the call before: nobody waits for its
+        steps."""
         if not self._layers:
             return stats
         by_rank = [0.0] * next(iter(self._layers.values())).parallel.world_size
         busiest = mean = 0.0
-        for experts in self._layers.values():
-            tokens = experts.tokens.tolist()
+        for experts, counted in zip(self._layers.values(), self._counted(), strict=True):
+            tokens = counted.tolist()
             busiest += max(tokens)
             mean += sum(tokens) / len(tokens)
             loads = experts.placement.loads(tokens, len(by_rank))
@@ -69,6 +75,15 @@ class ExpertLoads:
             expert_tokens_total={str(rank): round(tokens) for rank, tokens in enumerate(by_rank)},
             expert_imbalance=busiest / mean if mean else 0.0,
         )
+
+    def _counted(self) -> list[npt.NDArray[np.generic]]:
+        """Of each layer."""
+        if self._visits is None:
+            return [each.visits for each in self._layers.values()]
+        before = self._fetched or Fetched.start([self._visits])
+        self._fetched = Fetched.start([self._visits])
+        rows = iter(before.wait()[0])
+        return [each.visits if each.grouped is None else next(rows) for each in self._layers.values()]
 
     def close(self) -> None:
         """Write the file, unless nothing was computed. Layers of other stages stay as they are in it."""

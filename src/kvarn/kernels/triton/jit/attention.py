@@ -1,9 +1,9 @@
 """Attention of the rows of a step over the paged cache: decode, verification and prompts in one kernel.
 
 Keys are read in segments of 256 positions counted from the start of a sequence (as by the kernels in csrc/). Each
-segment is one softmax; segments are joined in order, by the program that computed them, or, where each is computed by a
-program of its own, by `join`. Both do the same operations on a row's numbers, and a program always multiplies 64 rows:
-so a token's result has the same bits alone, in a batch, as a decode step and as part of a prompt, cut anywhere.
+segment is one softmax; segments are joined in order, by the program that computed them, or, where several share them,
+by `segments.join`. Both do the same operations on a row's numbers, and a program always multiplies 64 rows: so a
+token's result has the same bits alone, in a batch, as a decode step and as part of a prompt, cut anywhere.
 
 The 64 rows of a program are the query heads of one key/value head, of neighbouring queries of one sequence.
 
@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 
 from kvarn.kernels.triton.jit.elementwise import row_scale, tanh
+from kvarn.kernels.triton.jit.segments import LOG2E, SEGMENT, rescale, segments_of, work_of
 
 BLOCK_SIZE = tl.constexpr(16)
-SEGMENT = tl.constexpr(256)
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -80,7 +79,7 @@ def prepare(
             tl.store(to, own.to(keys.dtype.element_ty), mask=inside & (slot >= 0))
 
 
-@triton.jit(do_not_specialize=["num_sequences", "table_stride", "max_segments"])
+@triton.jit(do_not_specialize=["num_sequences", "table_stride"])
 def attend(
     queries,
     keys,
@@ -88,6 +87,8 @@ def attend(
     tables,
     context_lens,
     query_starts,
+    programs,
+    pieces,
     sinks,
     out,
     parts,
@@ -96,7 +97,6 @@ def attend(
     softcap,
     num_sequences,
     table_stride,
-    max_segments,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -112,66 +112,73 @@ def attend(
 ):
     """Attention of one program's rows, to `out` [T, H DIM].
 
-    Program (i, g, z): the queries of tile i (see `sequence_of`), key/value head g. With APART the program takes every
-    so many'th segment, beginning with z, and leaves sums and statistics for `join`: parts [T, H, max_segments, DIM],
-    part_stats [T, H, max_segments, 2] float32. sinks [H]: see `AttentionPlan.run`. NUMBERS: the type that queries and
-    weights are rounded to; DOT: the type that is multiplied.
+    Program g + G i: key/value head g, tile i of queries, all of its segments (see `sequence_of`). With APART: what
+    `segments.plan_splits`, which has written `programs` and `pieces`, gives to program i. Where that is a part of a
+    tile's segments, sums and statistics are left for `segments.join` (`parts`, `part_stats`). sinks [H]: see
+    `AttentionPlan.run`. NUMBERS: the type that queries and weights are rounded to; DOT: the type that is multiplied.
     """
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
     together: tl.constexpr = ROWS // group
-    kv_head = tl.program_id(1)
-    sequence, first_query, start, count = sequence_of(tl.program_id(0), query_starts, num_sequences, together)
-    if first_query >= count:
-        return
+    kv_head = tl.program_id(0) % KV_HEADS
+    if APART:
+        sequence, start, count, first_query, own, ways, piece = work_of(
+            tl.program_id(0) // KV_HEADS, programs, pieces, query_starts, num_sequences, together
+        )
+        if sequence < 0:
+            return
+    else:
+        sequence, start, count, first_query = sequence_of(
+            tl.program_id(0) // KV_HEADS, query_starts, num_sequences, together
+        )
+        own, ways, piece = 0, 1, 0
+        if first_query < 0:
+            return
     context = tl.load(context_lens + sequence)
     row = tl.arange(0, ROWS)
-    query = first_query + row // group
-    real = (row < together * group) & (query < count)
-    position = context - count + query
-    token = (start + query).to(tl.int64)
+    real = row < tl.minimum(together, count - first_query) * group
+    position = context - count + first_query + row // group
     head = kv_head * group + row % group
     d = tl.arange(0, BLOCK)
-    inside = d < DIM
-    place = (token * QUERY_HEADS + head) * DIM
-    q = tl.load(queries + place[:, None] + d[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    q = q.to(NUMBERS).to(DOT)
+    inside = real[:, None] & (d < DIM)[None, :]
+    first_row = ((start + first_query).to(tl.int64) * QUERY_HEADS + kv_head * group) * DIM
+    place = (row // group * QUERY_HEADS + row % group)[:, None] * DIM + d[None, :]
+    q = tl.load(queries + first_row + place, mask=inside, other=0.0).to(NUMBERS).to(DOT)
     last = context - count + tl.minimum(first_query + together, count)
     first = tl.full([], 0, tl.int32)
     if WINDOW > 0:
         first = tl.maximum(context - count + first_query + 1 - WINDOW, 0)
-    stride = 1
-    segment = first // SEGMENT
-    if APART:
-        stride = tl.num_programs(2)
-        segment += tl.program_id(2)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, BLOCK], tl.float32)
+    earliest, _ = segments_of(context, count, WINDOW)
     table = tables + sequence.to(tl.int64) * table_stride
-    for number in range(segment, (last + SEGMENT - 1) // SEGMENT, stride):
-        own_top, own_total, own_mixed = read_segment(
-            q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
-            KV_HEADS, DIM, WINDOW, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
-        )  # fmt: skip
-        if APART:
-            piece = (token * QUERY_HEADS + head) * max_segments + number
-            tl.store(parts + piece[:, None] * DIM + d[None, :], own_mixed, mask=real[:, None] & inside[None, :])
-            tl.store(part_stats + piece * 2, own_top, mask=real)
-            tl.store(part_stats + piece * 2 + 1, own_total, mask=real)
-        else:
-            new_top, kept, added = shares(top, own_top)
+    end = (last + SEGMENT - 1) // SEGMENT
+    if ways > 1:
+        for number in range(first // SEGMENT + own, end, ways):
+            own_top, own_total, own_mixed = read_segment(
+                q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
+                KV_HEADS, DIM, WINDOW, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
+            )  # fmt: skip
+            part = (piece + (number - earliest) * count) * QUERY_HEADS + (kv_head * count + first_query) * group + row
+            tl.store(parts + part[:, None] * DIM + d[None, :], own_mixed, mask=inside)
+            tl.store(part_stats + part * 2, own_top, mask=real)
+            tl.store(part_stats + part * 2 + 1, own_total, mask=real)
+    else:
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        mixed = tl.zeros([ROWS, BLOCK], tl.float32)
+        for number in range(first // SEGMENT, end):
+            own_top, own_total, own_mixed = read_segment(
+                q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
+                KV_HEADS, DIM, WINDOW, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
+            )  # fmt: skip
+            new_top, kept, added = rescale(top, own_top)
             total = tl.fma(total, kept, own_total * added)
             mixed = tl.fma(mixed, across(kept, mixed), own_mixed * added[:, None])
             top = new_top
-    if not APART:
         if HAS_SINKS:
-            top, kept, added = shares(top, tl.load(sinks + head, mask=real, other=0.0) * LOG2E)
+            top, kept, added = rescale(top, tl.load(sinks + head, mask=real, other=0.0) * LOG2E)
             total = tl.fma(total, kept, added)
             mixed *= kept[:, None]
         result = mixed / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(
-            out + place[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :]
-        )
+        tl.store(out + first_row + place, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -219,59 +226,6 @@ def weigh(scores, visible, top, total):
     return new_top, total * fade + tl.sum(weights, 1), weights, fade
 
 
-@triton.jit(do_not_specialize=["max_segments"])
-def join(
-    parts,
-    part_stats,
-    positions,
-    slots,
-    sinks,
-    out,
-    max_segments,
-    QUERY_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The segments of one query head of one token, joined in order. Tokens without a slot give zeros."""
-    token = tl.program_id(0)
-    place = token.to(tl.int64) * QUERY_HEADS + tl.program_id(1)
-    d = tl.arange(0, BLOCK)
-    inside = d < DIM
-    position = tl.load(positions + token)
-    first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(position + 1 - WINDOW, 0)
-    end = tl.where(tl.load(slots + token) >= 0, position // SEGMENT + 1, 0)
-    top = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([BLOCK], tl.float32)
-    for number in range(first // SEGMENT, end):
-        piece = place * max_segments + number
-        own_top = tl.load(part_stats + piece * 2 + tl.arange(0, 1))
-        own_total = tl.load(part_stats + piece * 2 + 1 + tl.arange(0, 1))
-        own_mixed = tl.load(parts + piece * DIM + d, mask=inside, other=0.0)
-        new_top, kept, added = shares(top, own_top)
-        total = tl.fma(total, kept, own_total * added)
-        mixed = tl.fma(mixed, tl.broadcast_to(kept, mixed.shape), own_mixed * added)
-        top = new_top
-    if HAS_SINKS:
-        top, kept, added = shares(top, tl.load(sinks + tl.program_id(1) + tl.arange(0, 1)) * LOG2E)
-        total = tl.fma(total, kept, added)
-        mixed *= kept
-    result = mixed / tl.where(total > 0, total, 1.0)
-    tl.store(out + place * DIM + d, result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def shares(top, own_top):
-    """The larger of two maxima, and what sums relative to each are multiplied by."""
-    new_top = tl.maximum(top, own_top)
-    level = tl.where(new_top == float("-inf"), 0.0, new_top)
-    return new_top, tl.exp2(top - level), tl.exp2(own_top - level)
-
-
 @triton.jit
 def across(column, like):
     """A column [ROWS] repeated over the columns of a matrix."""
@@ -280,8 +234,8 @@ def across(column, like):
 
 @triton.jit
 def sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
-    """Whose queries a tile computes: the sequence, the first query of the tile, and the sequence's first token and
-    number of queries.
+    """Whose queries a tile computes: the sequence, its first token and number of queries, and the first query of the
+    tile, where longer tiles come first; negative: the tile is left over.
 
     Sequence s has the tiles from query_starts[s] // TOGETHER + s on: as many as it needs, or one more.
     """
@@ -296,4 +250,5 @@ def sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
     sequence = low - 1
     start = tl.load(query_starts + sequence)
     count = tl.load(query_starts + sequence + 1) - start
-    return sequence, (tile - start // TOGETHER - sequence) * TOGETHER, start, count
+    after = (count + TOGETHER - 1) // TOGETHER - 1 - (tile - start // TOGETHER - sequence)
+    return sequence, start, count, after * TOGETHER

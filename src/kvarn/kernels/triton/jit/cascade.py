@@ -1,7 +1,7 @@
 """Attention of sequences that decode and share a prefix: each of its blocks is read once for all of them.
 
 What is shared is a segment of 256 positions: 16 blocks that are the same in several block tables. The rows of a program
-are those of several sequences then; it leaves the segment's sums and statistics for `attention.join`, as for each
+are those of several sequences then; it leaves the segment's sums and statistics for `segments.join`, as for each
 sequence alone: so the bits are those of `attention.attend`.
 
 Sources: RelayAttention (Zhu et al. 2024), Hydragen (Juravsky et al. 2024).
@@ -10,7 +10,8 @@ Sources: RelayAttention (Zhu et al. 2024), Hydragen (Juravsky et al. 2024).
 import triton
 import triton.language as tl
 
-from kvarn.kernels.triton.jit.attention import SEGMENT, read_segment
+from kvarn.kernels.triton.jit.attention import read_segment
+from kvarn.kernels.triton.jit.segments import SEGMENT
 
 SEGMENT_BLOCKS = tl.constexpr(16)
 
@@ -74,13 +75,14 @@ def _same(
     return there & (tl.sum((theirs != blocks[None, :]).to(tl.int32), 1) == 0)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "table_stride", "max_segments"])
+@triton.jit(do_not_specialize=["num_sequences", "table_stride"])
 def attend(
     queries,
     keys,
     values,
     tables,
     context_lens,
+    pieces,
     members,
     parts,
     part_stats,
@@ -88,7 +90,6 @@ def attend(
     softcap,
     num_sequences,
     table_stride,
-    max_segments,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -126,7 +127,7 @@ def attend(
         q, keys, values, table, number, 0, tl.load(context_lens + leader), context - 1, kv_head, scale, softcap,
         KV_HEADS, DIM, 0, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
     )  # fmt: skip
-    piece = place * max_segments + number
-    tl.store(parts + piece[:, None] * DIM + d[None, :], own_mixed, mask=inside)
-    tl.store(part_stats + piece * 2, own_top, mask=real)
-    tl.store(part_stats + piece * 2 + 1, own_total, mask=real)
+    part = (tl.load(pieces + member, mask=real, other=0) + number) * QUERY_HEADS + head
+    tl.store(parts + part[:, None] * DIM + d[None, :], own_mixed, mask=inside)
+    tl.store(part_stats + part * 2, own_top, mask=real)
+    tl.store(part_stats + part * 2 + 1, own_total, mask=real)

@@ -1,15 +1,17 @@
 """Tokens from logits, one program a row: the definition of `kvarn.kernels.sampling` without sorting.
 
 Weights are whole numbers, so their sums in float64 are exact in any order. Where top-k or top-p ask for the heaviest
-tokens, the lightest weight that is kept is found by bisection of the bits of a float32: those of positive numbers are
-ordered as the numbers are.
+tokens, the lightest weight that is kept is found by a search among the bits of a float32, which are ordered as positive
+numbers are: each pass over the vocabulary tries several limits at once.
 """
 
 import triton
 import triton.language as tl
 
-LARGEST_BITS = tl.constexpr(0x55800000)
-"""Of 2^44 as a float32: more than any weight."""
+BELOW_ONE = tl.constexpr(0x3F7FFFFF)
+"""Bits of the largest float32 below 1, the lightest weight but 0."""
+LIMITS = tl.constexpr(8)
+"""That are tried in one pass."""
 
 
 @triton.jit
@@ -123,58 +125,70 @@ def _of_heaviest(
     mass = total
     most = tl.full([], VOCAB, tl.int64)
     if top_k > 0:
-        low = tl.full([], 0, tl.int32)
-        high = tl.full([], LARGEST_BITS, tl.int32)
-        while low < high:
-            middle = low + (high - low) // 2
-            _, count = _heavier(row, peak, temperature, least, middle, VOCAB, UNIT, BLOCK)
-            if count < top_k:
-                high = middle
-            else:
-                low = middle + 1
-        bits = low
+        # The lightest weight above which there are fewer than k.
+        bits = _search(row, peak, temperature, least, bits, top_k, True, False, VOCAB, UNIT, BLOCK)
         sums, count = _heavier(row, peak, temperature, least, bits, VOCAB, UNIT, BLOCK)
         most = top_k - count
         mass = sums + tl.where(bits > 0, most, 0).to(tl.float64) * _value(bits)
-    lightest, before = _lightest(row, peak, temperature, least, bits, top_p * mass, VOCAB, UNIT, BLOCK)
-    of_lightest = tl.where(lightest > 0, tl.ceil((top_p * mass - before) / tl.maximum(_value(lightest), 1.0)), 0.0)
+    # The lightest one, from there on, above which less than the share lies.
+    limit = top_p * mass
+    lightest = _search(row, peak, temperature, least, bits, limit, False, False, VOCAB, UNIT, BLOCK)
+    before, _ = _heavier(row, peak, temperature, least, lightest, VOCAB, UNIT, BLOCK)
+    of_lightest = tl.where(lightest > 0, tl.ceil((limit - before) / tl.maximum(_value(lightest), 1.0)), 0.0)
     of_lightest = tl.where(lightest == bits, tl.minimum(of_lightest, most.to(tl.float64)), of_lightest)
+    # The lightest one above which no more than the target lies: the token has it.
     target = uniform * (before + of_lightest * _value(lightest))
-    # The heaviest weight above which no more than the target lies: the token has it.
-    low = lightest
-    high = tl.full([], LARGEST_BITS, tl.int32)
+    found = _search(row, peak, temperature, least, lightest, target, False, True, VOCAB, UNIT, BLOCK)
+    sums, _ = _heavier(row, peak, temperature, least, found, VOCAB, UNIT, BLOCK)
+    rank = tl.floor((target - sums) / tl.maximum(_value(found), 1.0))
+    rank = tl.where(found == lightest, tl.minimum(rank, tl.maximum(of_lightest - 1.0, 0.0)), rank)
+    return _of_equals(row, peak, temperature, least, found, rank.to(tl.int32), VOCAB, UNIT, BLOCK)
+
+
+@triton.jit
+def _search(
+    row, peak, temperature, least, bits, bound, COUNTS: tl.constexpr, EQUAL: tl.constexpr,
+    VOCAB: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The lowest bits, from `bits` on, of a weight above which the number (COUNTS) or the sum of weights is less than
+    the bound; EQUAL: or the bound. Each pass leaves a ninth of what may be it."""
+    low = tl.maximum(bits, BELOW_ONE)
+    high = tl.maximum(tl.full([], UNIT, tl.float32).to(tl.int32, bitcast=True), low)
+    number = tl.arange(0, LIMITS)
     while low < high:
-        middle = low + (high - low) // 2
-        sums, _ = _heavier(row, peak, temperature, least, middle, VOCAB, UNIT, BLOCK)
-        if sums <= target:
-            high = middle
-        else:
-            low = middle + 1
-    sums, _ = _heavier(row, peak, temperature, least, low, VOCAB, UNIT, BLOCK)
-    rank = tl.floor((target - sums) / tl.maximum(_value(low), 1.0))
-    rank = tl.where(low == lightest, tl.minimum(rank, tl.maximum(of_lightest - 1.0, 0.0)), rank)
-    return _of_equals(row, peak, temperature, least, low, rank.to(tl.int32), VOCAB, UNIT, BLOCK)
+        step = (high - low + LIMITS) // (LIMITS + 1)
+        tried = tl.minimum(low + (number + 1) * step - 1, high - 1)
+        above = _above(row, peak, temperature, least, tried, COUNTS, VOCAB, UNIT, BLOCK)
+        few = above < bound
+        if EQUAL:
+            few = above <= bound
+        high = tl.min(tl.where(few, tried, high), 0)
+        low = tl.max(tl.where(few, low, tried + 1), 0)
+    return tl.where(low == BELOW_ONE, 0, low)
+
+
+@triton.jit
+def _above(
+    row, peak, temperature, least, bits, COUNTS: tl.constexpr, VOCAB: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[LIMITS]: the number (COUNTS) or the sum of the weights above the ones with these bits."""
+    columns: tl.constexpr = BLOCK // 4 if BLOCK >= 64 else BLOCK
+    limits = bits.to(tl.float32, bitcast=True)[None, None, :]
+    kind: tl.constexpr = tl.int32 if COUNTS else tl.float64
+    found = tl.zeros([columns, LIMITS], kind)
+    # Neighbouring rows lie in one thread, which adds them up by itself.
+    at = tl.arange(0, BLOCK // columns)[:, None] * columns + tl.arange(0, columns)[None, :]
+    for first in range(0, VOCAB, BLOCK):
+        weights = _weights(row, first + at, peak, temperature, least, VOCAB, UNIT)[:, :, None]
+        own = tl.where(weights > limits, 1 if COUNTS else weights.to(tl.float64), 0)
+        found += tl.sum(own.to(kind), 0)
+    return tl.sum(found, 0)
 
 
 @triton.jit
 def _value(bits):
     return bits.to(tl.float32, bitcast=True).to(tl.float64)
-
-
-@triton.jit
-def _lightest(row, peak, temperature, least, bits, limit, VOCAB: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """The lightest weight, from `bits` on, above which less than the limit lies, and how much does."""
-    low = bits
-    high = tl.full([], LARGEST_BITS, tl.int32)
-    while low < high:
-        middle = low + (high - low) // 2
-        sums, _ = _heavier(row, peak, temperature, least, middle, VOCAB, UNIT, BLOCK)
-        if sums < limit:
-            high = middle
-        else:
-            low = middle + 1
-    sums, _ = _heavier(row, peak, temperature, least, low, VOCAB, UNIT, BLOCK)
-    return low, sums
 
 
 @triton.jit
