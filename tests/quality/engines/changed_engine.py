@@ -33,13 +33,13 @@ def build_noisy(spec: ReplicaSpec, report: ReportProgress) -> Any:
     """Logits with normal noise of 1 % of their size."""
     service = build(spec, report)
     executor: Any = service._executor
-    forward = executor._model.forward
+    compute = executor._model.logits
 
-    def noisy(*args: Any, **kwargs: Any) -> torch.Tensor:
-        logits: torch.Tensor = forward(*args, **kwargs)
+    def noisy(hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = compute(hidden)
         return logits * (1 + 0.01 * torch.randn_like(logits))
 
-    executor._model.forward = noisy
+    executor._model.logits = noisy
     return service
 
 
