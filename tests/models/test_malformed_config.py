@@ -185,5 +185,7 @@ def test_a_context_whose_cache_the_machine_cannot_hold_is_refused(checkpoint: Pa
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**31 - 1}))
     with pytest.raises(NotEnoughMemoryError, match=r"KV cache of one context \d+\.\d GiB.*lower max_context_length"):
-        load_model(checkpoint, dtype="float32")
-    assert load_model(checkpoint, dtype="float32", max_context_length=64).spec.max_context_length == 64
+        load_model(checkpoint, dtype="float32", max_context_length=2**31 - 1)
+    for length in (None, 64):  # where nobody asked for a length, one that fits is planned with the KV cache
+        model = load_model(checkpoint, dtype="float32", max_context_length=length)
+        assert model.spec.max_context_length == (length or 2**31 - 1)

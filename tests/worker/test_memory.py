@@ -50,14 +50,54 @@ def test_the_default_is_a_tenth_of_the_memory_or_what_full_contexts_need(spec: D
     assert blocks(4) == 4 * 63
 
 
-def test_the_default_grows_to_one_full_context_but_not_past_a_third_of_the_memory(spec: DecoderSpec) -> None:
+def test_the_default_grows_to_one_full_context_but_leaves_a_tenth_beside_the_weights(spec: DecoderSpec) -> None:
     block_bytes = 6144
     context = 16_000
     needed = context // 16 * block_bytes
     size = {"kv_cache_gib": None, "max_num_seqs": 8, "max_context_length": context}
     assert plan_kv_blocks(spec, "bfloat16", memory_bytes=4 * needed, **size) == context // 16
+    assert plan_kv_blocks(spec, "bfloat16", memory_bytes=2 * needed, weight_bytes=needed // 2, **size) == context // 16
     with pytest.raises(CacheTooSmallError):
-        plan_kv_blocks(spec, "bfloat16", memory_bytes=2 * needed, **size)
+        plan_kv_blocks(spec, "bfloat16", memory_bytes=2 * needed, weight_bytes=needed, **size)
+
+
+@pytest.mark.parametrize(
+    ("machine_gib", "weights_gib", "context_gib", "lowered"),
+    [(8, 1.1, 4.4, False), (8, 2.3, 4.0, False), (16, 7.5, 5.6, False), (24, 14.9, 16, True), (24, 7.1, 48, True)],
+    ids=["Qwen3-0.6B", "Llama-3.2-1B", "Qwen3-4B", "Llama-3.1-8B", "Phi-3-mini-128k"],
+)
+def test_a_trained_context_that_the_memory_cannot_hold_is_lowered_if_nobody_asked_for_it(
+    spec: DecoderSpec, machine_gib: int, weights_gib: float, context_gib: float, lowered: bool
+) -> None:
+    """Weights and one trained context of well-known models in bfloat16."""
+    block_bytes = 6144
+    trained = int(context_gib * GIB) // block_bytes * BLOCK_SIZE - 5
+    size = {"max_num_seqs": 256, "weight_bytes": int(weights_gib * GIB), "memory_bytes": machine_gib * GIB}
+    plan = plan_cache(spec, "bfloat16", kv_cache_gib=None, max_context_length=trained, may_lower_context=True, **size)
+    cache = plan.num_blocks * block_bytes
+    assert cache + size["weight_bytes"] <= 0.9 * machine_gib * GIB
+    if not lowered:
+        assert (plan.max_context_length, plan.num_blocks) == (trained, -(-trained // BLOCK_SIZE))
+        return
+    assert plan.max_context_length == plan.num_blocks * BLOCK_SIZE < trained
+    assert cache + size["weight_bytes"] > 0.9 * machine_gib * GIB - block_bytes
+    # What the warning names starts as it is; what somebody asked for is not lowered.
+    named = plan_cache(spec, "bfloat16", kv_cache_gib=None, max_context_length=plan.max_context_length, **size)
+    assert named == plan
+    with pytest.raises(CacheTooSmallError, match=f"max_context_length to at most {plan.max_context_length}"):
+        plan_cache(spec, "bfloat16", kv_cache_gib=None, max_context_length=trained, **size)
+    with pytest.raises(CacheTooSmallError):
+        plan_cache(spec, "bfloat16", kv_cache_gib=1, max_context_length=trained, may_lower_context=True, **size)
+
+
+def test_a_size_that_the_weights_do_not_leave_is_not_advised(spec: DecoderSpec) -> None:
+    size: dict[str, Any] = {"max_num_seqs": 8, "memory_bytes": 16 * GIB, "weight_bytes": int(13.5 * GIB)}
+    context = 4 * GIB // 6144 * BLOCK_SIZE
+    with pytest.raises(CacheTooSmallError) as caught:
+        plan_cache(spec, "bfloat16", kv_cache_gib=1, max_context_length=context, **size)
+    assert str(caught.value).endswith(f"Set max_context_length to at most {GIB // 6144 * BLOCK_SIZE}.")
+    with pytest.raises(CacheTooSmallError, match=r"Set kv_cache_gib to at least 2\.000, or set max_context_length"):
+        plan_cache(spec, "bfloat16", kv_cache_gib=1, max_context_length=context // 2, **size)
 
 
 GPU_SIZES = {"kv_cache_gib": None, "max_num_seqs": 10**9, "max_context_length": 16}
@@ -122,7 +162,7 @@ def test_a_step_of_a_larger_budget_needs_more(spec: DecoderSpec) -> None:
 
 
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:
-    size = {"max_num_seqs": 8, "memory_bytes": 50_000_000}
+    size = {"max_num_seqs": 8, "memory_bytes": 50_000_000, "weight_bytes": 8_000_000}
     with pytest.raises(CacheTooSmallError) as caught:
         plan_kv_blocks(spec, "bfloat16", kv_cache_gib=None, max_context_length=100_000, **size)
     words = str(caught.value).rstrip(".").split()
@@ -201,11 +241,9 @@ def test_each_advice_for_states_and_contexts_that_do_not_fit_is_enough_by_itself
     except CacheTooSmallError as error:
         advice = str(error)
         ways = re.findall(r"(kv_cache_gib|max_num_seqs|max_context_length) to at (?:least|most) ([0-9.]*[0-9])", advice)
-        assert ways or "Raise gpu_memory_utilization" in advice
+        assert ways or "Raise gpu_memory_utilization" in advice or "more memory" in advice
         for setting, value in ways:
             enough = size | {setting: float(value) if setting == "kv_cache_gib" else int(value)}
-            if setting == "kv_cache_gib":
-                enough["memory_bytes"] = 10_000 * GIB
             assert plan_cache(recurrent, "bfloat16", **enough).num_blocks > 0
     else:
         assert size["may_lower_seqs"] or plan.max_num_seqs == size["max_num_seqs"]

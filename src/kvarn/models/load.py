@@ -122,6 +122,8 @@ def load_model(
         else:
             kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
             kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype) + state_bytes(decoder)
+            if max_context_length is None and backend.device_memory() is None:
+                kv_bytes = 0  # a shorter context may be planned
             check_memory(backend, gpu_memory_utilization, loader.min_bytes, kv_bytes)
             model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
@@ -188,6 +190,7 @@ def check_memory(kernels: Kernels, share: float, weight_bytes: float, kv_bytes: 
     if weight_bytes + kv_bytes <= memory:
         return
     cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""
+    shorter = "lower max_context_length, " if kv_bytes else ""
     if device is None:
         has, advice = f"this machine has {memory / GIB:.1f} GiB of memory", ""
     else:
@@ -197,6 +200,6 @@ def check_memory(kernels: Kernels, share: float, weight_bytes: float, kv_bytes: 
         )
         advice = "raise gpu_memory_utilization, "
     raise NotEnoughMemoryError(
-        f"the weights take {weight_bytes / GIB:.1f} GiB{cache}, but {has}: {advice}lower max_context_length, set "
+        f"the weights take {weight_bytes / GIB:.1f} GiB{cache}, but {has}: {advice}{shorter}set "
         "quantization, or take a smaller model"
     )

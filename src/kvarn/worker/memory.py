@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -15,9 +15,10 @@ from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 _DEFAULT_SHARE = 10
 """By default the cache takes one part in this many of the machine's memory."""
 _LARGEST_DEFAULT_SHARE = 3
-"""It may take up to one part in this many where one long context, or recurrent states, need it."""
+"""It may take up to one part in this many where one long context, or recurrent states, need it; more only where one
+sequence needs more."""
 _SPARE_SHARE = 10
-"""And leaves, beside the weights, one part in this many of the memory to all else."""
+"""And then leaves, beside the weights, one part in this many of the memory to all else."""
 _STATE_SHARE = 2
 """Where `max_num_seqs` is not set, recurrent states of running sequences take one part in this many of what one full
 context leaves."""
@@ -46,6 +47,8 @@ class CachePlan(NamedTuple):
     """Sequences that may run at once: as many as asked for, or fewer where that may be."""
     num_snapshots: int
     """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
+    max_context_length: int
+    """Tokens of the longest sequence: as many as asked for, or fewer where that may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ def plan_cache(
     max_num_seqs: int,
     max_context_length: int,
     may_lower_seqs: bool = False,
+    may_lower_context: bool = False,
     weight_bytes: int = 0,
     memory_bytes: int | None = None,
     gpu: GpuBudget | None = None,
@@ -110,11 +114,14 @@ def plan_cache(
         spec: Of the decoder.
         dtype: Of keys and values.
         kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
-            and recurrent states need, up to a third of the machine's; on GPUs what `gpu` leaves; but no more than
-            `max_num_seqs` full contexts need.
+            and recurrent states need, up to a third of the machine's, or, where one full context needs more, what
+            weights leave but for a tenth; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full contexts
+            need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
         may_lower_seqs: Nobody asked for `max_num_seqs`: plan fewer where the recurrent states of so many do not fit.
+        may_lower_context: Nobody asked for `max_context_length`: plan a shorter one, of whole blocks, where one so long
+            does not fit into the default share of the machine's memory.
         weight_bytes: What the loaded weights take of the machine's memory.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
         gpu: Where keys and values lie on GPUs; None: in the machine's memory.
@@ -133,28 +140,30 @@ def plan_cache(
     elif gpu is not None:
         budget = gpu.cache_bytes
     else:
-        budget = _default_budget(context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory_bytes)
+        least = context + (1 if may_lower_seqs else max_num_seqs) * state
+        budget = _default_budget(least, context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory_bytes)
     if state and may_lower_seqs:
         max_num_seqs = max(1, min(max_num_seqs, (budget - context) // (_STATE_SHARE * state)))
     states = max_num_seqs * state
     num_snapshots = _num_snapshots(state, budget - states - context, max_num_seqs)
     num_blocks = max(0, budget - states - num_snapshots * state) // block_bytes
+    if may_lower_context and kv_cache_gib is None and gpu is None and 0 < num_blocks < blocks_of_context:
+        blocks_of_context, max_context_length = num_blocks, num_blocks * BLOCK_SIZE
     if num_blocks < blocks_of_context:
         raise CacheTooSmallError(
             f"A KV cache of {budget / GIB:.3g} GiB{_what_states_take(states, max_num_seqs)} holds "
             f"{num_blocks * BLOCK_SIZE} tokens, but one context has up to {max_context_length}, {context / GIB:.3g} "
             f"GiB{'' if gpu is None or kv_cache_gib is not None else f': {gpu}'}. "
             + _advice(
-                "Raise gpu_memory_utilization"
-                if gpu is not None and kv_cache_gib is None
-                else f"Set kv_cache_gib to at least {_round_up((states + context) / GIB)}",
+                _more_memory(states + context, weight_bytes, memory_bytes, gpu, by_share=kv_cache_gib is None),
+                has_states=states > 0,
                 max_num_seqs=0 if not state or may_lower_seqs else (budget - context) // state,
                 max_context_length=num_blocks * BLOCK_SIZE,
             )
         )
     if kv_cache_gib is None:
         num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)
-    return CachePlan(num_blocks, max_num_seqs, num_snapshots)
+    return CachePlan(num_blocks, max_num_seqs, num_snapshots, max_context_length)
 
 
 def _num_snapshots(state: int, spare_bytes: int, max_num_seqs: int) -> int:
@@ -167,40 +176,65 @@ def _what_states_take(states: int, max_num_seqs: int) -> str:
     return f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
 
 
-def _advice(memory: str, *, max_num_seqs: int, max_context_length: int) -> str:
-    """What to change, one of these alone: the memory, or to at most so many sequences or tokens, where that is any."""
-    ways = [memory]
+def _more_memory(
+    needed: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None, *, by_share: bool
+) -> str:
+    """How to give the cache `needed` bytes; empty where there are not so many. `by_share`: of GPUs."""
+    if gpu is not None and by_share:
+        return "Raise gpu_memory_utilization" if replace(gpu, share=1.0).cache_bytes >= needed else ""
+    gib = _round_up(needed / GIB)
+    return f"Set kv_cache_gib to at least {gib}" if float(gib) * GIB <= _left(weight_bytes, memory_bytes, gpu) else ""
+
+
+def _advice(memory: str, *, has_states: bool, max_num_seqs: int, max_context_length: int) -> str:
+    """What to change, one of these alone: the memory, if that can be, or to at most so many sequences or tokens, where
+    that is any."""
+    ways = [memory] if memory else []
     if max_num_seqs > 0:
         ways.append(f"set engine.max_num_seqs to at most {max_num_seqs}")
     if max_context_length > 0:
         ways.append(f"set max_context_length to at most {max_context_length}")
-    return ", or ".join(ways) + "."
+    if not ways:
+        ways.append("lower engine.max_num_seqs and max_context_length both" if has_states else "set quantization")
+        ways.append("take a smaller model or more memory")
+    advice = ", or ".join(ways) + "."
+    return advice[0].upper() + advice[1:]
 
 
-def _default_budget(needed: int, weight_bytes: int, memory_bytes: int | None) -> int:
-    """In the machine's memory: enough for `needed` bytes, if that is not too much of it."""
+def _default_budget(least: int, wanted: int, weight_bytes: int, memory_bytes: int | None) -> int:
+    """In the machine's memory: enough for `wanted` bytes, if that is not too much of it. `least`: for one sequence of
+    the longest length."""
     memory = usable_memory() if memory_bytes is None else memory_bytes
-    most = min(memory // _LARGEST_DEFAULT_SHARE, memory - memory // _SPARE_SHARE - weight_bytes)
-    return max(memory // _DEFAULT_SHARE, min(needed, most))
+    most = memory - memory // _SPARE_SHARE - weight_bytes
+    if least <= memory // _LARGEST_DEFAULT_SHARE:
+        most = min(memory // _LARGEST_DEFAULT_SHARE, most)
+    default = min(memory // _DEFAULT_SHARE, max(0, memory - weight_bytes))
+    return max(default, min(wanted, most))
+
+
+def _left(weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None) -> int:
+    """Bytes that an explicit `kv_cache_gib` may take."""
+    if gpu is not None:
+        return gpu.memory.free * gpu.ranks
+    return (usable_memory() if memory_bytes is None else memory_bytes) - weight_bytes
 
 
 def _check_fits(
     kv_cache_gib: float, budget: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None
 ) -> None:
-    if gpu is not None:
-        left = gpu.memory.free * gpu.ranks
-        if budget > left:
-            raise CacheTooLargeError(
-                f"A KV cache of {kv_cache_gib:g} GiB does not fit: {left / GIB:.1f} GiB are free, {gpu}. Lower "
-                "kv_cache_gib, or leave it out."
-            )
+    left = _left(weight_bytes, memory_bytes, gpu)
+    if budget <= left:
         return
-    memory = usable_memory() if memory_bytes is None else memory_bytes
-    if budget > memory - weight_bytes:
+    if gpu is not None:
         raise CacheTooLargeError(
-            f"A KV cache of {kv_cache_gib:g} GiB does not fit into this machine's memory: it has "
-            f"{memory / GIB:.1f} GiB, of which the weights take {weight_bytes / GIB:.1f}. Lower kv_cache_gib."
+            f"A KV cache of {kv_cache_gib:g} GiB does not fit: {left / GIB:.1f} GiB are free, {gpu}. Lower "
+            "kv_cache_gib, or leave it out."
         )
+    raise CacheTooLargeError(
+        f"A KV cache of {kv_cache_gib:g} GiB does not fit into this machine's memory: it has "
+        f"{(left + weight_bytes) / GIB:.1f} GiB, of which the weights take {weight_bytes / GIB:.1f}. Lower "
+        "kv_cache_gib."
+    )
 
 
 def _round_up(gib: float) -> str:

@@ -172,7 +172,7 @@ def _build_decoder(
     ranks: RankProcesses | None,
 ) -> GenerateService:
     check_recurrent(model, config)
-    max_context_length, layout = config.max_context_length or model.spec.max_context_length, layout_of(config)
+    layout = layout_of(config)
     others = [] if ranks is None else ranks.await_loaded()
     sizes = [block_bytes(model.new_kv_cache(1)), *(each.block_bytes for each in others)]
     parts = block_parts(layout, _head_copies(model, layout), sizes)
@@ -183,8 +183,10 @@ def _build_decoder(
     connector = None if tiers is None else tiers.store
     costs = _joint_costs(model, others, layout) if others else model.costs
     with phases("allocate the KV cache"):
-        num_blocks, max_num_seqs, num_snapshots = _plan_cache(model, config, max_context_length, others)
+        plan = _plan_cache(model, config, others)
+    num_blocks, max_num_seqs, num_snapshots, max_context_length = plan
     config = with_planned_states(model, config, max_num_seqs, num_snapshots)
+    config = _with_planned_context(model, config, max_context_length)
     memory = None
     if ranks is not None:
         kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
@@ -256,7 +258,7 @@ def _build_decoder(
     )
 
 
-def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, others: Sequence[Loaded]) -> CachePlan:
+def _plan_cache(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -> CachePlan:
     """Of the KV cache, the same on each rank: what the memory of all of them has room for."""
     layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
     memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
@@ -273,12 +275,26 @@ def _plan_cache(model: Decoder, config: ModelConfig, max_context_length: int, ot
         model.kv_dtype,
         kv_cache_gib=config.kv_cache_gib,
         max_num_seqs=engine.max_num_seqs,
-        max_context_length=max_context_length,
+        max_context_length=config.max_context_length or model.spec.max_context_length,
         may_lower_seqs="max_num_seqs" not in engine.model_fields_set,
+        may_lower_context=config.max_context_length is None,
         weight_bytes=sum(each.layer_bytes + each.head_bytes for each in held),
         gpu=gpu,
         copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
     )
+
+
+def _with_planned_context(model: Decoder, config: ModelConfig, max_context_length: int) -> ModelConfig:
+    """The configuration with a context as long as there is memory for."""
+    trained = model.spec.max_context_length
+    if config.max_context_length is None and max_context_length < trained:
+        log.warning(
+            f"max_context_length is {max_context_length} in place of {trained}, for which the model was trained: the "
+            "memory has no room for the KV cache of more tokens. Longer prompts are refused. Set max_context_length to "
+            f"{max_context_length} or less if that is meant, else set quantization or kv_cache_dtype, or add memory",
+            extra={"model": config.name},
+        )
+    return config.model_copy(update={"max_context_length": max_context_length})
 
 
 def _head_copies(model: Decoder, layout: RankLayout) -> int:
