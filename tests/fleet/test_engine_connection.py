@@ -16,9 +16,10 @@ from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
 from kvarn.replica.client.connection import EngineConnection
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
-from kvarn.replica.transport import Inbox
+from kvarn.replica.server.loop import outbox_keys
+from kvarn.replica.transport import Inbox, Outbox
 from kvarn.wire.messages import Leave
-from kvarn.wire.supervision import Activate, Drain, Supervise
+from kvarn.wire.supervision import Activate, Asleep, Drain, Supervise, Warm
 
 HOST = "127.0.0.1"
 
@@ -68,6 +69,25 @@ async def test_an_engine_hears_again_its_last_order_and_which_gateway_processes_
         engine.exited.set_result(None)
         await waiting
         inbox.close()
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("waiting", [Warm(), Asleep()], ids=["warm", "asleep"])
+@pytest.mark.parametrize("activated", [False, True])
+async def test_an_engine_that_waits_is_watched_for_silence_until_it_shall_load_a_model(
+    waiting: Warm | Asleep, activated: bool
+) -> None:
+    engine, context = SilentEngine(), zmq.Context()
+    start_timeout_s = 2.0 if activated else 60.0
+    times = ReplicaConfig(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.2, start_timeout_s=start_timeout_s)
+    run = EngineRun(engine, times, lambda message: run.order(Activate()) if activated else None)
+    outbox = Outbox(context, engine.supervisor, 0, outbox_keys(engine.endpoint.keys))
+    try:
+        outbox.send(waiting)
+        reason = (await asyncio.wait_for(run.wait(), 30)).reason
+        assert reason == ("the engine was not ready after 2 s" if activated else "the engine was silent for 0.2 s")
+    finally:
+        outbox.close(drop=True)
         context.destroy(linger=0)
 
 

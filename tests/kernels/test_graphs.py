@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.graphs import MOST_CAPTURED, RUNS_BEFORE_CAPTURE, StepGraphs
+from kvarn.kernels.graphs import MOST_CAPTURED, RUNS_BEFORE_CAPTURE, Captured, Step, StepGraphs
 from repeating_recorder import RepeatingRecorder
 
 CPU = torch.device("cpu")
@@ -62,6 +62,18 @@ def test_without_memory_steps_run_as_they_are_until_there_is_some(
     for _ in range(RUNS_BEFORE_CAPTURE + 1):
         graphs.run("step", lambda: (torch.tensor(3),))
     assert "step" in graphs
+
+
+def test_where_a_step_cannot_be_captured_none_is_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RepeatingRecorder):
+        def __call__(self, step: Step) -> Captured:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs = StepGraphs(CPU, Broken())
+    for _ in range(10):
+        assert graphs.run("step", lambda: (torch.tensor(3),))[0].item() == 3
+    assert not graphs.enabled
+    assert len(caplog.records) == 1 and "not permitted" in caplog.text
 
 
 def test_elsewhere_than_on_a_gpu_nothing_is_captured() -> None:

@@ -216,5 +216,12 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def spec_of(model: ModelConfig) -> dict[str, Any]:
-    """What a version keeps of a model's configuration: what differs from the defaults, without its name."""
-    return model.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+    """What a version keeps of a model's configuration: what was set, where it equals a default too, without its
+    name. A section that says nothing is left out."""
+    spec = model.model_dump(mode="json", exclude_unset=True, exclude={"name"})
+    defaults = type(model).model_fields
+    return {
+        key: value
+        for key, value in spec.items()
+        if value != {} or getattr(model, key) != defaults[key].get_default(call_default_factory=True)
+    }

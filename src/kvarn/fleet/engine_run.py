@@ -156,11 +156,17 @@ class EngineRun:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
-            silent = 0 if self._received or not (self.is_ready or self._adopted) else silent + 1
+            silent = silent + 1 if self._must_be_heard and not self._received else 0
             deaf = deaf + 1 if self._unheard_s > config.heartbeat_timeout_s else 0
             self._received = False
         what = "was silent" if silent >= allowed else "heard nothing"
         return f"the engine {what} for {config.heartbeat_timeout_s:g} s"
+
+    @property
+    def _must_be_heard(self) -> bool:
+        """Not while it loads a model: its heartbeat may have to wait for that."""
+        loads = not self._state or (self._state != "ready" and isinstance(self._order, Activate))
+        return self._adopted or not loads
 
     def _repeat(self) -> None:
         """Tell the engine where its supervisor is, and again what it was told."""

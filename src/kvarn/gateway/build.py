@@ -70,6 +70,9 @@ def build_gateway(
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:
         requests.on_held = autoscaling.wake
+    watch = _watch(golden, config, take_out, metrics)
+    if autoscaling is not None and watch is not None:
+        autoscaling.golden_prompts = watch.asked
     gateway = Gateway(
         config=config,
         models=table,
@@ -92,7 +95,7 @@ def build_gateway(
         shared=shared,
         fleet=fleet,
         autoscaling=autoscaling,
-        watch=_watch(golden, config, take_out, metrics),
+        watch=watch,
         golden=golden,
     )
     return gateway, services

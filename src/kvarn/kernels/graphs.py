@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 
 import torch
 
@@ -28,10 +29,16 @@ class GraphRecorder:
 
     Unlike `torch.cuda.graph` it neither waits for the device nor empties torch's caches: steps are captured while
     others run.
+
+    Args:
+        device: Of the steps.
+        reserved_bytes: Taken for the graphs with the first of them. Torch cannot join what it takes piece by piece:
+            steps that are captured in the order of their sizes would take the sum of these.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, reserved_bytes: int = 0) -> None:
         self._device = device
+        self._reserved_bytes = reserved_bytes
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.CUDAGraph | None = None
         """Its memory is the next one's, too; that is torch's rule for as long as a graph lives."""
@@ -41,7 +48,7 @@ class GraphRecorder:
         return torch.cuda.mem_get_info(self._device)[0] >= LEAST_FREE_BYTES
 
     def __call__(self, step: Step) -> Captured:
-        """Capture a step, which is not run. Raises torch.OutOfMemoryError."""
+        """Capture a step, which is not run. Raises RuntimeError (torch.OutOfMemoryError) where that cannot be done."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -49,16 +56,21 @@ class GraphRecorder:
             memory = None if self._last is None else self._last.pool()
             graph.capture_begin(pool=memory, capture_error_mode="thread_local")
             try:
+                if self._last is None:
+                    torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self._device)
                 results = step()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which says that the capture has failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._last = graph
         return graph.replay, results
 
 
-def recorder_for(device: torch.device) -> GraphRecorder | None:
+def recorder_for(device: torch.device, reserved_bytes: int = 0) -> GraphRecorder | None:
     """What captures steps on a device; None where it is no GPU."""
-    return GraphRecorder(device) if device.type == "cuda" else None
+    return GraphRecorder(device, reserved_bytes) if device.type == "cuda" else None
 
 
 def device_seconds(work: Callable[[], object], before: Callable[[], object] | None = None) -> float:
@@ -128,6 +140,10 @@ class StepGraphs:
             captured = self._captured[key] = self._recorder(step)
         except torch.OutOfMemoryError:
             self._tell_of_no_room()
+            return None
+        except RuntimeError:
+            _log.exception("a step cannot be captured: none is from now on, which is slower", extra={"step": str(key)})
+            self.enabled = False
             return None
         self.num_captures += 1
         if len(self._captured) > MOST_CAPTURED:

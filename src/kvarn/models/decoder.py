@@ -123,8 +123,10 @@ class Decoder:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a GPU may repeat a step without the host."""
-        return self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
+        """Whether a GPU may repeat a step without the host. One of several ranks may not: NCCL asks of all that they
+        capture the same steps, and ends no group while a graph refers to it."""
+        alone = self._parallel.world_size == 1
+        return alone and self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where its layers

@@ -94,6 +94,8 @@ class _Watched:
     next_adapter: int = 0
     restarted_at: float | None = None
     probe: asyncio.Task[None] | None = None
+    asked: int = 0
+    """Golden prompts that it answers now."""
 
 
 @dataclass
@@ -140,6 +142,11 @@ class QualityWatch:
     def replicas(self) -> list[tuple[str, str]]:
         """Model and name of each replica there is."""
         return [(model.name, name) for model in self._models() for name in model.replicas]
+
+    def asked(self, replica: str) -> int:
+        """Golden prompts that a replica answers now."""
+        watched = self._watched.get(replica)
+        return 0 if watched is None else watched.asked
 
     def start(self) -> None:
         """Watch from now on, in the running event loop."""
@@ -208,8 +215,8 @@ class QualityWatch:
         client, watched = model.replicas[name], self._watched.setdefault(name, _Watched())
         client.forget_tenant(UNCACHED_TENANT)
         for prompt, adapter in self._questions(model, client, watched):
-            cached = await self._ask(client, prompt, adapter, cached=True)
-            computed = await self._ask(client, prompt, adapter, cached=False)
+            cached = await self._ask(name, client, prompt, adapter, cached=True)
+            computed = await self._ask(name, client, prompt, adapter, cached=False)
             question = _question(model, client, prompt, adapter, self._config.max_tokens)
             if not self._expected.agrees(question, computed):
                 answers = {name: computed} | await self._witnesses(model, name, question, prompt, adapter)
@@ -253,10 +260,16 @@ class QualityWatch:
             watched.next_adapter += 1
         return questions
 
-    async def _ask(self, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, *, cached: bool) -> GoldenAnswer:
-        request_id = f"quality-{next(self._numbers)}"
-        async with asyncio.timeout(self._config.timeout_s):
-            return await ask(client, prompt, request_id, self._config.max_tokens, adapter=adapter, cached=cached)
+    async def _ask(
+        self, name: str, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, *, cached: bool
+    ) -> GoldenAnswer:
+        request_id, watched = f"quality-{next(self._numbers)}", self._watched.setdefault(name, _Watched())
+        watched.asked += 1
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                return await ask(client, prompt, request_id, self._config.max_tokens, adapter=adapter, cached=cached)
+        finally:
+            watched.asked -= 1
 
     async def _witnesses(
         self, model: WatchedModel, name: str, question: Question, prompt: GoldenPrompt, adapter: str
@@ -269,7 +282,7 @@ class QualityWatch:
             and _is_probed(model, client)
             and _question(model, client, prompt, adapter, self._config.max_tokens) == question
         }
-        asked = [self._ask(client, prompt, adapter, cached=False) for client in others.values()]
+        asked = [self._ask(other, client, prompt, adapter, cached=False) for other, client in others.items()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[str, GoldenAnswer] = {}
         for other, answer in zip(others, answers, strict=True):

@@ -49,6 +49,8 @@ class Autoscaling:
         self._metrics = metrics
         self.on_changed: Callable[[], None] = lambda: None
         """Called where a model shall have another number of replicas."""
+        self.golden_prompts: Callable[[str], int] = lambda replica: 0
+        """How many the watch for silent failure asks a replica now: they are no use of its model."""
         self._clock = clock
         self._scalers: dict[str, Autoscaler] = {}
         self._counts: dict[str, int] = {}
@@ -112,7 +114,8 @@ class Autoscaling:
         self._popularity.add(name, arrived, now)
         # A version that is rolled out runs beside the replicas that are needed.
         versions = [each for each in model.all_versions if not each.held_back] or model.all_versions
-        replicas = [client for each in versions for client in each.replicas.values()]
+        by_name = {key: client for each in versions for key, client in each.replicas.items()}
+        replicas = list(by_name.values())
         if arrived:
             self._work_s[name] = self._work(model, (prompts - before[1]) / arrived, (outputs - before[2]) / arrived)
         work_s = self._work_s.get(name, _FIRST_WORK_S)
@@ -125,7 +128,7 @@ class Autoscaling:
             len(replicas),
             min((client.stats.waiting * work_s for client in replicas), default=None),
             slo.ttft_target_s,
-            running=sum(client.stats.running for client in replicas),
+            running=sum(max(0, each.stats.running - self.golden_prompts(key)) for key, each in by_name.items()),
         )
         scaler = self._scalers.setdefault(name, Autoscaler(config, self._counts[name]))
         scaler.config = config

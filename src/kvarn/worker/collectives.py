@@ -109,7 +109,8 @@ class RankGroup:
         """See `Collectives.exchange`."""
         ours, other = tensor.contiguous(), self._peers[peer]
         theirs = torch.empty_like(ours)
-        both = [dist.P2POp(dist.isend, ours, other), dist.P2POp(dist.irecv, theirs, other)]
+        group = self._groups[tuple(self._peers)]  # as the others: each group has buffers of its own on a GPU
+        both = [dist.P2POp(dist.isend, ours, other, group), dist.P2POp(dist.irecv, theirs, other, group)]
         with _lost():
             for work in dist.batch_isend_irecv(both):
                 work.wait()
@@ -157,5 +158,7 @@ def _lost() -> Iterator[None]:
     """What torch raises when a connection breaks, as our own error."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise RankLostError(f"another rank of this model is gone: {str(error).splitlines()[0][:300]}") from error

@@ -84,14 +84,24 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
     Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
     `max_num_seqs` rows, or of `logits_rows` where guesses are verified, and what is drawn from; captured steps.
     """
+    activations = (token_budget + max_num_seqs) * _activation_bytes(spec)
+    logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
+    graphs = MOST_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
+    return activations + logits + graphs + _FIXED_BYTES
+
+
+def captured_bytes(spec: DecoderSpec, tokens: int) -> int:
+    """What the graphs of captured steps of up to so many tokens share: activations, and logits of each token."""
+    return tokens * (_activation_bytes(spec) + spec.vocab_size * _LOGIT_BYTES)
+
+
+def _activation_bytes(spec: DecoderSpec) -> int:
+    """Of one token."""
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     if spec.delta is not None:
         attention = max(attention, spec.delta.channels + 2 * spec.delta.value_features)
     mlp = max(spec.intermediate_size, spec.expert_size * spec.experts_per_token + spec.shared_expert_size)
-    activations = (token_budget + max_num_seqs) * (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
-    logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
-    graphs = MOST_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
-    return activations + logits + graphs + _FIXED_BYTES
+    return (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
 
 
 def plan_cache(

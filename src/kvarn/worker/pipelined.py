@@ -22,7 +22,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.kernels.graphs import StepGraphs
+from kvarn.kernels.graphs import StepGraphs, recorder_for
 from kvarn.kernels.memory import device_allocations
 from kvarn.kernels.staging import Fetched, Staging
 from kvarn.models import Decoder
@@ -42,6 +42,7 @@ from kvarn.worker.device_step import (
 from kvarn.worker.errors import InvalidLogitsError, ReplayAllocationError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.inputs import Ints, flatten_rows
+from kvarn.worker.memory import captured_bytes
 from kvarn.worker.slots import NO_LOGPROBS
 
 IN_FLIGHT = 2
@@ -79,7 +80,6 @@ class PipelinedExecutor(InProcessExecutor):
 
     def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
         super().__init__(model, max_num_seqs=max_num_seqs, **options)
-        self.graphs = StepGraphs(self._device)
         self.checks_allocations = False
         """Raise ReplayAllocationError where a repeated step allocates memory of the device. Asking takes a tenth of a
         millisecond, so only tests and benchmarks do."""
@@ -89,9 +89,11 @@ class PipelinedExecutor(InProcessExecutor):
         """How many sequences each slot has had."""
         self._drawn = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         """The token that each slot drew last; the last entry is for rows that fill a batch up."""
+        largest = next((bucket for bucket in BUCKETS if bucket >= max(max_num_seqs, FEWEST)), BUCKETS[-1])
+        self.graphs = StepGraphs(self._device, recorder_for(self._device, captured_bytes(model.spec, largest)))
         fill_up = self.graphs.enabled and model.can_be_captured if fill_up is None else fill_up
         if fill_up and self._eagle is None:
-            self._largest = next((bucket for bucket in BUCKETS if bucket >= max(max_num_seqs, FEWEST)), BUCKETS[-1])
+            self._largest = largest
         blocks = wide_enough(-(-self.max_context_length // BLOCK_SIZE))
         # Room for the largest step that is repeated: it reads the same addresses each time.
         num_bytes = max(max_num_seqs, self._largest) * (4 * blocks + 256) + 2**20

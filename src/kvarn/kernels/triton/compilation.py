@@ -8,6 +8,8 @@ without launching anything.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from triton import knobs
 from triton.runtime import driver
 
 _numbers = count(-1, -1)
+_log = logging.getLogger(__name__)
 
 
 class _NoDevice:
@@ -27,15 +30,21 @@ class _NoDevice:
     def __init__(self, real: Any) -> None:
         self._real = real
         self._number = next(_numbers)
+        self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def get_current_device(self) -> int:
-        return self._number
+        return self._number if self._is_ours else self._real.get_current_device()
 
     def get_current_stream(self, device: int) -> int:
-        return 0
+        return 0 if self._is_ours else self._real.get_current_stream(device)
+
+    @property
+    def _is_ours(self) -> bool:
+        """Other threads launch what they launch."""
+        return threading.get_ident() == self._thread
 
 
 class _Nothing:
@@ -101,6 +110,7 @@ class Compilation:
             loaded, *_ = kernel.device_caches[device]
             if each.key not in loaded:  # a model that slept has its kernels
                 self._pending[each] = self._pool.submit(kernel.preload, data)
+                self._pending[each].add_done_callback(_tell_of_failure)
 
     def watch(self) -> None:
         """Count first uses from now on."""
@@ -135,6 +145,11 @@ class Compilation:
 
 
 COMPILATION = Compilation()
+
+
+def _tell_of_failure(compiled: Future[object]) -> None:
+    if not compiled.cancelled() and (error := compiled.exception()) is not None:
+        _log.warning("a kernel could not be compiled ahead", exc_info=error)
 
 
 @contextmanager

@@ -8,8 +8,9 @@ timed by its own clock: it computes a product of few rows in less time than the 
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,6 +20,8 @@ from kvarn.engine.step_time import ExpectedStep, StepShape
 from kvarn.kernels.graphs import GraphRecorder, device_seconds
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.memory import is_host_memory
+
+log = logging.getLogger(__name__)
 
 EFFICIENCY = 0.8
 """Part of the speed of its products that a step is expected to reach: attention, norms, sampling and Python take time
@@ -127,8 +130,12 @@ def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphReco
         return ()
 
     run()  # kernels are compiled when they are first called
-    replay, _ = recorder(run)
-    return min(device_seconds(replay) for _ in range(_REPEATS))
+    work: Callable[[], object] = run
+    try:
+        work, _ = recorder(run)
+    except RuntimeError:
+        log.exception("products cannot be captured: they are timed with the host's part")
+    return min(device_seconds(work) for _ in range(_REPEATS))
 
 
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -12,10 +13,18 @@ from kvarn.wire.sampling import SamplingParams
 _THREADS = 8
 """That compile, at most: a part of it needs Python's lock."""
 
+log = logging.getLogger(__name__)
+
 
 def compile_ahead(begin: Callable[[int], None]) -> None:
-    """Begin to compile the kernels of all steps, in so many threads; the engine is ready before the last of them."""
-    begin(min(_THREADS, max(1, usable_cores() // 2)))
+    """Begin to compile the kernels of all steps, in so many threads; the engine is ready before the last of them.
+
+    It is there for speed alone: where it fails, steps wait for kernels that are new to them, and the log says why.
+    """
+    try:
+        begin(min(_THREADS, max(1, usable_cores() // 2)))
+    except Exception:
+        log.exception("kernels are not compiled ahead: the first requests wait for them")
 
 
 def warm_up(executor: Executor) -> None:

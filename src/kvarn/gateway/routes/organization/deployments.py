@@ -97,8 +97,9 @@ async def _roll_out(
     serving = admin.gateway.models.named(model.name)
     if serving is None:
         raise invalid_request(f"{model.name!r} is not served yet: deploy it without a rollout first", "rollout")
-    deployment, version = await deployments.add_version(change, model.name, spec_of(model))
-    if version == deployment.version or (serving.version, serving.config) == (deployment.version, model):
+    spec = spec_of(model)
+    deployment, version = await deployments.add_version(change, model.name, spec)
+    if version == deployment.version or (serving.version, spec_of(serving.config)) == (deployment.version, spec):
         why = f"version {deployment.version} of {model.name!r}, which serves, has the same settings"
         raise invalid_request(why, "settings")
     try:
