@@ -140,13 +140,11 @@ class ModelConfig(Section):
     """Directory for weights as the compiled kernels multiply them: later starts map it and pack nothing."""
 
     max_context_length: int | None = Field(None, ge=16)
-    """Prompt and answer together, in tokens. Default: what the checkpoint was trained for; without a GPU and without
-    `kv_cache_gib` as many as memory has room for, with a warning, if those are fewer."""
+    """Prompt and answer together, in tokens. Default: what was trained, or fewer, with a warning, if no more fit."""
 
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory of the KV cache in GiB. Default: a tenth of the machine's memory; up to a third where a full context or
-    states need it; where one sequence needs more, up to all that weights leave but for a tenth. On a GPU what weights
-    leave of `hardware.gpu_memory_utilization`. At most `max_num_seqs` full contexts."""
+    """Memory of the KV cache in GiB. Default: a tenth of the machine's, up to a third (where one sequence needs more: what
+    weights leave but a tenth) if needed; on a GPU see docs/gpu.md#memory; at most `max_num_seqs` full contexts."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container

@@ -32,6 +32,7 @@ from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.experts import ExpertLoads, read_expert_load
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
+from kvarn.replica.server.planned_context import with_planned_context
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.replica.server.ranks import (
@@ -186,7 +187,7 @@ def _build_decoder(
         plan = _plan_cache(model, config, others)
     num_blocks, max_num_seqs, num_snapshots, max_context_length = plan
     config = with_planned_states(model, config, max_num_seqs, num_snapshots)
-    config = _with_planned_context(model, config, max_context_length)
+    config = with_planned_context(model, config, max_context_length)
     memory = None
     if ranks is not None:
         kept = None if tiers is None else KeptBlocks(tiers.num_slots * tiers.block_bytes, tiers.block_bytes, parts[0])
@@ -282,19 +283,6 @@ def _plan_cache(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -
         gpu=gpu,
         copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
     )
-
-
-def _with_planned_context(model: Decoder, config: ModelConfig, max_context_length: int) -> ModelConfig:
-    """The configuration with a context as long as there is memory for."""
-    trained = model.spec.max_context_length
-    if config.max_context_length is None and max_context_length < trained:
-        log.warning(
-            f"max_context_length is {max_context_length} in place of {trained}, for which the model was trained: the "
-            "memory has no room for the KV cache of more tokens. Longer prompts are refused. Set max_context_length to "
-            f"{max_context_length} or less if that is meant, else set quantization or kv_cache_dtype, or add memory",
-            extra={"model": config.name},
-        )
-    return config.model_copy(update={"max_context_length": max_context_length})
 
 
 def _head_copies(model: Decoder, layout: RankLayout) -> int:
