@@ -143,8 +143,8 @@ class ModelConfig(Section):
     """Prompt and answer together, in tokens. Default: what was trained, or fewer, with a warning, if no more fit."""
 
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory of the KV cache in GiB. Default: a tenth of the machine's, up to a third (where one sequence needs more: what
-    weights leave but a tenth) if needed; on a GPU see docs/gpu.md#memory; at most `max_num_seqs` full contexts."""
+    """Memory of the KV cache in GiB. Default: a tenth of the machine's, up to a third if needed (all but a tenth if one
+    sequence needs it); on a GPU what weights leave of the share; at most `max_num_seqs` full contexts."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container
