@@ -115,9 +115,42 @@ def test_a_field_that_is_left_out_is_what_transformers_fills_in_or_missed(name: 
         ("Qwen3-Next-80B-A3B-Instruct", {"hidden_act": "gelu"}, "hidden_act of qwen3_next can only be silu"),
         ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 9}, "use_sliding_window needs layer_types"),
         ("bge-reranker-v2-m3", {"is_decoder": True}, "supported as encoders only"),
+        ("gte-reranker-modernbert-base", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is not"),
         ("DeepSeek-V2", {"topk_method": "noaux_tc"}, "there are: greedy, group_limited_greedy"),
     ],
 )
 def test_a_setting_that_is_not_done_here_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         spec({**family_configs()[name], **changes})
+
+
+@pytest.mark.parametrize("name", ["cohere", "cohere2"])
+@pytest.mark.parametrize("num_heads", [2, 4])
+def test_cohere_has_as_many_key_value_heads_as_heads_where_it_says_nothing(name: str, num_heads: int) -> None:
+    config = {**family_configs()[name], "num_attention_heads": num_heads}
+    del config["num_key_value_heads"]
+    found = spec(config)
+    assert isinstance(found, DecoderSpec)
+    assert found.num_kv_heads == as_transformers_reads(config).num_key_value_heads == num_heads
+
+
+@pytest.mark.parametrize("stated", [{"attention_bias": True}, {"attention_bias": False}], ids=str)
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "phi3", "mixtral", "qwen2-moe"])
+def test_an_attention_bias_that_transformers_does_not_read_changes_nothing(name: str, stated: dict[str, bool]) -> None:
+    config = family_configs()[name]
+    assert spec({**config, **stated}) == spec({key: value for key, value in config.items() if key not in stated})
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if not name.startswith("deepseek")])
+@pytest.mark.parametrize(
+    "stated", [{}, {"attention_bias": True}, {"attention_bias": False}, {"qkv_bias": False}], ids=str
+)
+def test_attentions_have_the_biases_of_transformers(name: str, stated: dict[str, bool]) -> None:
+    config = {**family_configs()[name], **stated}
+    with torch.device("meta"):
+        oracle = getattr(transformers, config["architectures"][0])(as_transformers_reads(config))
+    names = [each for each, _ in oracle.named_parameters() if ".self_attn." in each and each.endswith("proj.bias")]
+    found = spec(config)
+    assert isinstance(found, DecoderSpec)
+    assert found.qkv_bias == any("q_proj" in each or "qkv_proj" in each for each in names)
+    assert found.output_bias == any("o_proj" in each for each in names)

@@ -193,8 +193,7 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
     latent = _latent(config) if family.scales == "latent" else None
     head_dim = latent.rope_dim if latent else config.resolved_head_dim
     specs = {kind: rope_spec(rope, head_dim, config.max_position_embeddings, context) for kind, rope in ropes.items()}
-    attention_bias = config.attention_bias
-    qkv_bias = next(bias for bias in (attention_bias, config.qkv_bias, family.qkv_bias) if bias is not None)
+    stated_bias = None if family.bias_setting is None else getattr(config, family.bias_setting)
     layers = _layers(family, config, specs)
     num_moe_layers = sum(layer.is_moe for layer in layers)
     num_delta_layers = sum(layer.is_recurrent for layer in layers)
@@ -224,8 +223,8 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         parallel_blocks=family.parallel_blocks,
         interleaved_rope=family.interleaved_rope and config.rope_interleave,
         sinks=family.sinks,
-        qkv_bias=qkv_bias,
-        output_bias=family.output_bias and bool(attention_bias),
+        qkv_bias=family.qkv_bias if stated_bias is None else stated_bias,
+        output_bias=family.output_bias and bool(stated_bias),
         mlp_bias=config.mlp_bias,
         qk_norm=_qk_norm(family, config),
         attention_softcap=config.attn_logit_softcapping,

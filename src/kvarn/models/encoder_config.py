@@ -188,6 +188,8 @@ def _plain(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
 
 def _modern(config: EncoderConfig) -> dict[str, Any]:
     """The same of ModernBERT."""
+    if config.rope_scaling:
+        raise UnsupportedModelError("config.json: rope_scaling is not supported in ModernBERT: use rope_parameters")
     every, size, window = config.global_attn_every_n_layers, config.max_position_embeddings, config.local_attention
     kinds: list[Literal["full_attention", "sliding_attention"]] = config.layer_types or [
         "sliding_attention" if layer % every else "full_attention" for layer in range(config.num_hidden_layers)

@@ -32,7 +32,7 @@ GLM_NORMS = LayerNames(
 
 _COHERE = Family(
     model_type="cohere",
-    defaults={"tie_word_embeddings": True, "num_key_value_heads": 64, "rope_theta": 500_000.0},
+    defaults={"tie_word_embeddings": True, "rope_theta": 500_000.0},
     names=LayerNames(mlp_input_norm=None),
     layer_norm=True,
     qk_norm="optional",
@@ -78,8 +78,12 @@ _DEEPSEEK = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "LlamaForCausalLM": Family(model_type="llama"),
-        "MistralForCausalLM": Family(model_type="mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-        "Qwen2ForCausalLM": Family(model_type="qwen2", defaults=_QWEN, qkv_bias=True, windows="qwen"),
+        "MistralForCausalLM": Family(
+            model_type="mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}, bias_setting=None
+        ),
+        "Qwen2ForCausalLM": Family(
+            model_type="qwen2", defaults=_QWEN, bias_setting=None, qkv_bias=True, windows="qwen"
+        ),
         "Qwen3ForCausalLM": Family(
             model_type="qwen3", defaults={**_QWEN, "head_dim": 128}, qk_norm="head", windows="qwen"
         ),
@@ -91,6 +95,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "original_max_position_embeddings": 4096,
             },
             names=LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",)),
+            bias_setting=None,
         ),
         "Gemma2ForCausalLM": Family(
             model_type="gemma2",
@@ -138,7 +143,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             model_type="cohere2",
             defaults={
                 "tie_word_embeddings": True,
-                "num_key_value_heads": 64,
                 "sliding_window": 4096,
                 "_sliding_window_pattern": 4,
             },
@@ -201,12 +205,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             names=LayerNames(
                 gate_up=("w1", "w3"), down="w2", experts="block_sparse_moe.experts", router="block_sparse_moe.gate"
             ),
+            bias_setting=None,
             moe="mixtral",
         ),
         "Qwen2MoeForCausalLM": Family(
             model_type="qwen2_moe",
             defaults={**_QWEN, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
+            bias_setting="qkv_bias",
             qkv_bias=True,
+            output_bias=False,
             windows="listed",
             moe="qwen",
         ),

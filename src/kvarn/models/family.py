@@ -51,8 +51,10 @@ class Family:
     qk_norm: Literal["none", "head", "full", "optional"] = "none"
     """See `DecoderSpec`; `optional`: of each head (a layer norm where `layer_norm`) where config.json's `use_qk_norm`
     says so."""
+    bias_setting: Literal["attention_bias", "qkv_bias"] | None = "attention_bias"
+    """The field of config.json that says whether queries, keys and values have a bias; None: it has no say."""
     qkv_bias: bool = False
-    """Queries, keys and values have a bias even though config.json does not say so."""
+    """Whether they have one where config.json does not say."""
     output_bias: bool = True
     """Where config.json asks for an `attention_bias`, the attention's output projection has one too."""
     scales: Literal["none", "gemma", "granite", "cohere", "latent"] = "none"

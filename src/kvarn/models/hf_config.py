@@ -150,6 +150,7 @@ class EncoderConfig(HfConfig):
     global_rope_theta: float = Field(160_000.0, gt=1, le=1e15)
     local_rope_theta: float = Field(10_000.0, gt=1, le=1e15)
     """ModernBERT's, from `classifier_pooling` on."""
+    rope_scaling: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> EncoderConfig:
