@@ -35,6 +35,7 @@ import zmq
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
+from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
@@ -72,11 +73,19 @@ class InstantModel:
         blocks = torch.zeros(num_blocks, 1, 16, 1)
         return KVCache((blocks,), (blocks.clone(),))
 
-    def forward(
-        self, _tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor, _states: None
+    def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
+        """Room for adapters, of which there are none."""
+        return self.kernels.new_adapter_memory(cache, torch.float32)
+
+    def last_hidden(
+        self, _tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor, _hidden_states: None
     ) -> torch.Tensor:
-        """[R, 16] float32: the last token of the vocabulary is the likeliest."""
+        """[R]: whatever, for each row."""
         self.entered = time.thread_time()
+        return rows
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[R, 16] float32: the last token of the vocabulary is the likeliest."""
         logits = self._logits[: len(rows)].clone()
         self.left = time.thread_time()
         return logits
