@@ -16,14 +16,17 @@ _LONGEST_HEAD = 512
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _KEYS = (*_ARGUMENT_KEYS, "name", "type", "id")
-_STRING = r'"(?:[^"\\]|\\.)*+"'
+# No group is repeated possessively (`(?:…)*+`): Python 3.11.2, which is Debian 12's, goes on in the wrong place where one
+# matches in part.
+_IN_STRING = r'[^"\\]*+(?:\\.[^"\\]*+)*'
+_STRING = f'"{_IN_STRING}"'
 _FIELD = rf'\s*+"(?:name|type|id)"\s*+:\s*+{_STRING}\s*+'
 _HEAD = re.compile(
-    rf'\{{((?:{_FIELD},)*+(?:{_FIELD}(?=\}}))?+)(?:\}}|\s*+"(?:arguments|parameters)"\s*+:\s*+)', re.DOTALL
+    rf'\{{((?:{_FIELD},)*(?:{_FIELD}(?=\}}))?)(?:\}}|\s*+"(?:arguments|parameters)"\s*+:\s*+)', re.DOTALL
 )
 """Up to the arguments, or to the end of an object without any."""
 _HEAD_SO_FAR = re.compile(
-    rf'\{{(?:{_FIELD},)*+\s*+(?:"(\w*+)(?:"\s*+(?::\s*+(?:"(?:[^"\\]|\\.)*+\\?+(?:"\s*+)?)?)?)?)?', re.DOTALL
+    rf'\{{(?:{_FIELD},)*\s*+(?:"(\w*+)(?:"\s*+(?::\s*+(?:"{_IN_STRING}\\?+(?:"\s*+)?)?)?)?)?', re.DOTALL
 )
 
 

@@ -8,8 +8,8 @@ from kvarn.text.tool_calls.base import Waiting
 from kvarn.text.tool_calls.pythonic import PythonicParser
 
 _TAG = "<|python_tag|>"
-_AT_START = re.compile(r"[\s;]*+(?:<\|python_tag\|>)?+\s*+(?=[\[{])")
-_AT_START_SO_FAR = re.compile(r"[\s;]*+(?:<\|python_tag\|>\s*+)?+")
+_AT_START = re.compile(r"[\s;]*+(?:<\|python_tag\|>)?\s*+(?=[\[{])")
+_AT_START_SO_FAR = re.compile(r"[\s;]*+(?:<\|python_tag\|>\s*+)?")
 _BRACKET = re.compile(r"[\[{]")
 
 _FUNCTION = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(\s*(?=\)|[A-Za-z_]\w*\s*=)")

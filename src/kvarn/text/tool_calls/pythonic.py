@@ -12,7 +12,7 @@ from kvarn.text.tool_calls.json_scan import to_json
 
 _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
 _OUTSIDE = re.compile(r"""['"\[\](){},]""")
-_INSIDE = re.compile(r"""(?:[^\\'"]|\\.)*+""", re.DOTALL)
+_INSIDE = re.compile(r"""[^\\'"]*+(?:\\.[^\\'"]*+)*""", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
 
 
