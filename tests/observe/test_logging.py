@@ -10,10 +10,12 @@ from kvarn.observe.logging import configure_logging
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
+    # Servers that other tests share ask theirs for their health all the time.
+    monkeypatch.setattr(logging.getLogger("httpx"), "propagate", False)
     configure_logging("info", stream)
     yield stream
     root.handlers[:] = handlers
