@@ -16,8 +16,8 @@ _LONGEST_HEAD = 512
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _KEYS = (*_ARGUMENT_KEYS, "name", "type", "id")
-# No group is repeated possessively (`(?:…)*+`): Python 3.11.2, which is Debian 12's, goes on in the wrong place where one
-# matches in part.
+# No group is repeated possessively (`(?:…)*+`): Python 3.11.2, which is Debian 12's, goes on in the wrong place where
+# one matches in part.
 _IN_STRING = r'[^"\\]*+(?:\\.[^"\\]*+)*'
 _STRING = f'"{_IN_STRING}"'
 _FIELD = rf'\s*+"(?:name|type|id)"\s*+:\s*+{_STRING}\s*+'
