@@ -86,6 +86,7 @@ def pytest_unconfigure() -> None:
 def _own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Servers that tests start keep nothing in the user's home."""
     os.environ["KVARN_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)
