@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,9 @@ def setting_of(config: KvarnConfig, path: str) -> Any:
         (["--kv-offloading-size", "4"], "models.kv_tiers.host_gib", 4.0),
         (["--kv-disk-size", "9", "--kv-disk-directory", "/kv"], "models.kv_tiers.directory", "/kv"),
         ([], "models.kv_tiers", None),
+        ([], "models.packed_cache", "auto"),
+        (["--packed-cache", "off"], "models.packed_cache", "off"),
+        (["--packed-cache", "packed"], "models.packed_cache", str(Path("packed").absolute())),
         (["--dtype", "half"], "models.dtype", "float16"),
         (["--dtype", "float"], "models.dtype", "float32"),
         (["--tokenizer", "/t"], "models.tokenizer", "/t"),

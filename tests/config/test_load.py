@@ -39,6 +39,16 @@ def test_models_of_the_file_carry_their_own_engine_settings(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [("", "auto"), ("auto", "auto"), ("off", "off"), ("'off'", "off"), ("null", "off"), ("~/packed", "~/packed")],
+)
+def test_packed_weights_are_kept_unless_that_is_off(tmp_path: Path, text: str, value: str) -> None:
+    setting = text and f", packed_cache: {text}"
+    config = load_config(write(tmp_path, f"models: [{{name: a, path: x{setting}}}]"))
+    assert config.models[0].packed_cache == value
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("gateway: {prot: 1}", "gateway.prot: is not a known setting"),

@@ -6,8 +6,8 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.packed_cache import PackedCache
+from packed_files import finish_writes, writers
 
 cpu_backend = pytest.importorskip(
     "kvarn.kernels.cpu.backend", reason="needs the compiled kernels", exc_type=ImportError
@@ -70,6 +71,7 @@ def load(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: compiled)
         settings = {"dtype": "float32", "packed_cache": tmp_path / "cache", **options}
         model = load_model(checkpoint, **settings)
+        finish_writes()
         assert isinstance(model, Decoder)
         return model, compiled.packed
 
@@ -176,6 +178,21 @@ def test_a_directory_that_cannot_be_written_costs_only_a_warning(
     assert "could not be kept" in caplog.text
 
 
+def test_a_slow_disk_delays_no_start(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_paged: Any
+) -> None:
+    written = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: written.wait(60))
+    model = load_model(checkpoint, kernels="cpu", packed_cache=tmp_path / "cache")
+    run_paged(model).step({"a": PROMPT})
+    (writer,) = writers()
+    assert writer.daemon  # a process can end meanwhile
+    assert not list((tmp_path / "cache").glob("*.safetensors"))
+    written.set()
+    finish_writes()
+    assert [file.suffix for file in kept(tmp_path)] == [".safetensors"]
+
+
 def test_torch_kernels_keep_nothing_and_say_so(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,13 +208,18 @@ def test_reordered_inputs_are_kept_with_their_order(tmp_path: Path) -> None:
     layer = kernels.pack_linear(Weight(weight[:, order], input_order=order), torch.ones(20))
     cache = PackedCache.open(tmp_path, "m", ["x"], kernels)
     cache.keep("layer", layer)
-    cache.save()
+    save(cache)
     again = PackedCache.open(tmp_path, "m", ["x"], kernels).find("layer")
     assert again is not None
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(again(x), x @ weight.T + 1)
     assert torch.equal(again.rows(torch.tensor([7, 2])), weight[[7, 2]])
     assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("other") is None
+
+
+def save(cache: PackedCache) -> None:
+    cache.save()
+    finish_writes()
 
 
 def small_cache(directory: Path) -> tuple[CompiledLinears, PackedCache]:
@@ -211,7 +233,7 @@ def small_cache(directory: Path) -> tuple[CompiledLinears, PackedCache]:
 def test_a_directory_that_may_not_be_looked_into_costs_only_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    small_cache(tmp_path)[1].save()
+    save(small_cache(tmp_path)[1])
     tmp_path.chmod(0o000)
     user = os.geteuid()
     try:
@@ -228,7 +250,7 @@ def test_a_directory_that_may_not_be_looked_into_costs_only_a_warning(
 def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        small_cache(tmp_path)[1].save()
+        save(small_cache(tmp_path)[1])
     finally:
         os.umask(before)
     (file,) = tmp_path.iterdir()
@@ -244,7 +266,7 @@ def test_a_full_disk_costs_only_a_warning_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    cache.save()
+    save(cache)
     assert "could not be kept" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -256,14 +278,15 @@ def test_parts_of_writers_that_were_killed_are_removed_and_those_of_living_ones_
         part.write_bytes(b"part")
     for part in (old, other):
         os.utime(part, (1, 1))
-    cache.save()
+    save(cache)
     assert sorted(tmp_path.iterdir()) == sorted([cache.file, new, other])
     assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("layer") is not None
 
 
 def test_two_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda cache: cache.save(), [small_cache(tmp_path)[1] for _ in range(8)]))
+    for cache in [small_cache(tmp_path)[1] for _ in range(8)]:
+        cache.save()
+    finish_writes()
     (file,) = tmp_path.iterdir()
     assert file.suffix == ".safetensors"
     assert PackedCache.open(tmp_path, "m", ["x"], CompiledLinears()).find("layer") is not None

@@ -46,6 +46,11 @@ def absolute_path(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
+def packed_cache(text: str) -> str:
+    """The value of `packed_cache`: a directory as seen from the present one, or a word."""
+    return text if text in ("auto", "off") else absolute_path(text)
+
+
 def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in values:

@@ -30,7 +30,7 @@ from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
-from kvarn.config.section import Section
+from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
 
 BLOCK_SIZE = 16
@@ -136,8 +136,8 @@ class ModelConfig(Section):
     kernels: Literal["auto", "cpu", "triton", "torch"] = "auto"
     """The compiled `cpu` kernels, those of GPUs (`triton`), or `torch`'s. `auto`: what the device has, if installed."""
 
-    packed_cache: str | None = Field(None, min_length=1)
-    """Directory for weights as the compiled kernels multiply them: later starts map it and pack nothing."""
+    packed_cache: TextOrOff = Field("auto", min_length=1)
+    """Where packed weights are kept for later starts: a directory, `off`, or `auto` (see docs/quantization.md)."""
 
     max_context_length: int | None = Field(None, ge=16)
     """Prompt and answer together, in tokens. Default: what was trained, or fewer, with a warning, if no more fit."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+TextOrOff = Annotated[str, BeforeValidator(lambda value: "off" if value is False or value is None else value)]
+"""A text that may be `off`, which YAML reads as false; null is the same."""
 
 
 class Section(BaseModel):

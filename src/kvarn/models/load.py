@@ -33,6 +33,7 @@ from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
 from kvarn.models.families import FAMILIES, MODEL_TYPES
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
+from kvarn.models.packed_directory import default_directory
 from kvarn.models.parallel import Parallel
 from kvarn.models.reranker import load_score_head, ranks
 from kvarn.models.spec import DecoderSpec
@@ -58,7 +59,7 @@ def load_model(
     quantization: Quantization | None = None,
     kv_cache_dtype: KvDtype | Literal["auto"] = "auto",
     kernels: str = "auto",
-    packed_cache: Path | None = None,
+    packed_cache: Path | Literal["auto"] | None = None,
     kind: Literal["auto", "generate", "embed", "score"] = "auto",
     gpu_memory_utilization: float = 1.0,
 ) -> Model:
@@ -76,7 +77,8 @@ def load_model(
         quantization: What plain weights are quantized to.
         kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantized.
         kernels: The backend's name; `auto`: see `kernels_for`.
-        packed_cache: Directory where packed weights are kept from one start to the next.
+        packed_cache: Directory where packed weights are kept from one start to the next, written in a thread that may
+            outlast this call. `auto`: for those quantized here, in the user's cache, while the disk has room.
         kind: What a decoder is loaded for; `auto`: to embed or to rank where sentence-transformers' modules.json beside
             it says so.
         gpu_memory_utilization: Share of a GPU's memory that the model and its KV cache may take.
@@ -92,12 +94,10 @@ def load_model(
     backend.check_dtype(torch_dtype)
     _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
-    cache = None
-    if packed_cache is not None and backend.packed_layout is None:
-        _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
-    elif packed_cache is not None:
-        origin = (__version__, *origin_of(checkpoint.files), torch_dtype, quantization, place.key)
-        cache = PackedCache.open(packed_cache, path.resolve().name, origin, backend)
+    if packed_cache == "auto" and (quantization is None or backend.packed_layout is None):
+        packed_cache = None
+    form = (torch_dtype, quantization, place.key)
+    cache = None if packed_cache is None else _open_cache(packed_cache, checkpoint, backend, form)
     loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
     if architecture in ENCODERS:
         config = checkpoint.validated(EncoderConfig)
@@ -129,6 +129,22 @@ def load_model(
     loader.finish()
     give_back_freed(backend.device)
     return model
+
+
+def _open_cache(
+    where: Path | Literal["auto"], checkpoint: Checkpoint, kernels: Kernels, form: tuple[object, ...]
+) -> PackedCache | None:
+    """Where weights of this form are kept."""
+    if kernels.packed_layout is None:
+        _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
+        return None
+    directory = default_directory() if where == "auto" else where
+    if directory is None:
+        _log.info("packed weights are not kept: the user has no home (packed_cache may name a directory)")
+        return None
+    origin = (__version__, *origin_of(checkpoint.files), *form)
+    name = checkpoint.path.resolve().name
+    return PackedCache.open(directory, name, origin, kernels, is_named=where != "auto")
 
 
 def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:

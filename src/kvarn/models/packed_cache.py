@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,12 +28,13 @@ from safetensors import SafetensorError, safe_open
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Linear
+from kvarn.models.packed_directory import FRESH_S, SUFFIX, make_room, only_writer
 
+WRITER = "kvarn-packed-weights"
+"""Name of the threads that write files."""
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "kernels")
 """Folders of the code that reads, joins, quantizes and packs weights."""
 _ALIGNMENT = 64
-_ABANDONED_S = 3600.0
-"""A part of a file that was not written to for so long has lost its writer."""
 _TYPES = {torch.uint8: "U8", torch.float32: "F32", torch.int64: "I64"}
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,10 @@ class PackedCache:
 
     file: Path
     kernels: Kernels
+    is_named: bool
+    """The user named the directory: all of its disk may be taken, and what fails there is a warning."""
+    _was_there: bool = False
+    """An earlier start has left a file, whatever is in it."""
     _stored: Any = None
     """The open file of an earlier start."""
     _stored_layers: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +57,9 @@ class PackedCache:
     _complete: bool = True
 
     @staticmethod
-    def open(directory: Path, model: str, origin: Iterable[object], kernels: Kernels) -> PackedCache:
+    def open(
+        directory: Path, model: str, origin: Iterable[object], kernels: Kernels, *, is_named: bool = True
+    ) -> PackedCache:
         """The cache of a model in `directory`.
 
         Args:
@@ -59,10 +67,11 @@ class PackedCache:
             model: Begins the file's name.
             origin: All that the packed bytes follow from, beside the kernels' layout and the code that makes them.
             kernels: They pack.
+            is_named: See above.
         """
         text = json.dumps([kernels.packed_layout, code_digest(), *map(str, origin)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-        cache = PackedCache(directory / f"{model}-{digest}.safetensors", kernels)
+        cache = PackedCache(directory / f"{model}-{digest}{SUFFIX}", kernels, is_named)
         cache._read()
         return cache
 
@@ -86,38 +95,57 @@ class PackedCache:
         self._complete = False
 
     def save(self) -> None:
-        """Write the file, unless all of it was found. Where that fails the model is served all the same."""
-        if self._complete:
-            return
+        """Write the file in a thread, unless all of it was found. Where that fails the model is served all the same."""
+        if not self._complete:
+            threading.Thread(target=self._save, args=self._contents(), name=WRITER, daemon=True).start()
+
+    def _save(self, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(self.file)
-            _write(self.file, *self._contents())
+            if self.is_named:
+                _remove_abandoned(self.file.parent, _part_prefix(self.file))
+                _write(self.file, tensors, metadata)
+            else:
+                self._save_where_room_is(tensors, metadata)
         except OSError as error:
-            self._warn("packed weights could not be kept: the next start packs them again", error)
-            return
-        _log.info("packed weights kept for the next start", extra={"file": str(self.file)})
+            self._say(
+                "packed weights could not be kept, the next start packs them again: set packed_cache to a directory "
+                "that can be written, or to off",
+                error,
+            )
+
+    def _save_where_room_is(self, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+        with only_writer(self.file.parent):
+            if self.file.exists() and not self._was_there:
+                return  # another engine of the model was faster
+            _remove_abandoned(self.file.parent, ".")
+            if make_room(self.file, sum(tensor.nbytes for tensor in tensors.values())):
+                _write(self.file, tensors, metadata)
+            else:
+                _log.info("packed weights are not kept: the disk has no room", extra={"file": str(self.file)})
 
     def _read(self) -> None:
         try:
             self.file.open("rb").close()  # safetensors does not tell a file that is missing from one it may not read
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            self._warn("kept packed weights cannot be read: the weights are packed again", error)
-            return
-        try:
+            self._was_there = True
             self._stored = safe_open(self.file, framework="pt")
             self._stored_layers = json.loads(self._stored.metadata()["layers"])
-        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (SafetensorError, TypeError, KeyError, ValueError) as error:
             self._warn_damaged(error)
+        except OSError as error:
+            self._say("kept packed weights cannot be read: the weights are packed again", error)
+        with contextlib.suppress(OSError):
+            os.utime(self.file)
 
     def _warn_damaged(self, error: Exception) -> None:
         self._stored_layers = {}
-        self._warn("kept packed weights are damaged: the weights are packed again, and the file is replaced", error)
+        self._say("kept packed weights are damaged: the weights are packed again, and the file is replaced", error)
 
-    def _warn(self, message: str, error: Exception) -> None:
-        _log.warning(message, extra={"file": str(self.file), "error": str(error)})
+    def _say(self, message: str, error: Exception) -> None:
+        level = logging.WARNING if self.is_named else logging.INFO
+        _log.log(level, message, extra={"file": str(self.file), "error": str(error)})
 
     def _contents(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Tensors in the order of the file (packed weights first: they are aligned), and its metadata."""
@@ -147,12 +175,12 @@ def origin_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 
 
-def _remove_abandoned(file: Path) -> None:
-    """Remove what processes that were killed while they wrote the file have left: parts of it, maybe gigabytes each."""
-    for part in file.parent.iterdir():
-        if part.name.startswith(_part_prefix(file)):
+def _remove_abandoned(directory: Path, prefix: str) -> None:
+    """Remove parts of files that processes which were killed while they wrote have left: maybe gigabytes each."""
+    for part in directory.iterdir():
+        if part.name.startswith(prefix):
             with contextlib.suppress(FileNotFoundError):  # its writer has just finished, or another process was faster
-                if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                if time.time() - part.stat().st_mtime > FRESH_S:
                     part.unlink()
 
 
@@ -172,6 +200,7 @@ def _write(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    _log.info("packed weights kept for the next start", extra={"file": str(file)})
 
 
 def _write_safetensors(stream: IO[bytes], tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 import torch
@@ -127,6 +127,17 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
     return torch.device(place.type, rank)
 
 
+def packed_cache_of(config: ModelConfig) -> Path | Literal["auto"] | None:
+    """Where packed weights are kept, as `load_model` takes it."""
+    match config.packed_cache:
+        case "off":
+            return None
+        case "auto":
+            return "auto"
+        case directory:
+            return Path(directory).expanduser()
+
+
 def load_part(
     spec: ReplicaSpec,
     rank: int,
@@ -158,7 +169,7 @@ def load_part(
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         kernels=config.kernels,
-        packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
+        packed_cache=packed_cache_of(config),
         parallel=parallel,
         kind=config.kind,
         gpu_memory_utilization=config.hardware.gpu_memory_utilization,
