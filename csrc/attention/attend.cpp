@@ -61,13 +61,17 @@ class ItemWork {
           later_(scratch.threads + omp_get_thread_num() * scratch.thread_floats + scratch.segment_floats),
           states_(later_ + kRows * stride_), attention_(shape_, call.softcap, later_ - scratch.segment_floats) {}
 
-    void run() {
+    // The blocks that are read first.
+    SegmentBlocks first_blocks() const { return blocks_of(item_.first_segment); }
+
+    // `after`: the blocks that this thread is likely to read next.
+    void run(const SegmentBlocks& after) {
         const int rows = static_cast<int>(item_.num_tokens * shape_.group());
         const int parts = (rows + kRows - 1) / kRows, rows_each = (rows + parts - 1) / parts;
         SegmentBlocks blocks, next = blocks_of(item_.first_segment);
         for (std::int64_t segment = item_.first_segment; segment < item_.last_segment; ++segment) {
             blocks = next;
-            next = segment + 1 < item_.last_segment ? blocks_of(segment + 1) : SegmentBlocks{};
+            next = segment + 1 < item_.last_segment ? blocks_of(segment + 1) : after;
             attention_.begin(blocks, next, rows);
             for (int row = 0; row < rows; row += rows_each)
                 attend_rows(segment, row, std::min(rows, row + rows_each));
@@ -141,10 +145,17 @@ class ItemWork {
 
 template <KvType type>
 void attend_items(const AttentionCall& call, const Scratch<type>& scratch) {
-    const auto& items = call.plan->items;
+    const AttentionPlan& plan = *call.plan;
     const std::int64_t heads = call.shape.kv_heads;
-    parallel_pieces(static_cast<std::int64_t>(items.size()) * heads, [&](std::int64_t piece) {
-        ItemWork<type>(call, scratch, items[piece / heads], piece % heads).run();
+    const std::int64_t pieces = static_cast<std::int64_t>(plan.items.size()) * heads, threads = omp_get_max_threads();
+    const auto work_of = [&](std::int64_t number) {
+        const WorkPiece piece = plan.piece(number, heads);
+        return ItemWork<type>(call, scratch, plan.items[piece.item], piece.kv_head);
+    };
+    parallel_pieces(pieces, [&](std::int64_t number) {
+        // Every other thread takes one piece meanwhile, if all take equally long.
+        const std::int64_t later = number + threads;
+        work_of(number).run(later < pieces ? work_of(later).first_blocks() : SegmentBlocks{});
     });
 }
 

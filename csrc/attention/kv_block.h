@@ -48,8 +48,9 @@ inline F16 load_values(const std::byte* block, std::int64_t position, std::int64
 
 // To the nearest bfloat16, ties to even; NaN stays NaN.
 inline void round_bf16(const float* x, std::int64_t dim, std::uint16_t* out) {
-    for (std::int64_t d = 0; d < dim; d += 16)
-        store_bf16(out + d, load_first(x + d, static_cast<int>(std::min<std::int64_t>(16, dim - d))));
+    std::int64_t d = 0;
+    for (; d + 16 <= dim; d += 16) store_bf16(out + d, load(x + d));
+    if (d < dim) store_bf16(out + d, load_first(x + d, static_cast<int>(dim - d)));
 }
 
 // Writes the numbers of a head to places `stride` apart, as signed bytes; returns what one unit of them is worth: NaN

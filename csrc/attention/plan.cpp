@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <tuple>
 
 namespace kvarn {
 
@@ -44,7 +45,7 @@ AttentionPlan::AttentionPlan(const StepTables& tables) : step(tables) {
     }
     share_segments();
     cut_tiles();
-    std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; });
+    order_items();
 }
 
 std::span<const std::int32_t> AttentionPlan::blocks_of(std::int64_t sequence, std::int64_t segment) const {
@@ -175,6 +176,28 @@ void AttentionPlan::share_segments() {
             run = end;
         }
         live = shared;
+    }
+}
+
+// What is dear is begun first, so that no thread is left with it at the end.
+void AttentionPlan::order_items() {
+    std::vector<std::int64_t> of_prompt(step.sequences);    // costs of items of many tokens
+    const auto is_long = [](const WorkItem& item) { return item.num_tokens > kFewTokens; };
+    for (const WorkItem& item : items)
+        if (is_long(item)) of_prompt[item.sequence] += item.cost;
+    const auto order = [&](const WorkItem& item) {
+        const bool prompt = is_long(item);
+        return std::tuple(prompt ? -of_prompt[item.sequence] : -item.cost, prompt ? item.sequence : -1, -item.cost);
+    };
+    std::stable_sort(items.begin(), items.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
+    for (std::size_t first = 0, last; first < items.size(); first = last) {
+        last = first + 1;
+        if (is_long(items[first]))
+            while (last < items.size() && is_long(items[last]) && items[last].sequence == items[first].sequence) ++last;
+        for (std::size_t item = first; item < last; ++item) {
+            items[item].first_of_run = static_cast<std::int32_t>(first);
+            items[item].run_items = static_cast<std::int32_t>(last - first);
+        }
     }
 }
 

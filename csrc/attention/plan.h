@@ -10,7 +10,7 @@ namespace kvarn {
 constexpr std::int64_t kBlock = 16;         // positions of a block
 constexpr std::int64_t kSegment = 256;      // positions of a segment
 constexpr std::int64_t kSegmentBlocks = kSegment / kBlock;
-constexpr std::int64_t kTileTokens = 32;    // most tokens whose queries one work item answers
+constexpr std::int64_t kTileTokens = 64;    // most tokens whose queries one work item answers
 
 // A step as the engine describes it (kvarn/kernels/batch.py). The arrays must outlive the plan.
 struct StepTables {
@@ -43,7 +43,13 @@ struct WorkItem {
     std::int32_t num_tokens;
     std::int32_t first_segment;
     std::int32_t last_segment;    // one past
-    std::int64_t cost;            // roughly; the dearest items are first
+    std::int64_t cost;            // roughly
+    std::int32_t first_of_run = 0, run_items = 1;    // the run it belongs to, see AttentionPlan::piece
+};
+
+// A work item for one key/value head.
+struct WorkPiece {
+    std::int64_t item, kv_head;
 };
 
 // Tokens of one sequence in blocks that no other range writes to.
@@ -60,13 +66,20 @@ class AttentionPlan {
     const StepTables step;
     std::vector<TokenReads> reads;          // of every token
     std::vector<WriteRange> writes;
-    std::vector<WorkItem> items;
+    std::vector<WorkItem> items;            // the dearest runs first, and in a run the dearest items
     std::vector<std::int32_t> item_tokens;
     std::vector<std::int32_t> split_tokens;    // tokens whose segments are joined after all items are done
     std::int64_t num_partials = 0;
     std::int64_t num_blocks = 0;               // that a cache must have: one more than the largest id used
 
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(reads.size()); }
+    // Piece `number` of items * kv_heads, the dearest first. Items of one prompt are a run: one head's pieces of all of them
+    // follow one another, so that its keys and values stay near.
+    WorkPiece piece(std::int64_t number, std::int64_t kv_heads) const {
+        const WorkItem& any = items[number / kv_heads];
+        const std::int64_t place = number - any.first_of_run * kv_heads;
+        return {any.first_of_run + place % any.run_items, place / any.run_items};
+    }
     std::span<const std::int32_t> tokens_of(const WorkItem& item) const {
         return {item_tokens.data() + item.first_token, static_cast<std::size_t>(item.num_tokens)};
     }
@@ -80,6 +93,7 @@ class AttentionPlan {
     void cut_writes(std::int64_t sequence);
     void share_segments();
     void cut_tiles();
+    void order_items();
 
     std::int64_t first_token(std::int64_t sequence) const { return step.query_starts[sequence]; }
     std::int64_t last_token(std::int64_t sequence) const { return step.query_starts[sequence + 1]; }

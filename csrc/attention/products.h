@@ -53,6 +53,7 @@ struct SegmentRows {
     std::array<const float*, kMaxRows> queries;    // [D] each
     std::array<float*, kMaxRows> sums;             // [P] each: weighted values
     float* scores;                                 // [rows][kScoreStride]: scores, later weights
+    const std::byte* after;                        // the block that is read after all of these
 };
 
 inline void prefetch(const std::byte* line) { __builtin_prefetch(line); }
@@ -110,7 +111,7 @@ inline void weigh_blocks(const SegmentRows& part, const SegmentBlocks& blocks, i
         for (int g = 0; g < kGroups; ++g) sums[r][g] = load(part.sums[r] + dim + 16 * g);
     for (int block = first; block < last; ++block) {
         const std::byte* values = blocks.values[block];
-        const std::byte* next = blocks.values[std::min(block + 1, part.last_block - 1)];
+        const std::byte* next = block + 1 < part.last_block ? blocks.values[block + 1] : part.after;
         const float* weights = part.scores + block * kBlock;
         const int positions = std::min<int>(kBlock, part.last_position - block * static_cast<int>(kBlock));
         int p = 0;

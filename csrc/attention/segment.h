@@ -100,14 +100,17 @@ class VectorAttention {
     VectorAttention(const HeadShape& shape, float softcap, float* scratch)
         : shape_(shape), softcap_(softcap), scores_(scratch) {}
 
-    // Takes the blocks of a segment.
-    void begin(const SegmentBlocks& blocks, const SegmentBlocks&, int) { blocks_ = blocks; }
+    // Takes the blocks of a segment, and those that are read next.
+    void begin(const SegmentBlocks& blocks, const SegmentBlocks& next, int) {
+        blocks_ = blocks;
+        after_ = next.count ? next.keys[0] : blocks.values[blocks.count - 1];
+    }
 
     void attend(const AttendRows<kRows, Query>& rows) const {
         const Visible seen = rows.seen();
         const int first = seen.first / static_cast<int>(kBlock);
         const int last = (seen.last + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock);
-        SegmentRows part{rows.rows, first, last, seen.last, rows.queries, {}, scores_};
+        SegmentRows part{rows.rows, first, last, seen.last, rows.queries, {}, scores_, after_};
         for (int r = 0; r < rows.rows; ++r) {
             part.sums[r] = rows.results[r] + kResultValues;
             std::fill_n(part.sums[r], shape_.padded_dim(), 0.0f);
@@ -127,6 +130,7 @@ class VectorAttention {
     const float softcap_;
     float* const scores_;
     SegmentBlocks blocks_;
+    const std::byte* after_ = nullptr;
 };
 
 inline float exp_of(float x) {

@@ -28,7 +28,7 @@ constexpr std::int64_t kStepBytes = kStepDims * kBlock * 2;
 // Rows of scores and of weights begin in different cache sets.
 constexpr std::int64_t kTileScoreStride = kSegment + kBlock;
 constexpr std::int64_t kWeightStride = kSegment + 2 * kBlock;
-constexpr int kBlocksAhead = 4;    // whose lines are called into the second cache
+constexpr int kBlocksAhead = 8;    // whose lines are called into the second cache
 
 // Tiles 0 to 3 hold sums (of the second sixteen rows: 2 and 3), 4 and 5 rows, the rest take keys or values in turn.
 constexpr int row_tile(int r) { return 4 + r; }
