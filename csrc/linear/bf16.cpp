@@ -37,6 +37,7 @@ class Bf16Form {
     void to_floats(std::int64_t, std::int64_t, int, std::byte*) const {}
 
     static constexpr std::int64_t kStepInputs = 32;
+    static constexpr bool kExact = false;
 
   private:
     const LinearCall& call_;

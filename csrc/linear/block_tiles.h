@@ -1,5 +1,6 @@
 // A block of rows and panels multiplied by AMX tiles: four tiles of sums at most, each fed by one tile of rows and one
-// of a panel. Each sum is one chain of tile products over the steps in ascending order, whatever the block's shape.
+// of a panel. Each sum is one chain of tile products over the steps, in ascending order unless the block says otherwise,
+// whatever its shape.
 #pragma once
 
 #include <algorithm>
@@ -35,9 +36,11 @@ void multiply_tiles(const Block& block, Ask& ask) {
         if (block.begins) tile_zero<tile>();
         else tile_load<tile>(sums_of(i / P, i % P), block.sums_stride);
     });
-    const std::byte* rows = block.rows;
-    const std::byte* panels = block.panels;
-    for (std::int64_t s = 0; s < block.steps; ++s, rows += kStep, panels += kStep) {
+    const std::ptrdiff_t first = block.backwards ? (block.steps - 1) * static_cast<std::ptrdiff_t>(kStep) : 0;
+    const std::ptrdiff_t stride = block.backwards ? -static_cast<std::ptrdiff_t>(kStep) : static_cast<std::ptrdiff_t>(kStep);
+    const std::byte* rows = block.rows + first;
+    const std::byte* panels = block.panels + first;
+    for (std::int64_t s = 0; s < block.steps; ++s, rows += stride, panels += stride) {
         each<R>([&](auto r) {
             ask.rows(rows + r * block.tile_stride);
             tile_load<kRowTile + r>(rows + r * block.tile_stride, kLine);

@@ -41,6 +41,7 @@ struct Block {
     std::byte* sums;
     std::size_t sums_stride;     // bytes from row to row
     bool begins;                 // sums begin at zero, else with what stands there
+    bool backwards = false;      // from the last step to the first; by tiles only
 };
 
 // Calls into the caches what will be read next: `panel` is told of each step of a panel that is about to be read, `rows`
@@ -88,22 +89,26 @@ struct AskForNextCall {
 };
 // Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps further on
 // in either, and the lines in which the outputs will be written, a row of them at each step of a panel.
-struct AskForTiles : AskFurtherOn {
+struct AskForTiles {
+    std::ptrdiff_t distance;
     std::byte* out;
     std::size_t out_stride, out_bytes;
     std::int64_t out_rows;
 
-    AskForTiles(float* first, std::int64_t stride, std::int64_t floats, std::int64_t count)
-        : out(reinterpret_cast<std::byte*>(first)), out_stride(static_cast<std::size_t>(stride) * sizeof(float)),
+    AskForTiles(bool backwards, float* first, std::int64_t stride, std::int64_t floats, std::int64_t count)
+        : distance(static_cast<std::ptrdiff_t>(2 * kStep) * (backwards ? -1 : 1)), out(reinterpret_cast<std::byte*>(first)),
+          out_stride(static_cast<std::size_t>(stride) * sizeof(float)),
           out_bytes(static_cast<std::size_t>(floats) * sizeof(float)), out_rows(count) {}
 
     void panel(const std::byte* step) {
-        AskFurtherOn::panel(step);
+        rows(step);
         if (out_rows-- <= 0) return;
         for (std::size_t i = 0; i < out_bytes; i += kLine) __builtin_prefetch(out + i, 1);
         out += out_stride;
     }
-    void rows(const std::byte* step) const { AskFurtherOn::panel(step); }
+    void rows(const std::byte* step) const {
+        for (std::size_t i = 0; i < kStep; i += kLine) __builtin_prefetch(step + distance + i);
+    }
 };
 // Where dot products multiply a block of weights by many rows: the block after it, brought to the second cache little
 // by little while the rows pass: `lines` at each step of a panel, in runs of `run` bytes with `gap` bytes between.

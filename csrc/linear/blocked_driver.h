@@ -3,8 +3,8 @@
 // First every row is brought into its lines. Then pieces of work are handed out. Up to 32 rows stream the weights: all
 // inputs of a few panels at once, each weight read from memory exactly once. More rows multiply in one of two ways:
 //
-//   tiles   Some panels stay in the second cache while pairs of row tiles pass, each with all inputs of two panels at a
-//           time: sums stay in the tiles until they are finished.
+//   tiles   Pairs of row tiles and pairs of panels, each with all inputs, in the order of linear/tile_pieces.h: sums stay
+//           in the tiles until they are finished.
 //   dots    The inputs are gone through block by block: two panels' block of weights stays in the first cache while the
 //           piece's rows, which stay in the second, pass by, and the next block of weights is brought near meanwhile.
 //           Sums that wait in memory between blocks keep their bits.
@@ -16,6 +16,7 @@
 //   Form(call, memory)                      takes the memory it needs
 //   using Product                           what Multiplier is to compute
 //   kStepInputs                             inputs of a line
+//   kExact                                  whether sums have the same bits in any order of steps
 //   put(row, rows)                          brings a row of the call into its lines
 //   to_floats(row, panel, panels, words)    brings sums, [panels][16] words of 32 bits, to floats, in place
 #pragma once
@@ -31,6 +32,7 @@
 #include "linear/blocked.h"
 #include "linear/epilogue.h"
 #include "linear/linear.h"
+#include "linear/tile_pieces.h"
 #include "simd/features.h"
 
 #if KVARN_HAS_TILES
@@ -47,8 +49,6 @@ constexpr std::int64_t kPieceRows = 256;                // rows of a piece: 1 Mi
 constexpr std::int64_t kBlockSteps = 16;                // of two panels: 32 KiB, two thirds of the first cache
 constexpr std::int64_t kMostPanels = 32;                // of a piece; fewer where threads would stand idle at the end
 constexpr std::int64_t kPiecesEach = 8;                 // pieces for each thread, where there are panels enough
-constexpr std::int64_t kTilePanels = 16;                // panels that stay in the second cache, where they are no more
-constexpr std::int64_t kTilePanelBytes = 768 * 1024;    //   than so many bytes
 
 template <class Form>
 class BlockedLinear {
@@ -120,20 +120,15 @@ class BlockedLinear {
         finish(0, call_.rows, panel, panels, sums);
     }
 
-    // Panels that stay near are a piece of work with all rows, or with some of them where there are too few pieces.
     void tile_all() const {
-        const std::int64_t panels = call_.weight.panels(), pairs = (tiles_of(call_.rows) + 1) / 2;
-        const std::int64_t fitting = kTilePanelBytes / static_cast<std::int64_t>(panel_bytes_) / 2 * 2;
-        const std::int64_t each = std::clamp<std::int64_t>(fitting, 2, kTilePanels), groups = (panels + each - 1) / each;
-        const std::int64_t wanted = kPiecesEach * omp_get_max_threads();
-        const std::int64_t row_pieces = std::clamp<std::int64_t>((wanted + groups - 1) / groups, 1, pairs);
-        parallel_pieces(groups * row_pieces, [&](std::int64_t piece) {
-            const std::int64_t first = piece / row_pieces * each, end = std::min(panels, first + each);
-            const std::int64_t part = piece % row_pieces;
+        const auto tile_bytes = static_cast<std::int64_t>(rows_.tile_bytes());
+        const auto panel_bytes = static_cast<std::int64_t>(panel_bytes_);
+        tile_pieces(call_.rows, tile_bytes, call_.weight.panels(), panel_bytes, [&](const TilePiece& piece) {
             const Multiplier multiplier(kStreamRows);
-            for (std::int64_t pair = pairs * part / row_pieces; pair < pairs * (part + 1) / row_pieces; ++pair)
-                for (std::int64_t panel = first; panel < end; panel += 2)
-                    tile_pair(multiplier, pair * kStreamRows, panel, static_cast<int>(std::min<std::int64_t>(2, end - panel)));
+            for (std::int64_t pair = piece.first_pair; pair < piece.last_pair; ++pair)
+                for (std::int64_t panel = piece.first_panel; panel < piece.last_panel; panel += 2)
+                    tile_pair(multiplier, pair * kStreamRows, panel,
+                              static_cast<int>(std::min<std::int64_t>(2, piece.last_panel - panel)));
         });
     }
 
@@ -144,9 +139,11 @@ class BlockedLinear {
         const std::int64_t rows = std::min(kStreamRows, call_.rows - first_row);
         const std::int64_t outputs = (call_.weight.gated ? 1 : panels) * kPanel;
         const std::int64_t first_output = panel / (call_.weight.gated ? 2 : 1) * kPanel;
+        // Every other time from the last step to the first, where that may be: the rows read last are in the first cache.
+        const bool backwards = Form::kExact && panel / 2 % 2 == 1;
         const Block block{rows_.line(first_row, 0), rows_.tile_bytes(), tiles_of(rows) * kTileHeight, step_of(panel, 0),
-                          panel_bytes_, panels, rows_.steps, sums, static_cast<std::size_t>(panels) * kLine, true};
-        AskForTiles ask(call_.out + first_row * call_.out_stride + first_output, call_.out_stride, outputs, rows);
+                          panel_bytes_, panels, rows_.steps, sums, static_cast<std::size_t>(panels) * kLine, true, backwards};
+        AskForTiles ask(backwards, call_.out + first_row * call_.out_stride + first_output, call_.out_stride, outputs, rows);
         multiplier.template multiply<typename Form::Product>(block, ask);
         finish(first_row, rows, panel, panels, sums);
     }

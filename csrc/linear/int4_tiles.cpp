@@ -14,6 +14,7 @@
 #include "linear/epilogue.h"
 #include "linear/prepare.h"
 #include "linear/quantise_row.h"
+#include "linear/tile_pieces.h"
 #include "simd/byte_dot.h"
 
 namespace kvarn::KVARN_ISA {
@@ -23,11 +24,9 @@ namespace {
 constexpr std::int64_t kFewestRows = 17;         // fewer are multiplied as fast in vector registers
 constexpr std::int64_t kStepInputs = 64;
 constexpr std::int64_t kBlockSteps = kScaleInputs / kStepInputs;
-constexpr std::int64_t kPairRows = 2 * kTileHeight;
-constexpr std::int64_t kPieceRows = 512;         // that pass two panels brought to bytes
 constexpr std::int64_t kPreparedInputs = 32 * 1024;
 
-// Rows as tiles read them, quantised by blocks, and two panels at a time as signed bytes.
+// Rows as tiles read them, quantised by blocks, and the panels of a piece of work as signed bytes.
 class Int4Tiles {
   public:
     Int4Tiles(const LinearCall& call, Carver& memory)
@@ -37,7 +36,7 @@ class Int4Tiles {
           row_scales_(memory.take<float>(call.rows * blocks_)),
           prepared_(memory.take<float>(omp_get_max_threads() * in_)),
           quantised_(memory.take<std::int8_t>(omp_get_max_threads() * in_)),
-          panels_(memory.take<std::int8_t>(omp_get_max_threads() * 2 * in_ * kPanel)) {}
+          panels_(memory.take<std::int8_t>(omp_get_max_threads() * near_panels(panel_bytes()) * panel_bytes())) {}
 
     void run() const {
         const std::int64_t rows_each = std::max<std::int64_t>(1, kPreparedInputs / in_);
@@ -45,20 +44,24 @@ class Int4Tiles {
             const std::int64_t end = std::min(call_.rows, (piece + 1) * rows_each);
             for (std::int64_t row = piece * rows_each; row < end; ++row) put(row);
         });
-        const std::int64_t row_pieces = (call_.rows + kPieceRows - 1) / kPieceRows;
-        const std::int64_t pairs = (tiles_of(call_.rows) + 1) / 2, panel_pairs = (weight_.panels() + 1) / 2;
-        parallel_pieces(panel_pairs * row_pieces, [&](std::int64_t piece) {
-            const std::int64_t panel = piece / row_pieces * 2, part = piece % row_pieces;
-            const int count = static_cast<int>(std::min<std::int64_t>(2, weight_.panels() - panel));
-            std::int8_t* bytes = panels_ + omp_get_thread_num() * 2 * in_ * kPanel;
-            for (int p = 0; p < count; ++p) to_bytes(panel + p, bytes + p * in_ * kPanel);
-            const Multiplier multiplier(kPairRows);
-            for (std::int64_t pair = pairs * part / row_pieces; pair < pairs * (part + 1) / row_pieces; ++pair)
-                multiply(multiplier, pair * kPairRows, panel, count, reinterpret_cast<const std::byte*>(bytes));
+        const auto tile_bytes = static_cast<std::int64_t>(rows_.tile_bytes());
+        tile_pieces(call_.rows, tile_bytes, weight_.panels(), panel_bytes(), [&](const TilePiece& piece) {
+            if (piece.first_pair == piece.last_pair) return;
+            std::int8_t* bytes = panels_ + omp_get_thread_num() * near_panels(panel_bytes()) * panel_bytes();
+            for (std::int64_t panel = piece.first_panel; panel < piece.last_panel; ++panel)
+                to_bytes(panel, bytes + (panel - piece.first_panel) * panel_bytes());
+            const Multiplier multiplier(kTilePairRows);
+            for (std::int64_t pair = piece.first_pair; pair < piece.last_pair; ++pair)
+                for (std::int64_t panel = piece.first_panel; panel < piece.last_panel; panel += 2)
+                    multiply(multiplier, pair * kTilePairRows, panel,
+                             static_cast<int>(std::min<std::int64_t>(2, piece.last_panel - panel)),
+                             reinterpret_cast<const std::byte*>(bytes + (panel - piece.first_panel) * panel_bytes()));
         });
     }
 
   private:
+    std::int64_t panel_bytes() const { return in_ * kPanel; }    // of a panel as bytes
+
     void put(std::int64_t row) const {
         float* x = prepared_ + omp_get_thread_num() * in_;
         std::int8_t* q = quantised_ + omp_get_thread_num() * in_;
@@ -89,10 +92,10 @@ class Int4Tiles {
     // Two tiles of rows (the second may be missing) by one or two panels.
     void multiply(const Multiplier& multiplier, std::int64_t first_row, std::int64_t panel, int panels,
                   const std::byte* bytes) const {
-        alignas(64) std::int32_t dots[kPairRows * 2 * kPanel];
-        alignas(64) float totals[kPairRows * 2 * kPanel] = {};
-        const std::int64_t rows = std::min(kPairRows, call_.rows - first_row);
-        AskForTiles ask(nullptr, 0, 0, 0);
+        alignas(64) std::int32_t dots[kTilePairRows * 2 * kPanel];
+        alignas(64) float totals[kTilePairRows * 2 * kPanel] = {};
+        const std::int64_t rows = std::min(kTilePairRows, call_.rows - first_row);
+        AskForTiles ask(false, nullptr, 0, 0, 0);
         for (std::int64_t block = 0; block < blocks_; ++block) {
             const std::int64_t step = block * kBlockSteps;
             multiplier.template multiply<Int8Product>(
@@ -128,7 +131,7 @@ class Int4Tiles {
     float* const row_scales_;           // [rows][blocks]
     float* const prepared_;             // [threads][in]: one row of each
     std::int8_t* const quantised_;      // likewise
-    std::int8_t* const panels_;         // [threads][2][in / 4][16][4]
+    std::int8_t* const panels_;         // [threads][panels of a piece][in / 4][16][4]
 };
 
 }  // namespace

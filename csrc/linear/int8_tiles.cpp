@@ -21,6 +21,7 @@ class Int8Form {
   public:
     using Product = Int8Product;
     static constexpr std::int64_t kStepInputs = 64;
+    static constexpr bool kExact = true;
 
     Int8Form(const LinearCall& call, Carver& memory)
         : call_(call), scales_(reinterpret_cast<const float*>(call.weight.blob + sections(call.weight).scales)),
