@@ -29,5 +29,6 @@ NB_MODULE(_native, m) {
     bind_delta(backend);
     bind_sampling(backend);
     bind_search(m);
+    bind_tile_counts(m);
     bind_greedy(m, backend);
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/tile_counts.h"
 #include "simd/flushed.h"
 #include "simd/simd.h"
 #include "simd/tiles.h"
@@ -33,6 +34,7 @@ inline void configure_tiles(const TileShapes& shapes) {
     }
     emulated_tiles.shapes = shapes;
     emulated_tiles.configured = true;
+    if (tile_counter) ++tile_counter->configurations;
     std::memset(emulated_tiles.data, 0, sizeof emulated_tiles.data);
 }
 inline void release_tiles() { emulated_tiles.configured = false; }
@@ -52,12 +54,14 @@ void tile_zero() {
 template <int T>
 void tile_load(const void* rows, std::size_t stride) {
     const int count = rows_of(T);
+    if (tile_counter) tile_counter->load(rows, stride, count);
     std::memset(emulated_tiles.data[T], 0, sizeof emulated_tiles.data[T]);
     for (int r = 0; r < count; ++r)
         std::memcpy(emulated_tiles.data[T][r], static_cast<const std::uint8_t*>(rows) + r * stride, 4 * dwords_of(T));
 }
 template <int T>
 void tile_store(void* rows, std::size_t stride) {
+    if (tile_counter) tile_counter->store(rows, stride, rows_of(T));
     for (int r = 0; r < rows_of(T); ++r)
         std::memcpy(static_cast<std::uint8_t*>(rows) + r * stride, emulated_tiles.data[T][r], 4 * dwords_of(T));
 }
@@ -68,6 +72,7 @@ int begin_dot() {
     static_assert(C != A && C != B && A != B);
     const int rows = rows_of(C), depth = rows_of(B), columns = dwords_of(C);
     refuse_unless(rows_of(A) == rows && dwords_of(A) == depth && dwords_of(B) == columns);
+    if (tile_counter) ++tile_counter->products[static_cast<std::size_t>(rows)];
     for (int m = 0; m < 16; ++m) {
         const int kept = m < rows ? 4 * columns : 0;
         std::memset(emulated_tiles.data[C][m] + kept, 0, 64 - kept);

@@ -151,6 +151,24 @@ def unpack_rows(weight: PackedWeight, ids: int, count: int, out: int) -> None: .
 def longest_match(text: npt.NDArray[np.int32], tail: npt.NDArray[np.int32]) -> tuple[int, int]:
     """See `kvarn.kernels.search`."""
 
+class TileCounter:
+    """Counts what emulated tiles do while it is entered; one thread at a time. Lines are of 64 bytes."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> TileCounter: ...
+    def __exit__(self, *error: object) -> None: ...
+    @property
+    def products(self) -> list[int]:
+        """[17]: tile products by the number of rows of their sums."""
+    @property
+    def loaded(self) -> list[int]:
+        """[4]: lines loaded to tiles that a first cache (48 KiB) held, a second (2 MiB), a third (64 MiB), and others."""
+    @property
+    def stored(self) -> list[int]:
+        """[4]: lines stored from tiles, likewise."""
+    @property
+    def configurations(self) -> int: ...
+
 class Product:
     def __init__(self, weight: PackedWeight, norm: int, eps: float, activation: int, bias: int) -> None: ...
 

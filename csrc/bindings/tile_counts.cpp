@@ -1,0 +1,30 @@
+#include "core/tile_counts.h"
+
+#include <stdexcept>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+
+#include "bindings/topics.h"
+
+namespace nb = nanobind;
+
+namespace kvarn {
+
+void bind_tile_counts(nb::module_& m) {
+    nb::class_<TileCounter>(m, "TileCounter", "Counts what emulated tiles do while it is entered; of one thread at a time.")
+        .def(nb::init<>())
+        .def("__enter__",
+             [](TileCounter& self) -> TileCounter& {
+                 if (tile_counter) throw std::runtime_error("tiles are counted already");
+                 tile_counter = &self;
+                 return self;
+             }, nb::rv_policy::reference)
+        .def("__exit__", [](TileCounter&, nb::args) { tile_counter = nullptr; })
+        .def_ro("products", &TileCounter::products)
+        .def_ro("loaded", &TileCounter::loaded)
+        .def_ro("stored", &TileCounter::stored)
+        .def_ro("configurations", &TileCounter::configurations);
+}
+
+}  // namespace kvarn
