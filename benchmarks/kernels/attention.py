@@ -124,7 +124,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--kv", nargs="+", choices=("float32", "bfloat16", "int8"), default=["bfloat16"])
-    parser.add_argument("--isa", choices=[*usable_instruction_sets(), *_native.emulated_instruction_sets()], default=usable_instruction_sets()[0])
+    parser.add_argument(
+        "--isa",
+        choices=[*usable_instruction_sets(), *_native.emulated_instruction_sets()],
+        default=usable_instruction_sets()[0],
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="spent on each figure")
     parser.add_argument("--prompts", type=int, nargs="+", default=[1024, 2048], metavar="TOKENS")

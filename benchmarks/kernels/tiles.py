@@ -1,12 +1,14 @@
-"""How near the kernels for AMX can come to the peak, counted on any machine with AVX2: emulated tiles tell what they do.
+"""How near the kernels for AMX can come to the peak, counted on any machine with AVX2: emulated tiles say what they do.
 
     python -m benchmarks.kernels.tiles [--kernels bfloat16 int8 int4 attention] [--rows 32 128 1024] [--prompts 1024]
 
-The kernels run as on a processor with AMX, with the same addresses; each tile product and each line that is loaded or
-stored is counted, and caches (48 KiB, 2 MiB, 64 MiB; the line that was used longest ago is forgotten) tell how near it lay.
-`CYCLES` says what that takes on one core. The bound is the larger of products and loads, which overlap, and beside them
-stores and configurations. Not in it: what vectors do (norms, rounding, softmax, outputs), threads that wait, prefetching
-(a line that was asked for in time is still brought from where it lay), and translations of addresses.
+The kernels run as on a processor with AMX, on the same addresses. Each tile product is counted, and each line that is
+loaded to a tile or stored from one; three modelled caches (48 KiB, 2 MiB, 64 MiB; the line used longest ago is
+forgotten) say how near it lay. `CYCLES` is what that takes on one core. The bound is the larger of products and loads,
+which overlap, plus stores and configurations.
+
+Not in it: what vectors do (norms, rounding, softmax, outputs), threads that wait, prefetches (a line that was asked for
+in time is still brought from where it lay), and translations of addresses.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def at_rate(bytes_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class Cycles:
-    """Of one core with AMX. Measured on an Intel Xeon of 3.0 GHz, each instruction alone in a loop over data of one place;
-    the rates of the third cache and of memory are shared by two cores."""
+    """Of one core with AMX. Measured on an Intel Xeon of 3.0 GHz, each instruction alone in a loop over data of one
+    place; the rates of the third cache and of memory are shared by two cores."""
 
     product_by_rows: tuple[tuple[int, float], ...] = ((1, 9.0), (8, 10.0), (16, 16.0))
     load_line: tuple[float, ...] = (8 / TILE_LINES, 21 / TILE_LINES, at_rate(49e9), at_rate(29e9))
@@ -114,17 +116,16 @@ class Counted:
     def row(self) -> str:
         """One line of the table."""
         products = sum(self.products)
-        lines = " ".join(f"{count / products:6.2f}" for count in self.loaded)
+        each = (count / self.outputs for count in (products, sum(self.loaded), sum(self.stored)))
+        places = (count / products for count in self.loaded)
         binds = "loads" if self.load_cycles > self.product_cycles else "products"
-        each = f"{products / self.outputs:8.3f} {sum(self.loaded) / self.outputs:7.2f} {sum(self.stored) / self.outputs:7.3f}"
-        return f"{self.name:32} {each}   {lines}   {self.operations_per_s / 1e9:7,.0f} {self.of_peak:5.0%}  {binds}"
+        numbers = "".join(f"{number:8.2f}" for number in (*each, *places))
+        return f"{self.name:40}{numbers}{self.operations_per_s / 1e9:8,.0f} {self.of_peak:5.0%}  {binds}"
 
 
-HEADER = (
-    f"{'':32} {'per output:':24}   {'lines loaded a product, from':27}   {'at most':>13}\n"
-    f"{'':32} {'products':>8} {'loaded':>7} {'stored':>7}   {'first':>6} {'second':>6} {'third':>6} {'memory':>6}   {'GOP/s':>7} "
-    f"{'peak':>5}  binds"
-)
+HEADER = f"""\
+{"":40}  per output              lines loaded a product, from         at most
+{"":40}products  loaded  stored   first  second   third  memory   GOP/s  peak  binds"""
 
 
 def count(name: str, operations: float, outputs: int, per_cycle: float, work: Callable[[], object]) -> Counted:
@@ -173,7 +174,9 @@ def counts(kernels: list[str], rows: list[int], prompts: list[int]) -> Iterator[
     for name, kind in kinds.items():
         if name in kernels:
             # Fewer rows than 17 are multiplied by vectors where weights are int4.
-            yield from (count_linear(kind, layer, each) for each in rows for layer in LAYERS if each > 16 or kind != "int4")
+            yield from (
+                count_linear(kind, layer, each) for each in rows for layer in LAYERS if each > 16 or kind != "int4"
+            )
     if "attention" in kernels:
         dtypes: tuple[KvDtype, ...] = ("bfloat16", "int8")
         yield from (count_attention(dtype, tokens) for dtype in dtypes for tokens in prompts)

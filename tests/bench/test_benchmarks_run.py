@@ -26,6 +26,7 @@ SMOKE = {
     "kernels.linear": ("--rows 1 --threads 1 --layers 1 --rounds 1", "GB/s"),
     "kernels.linear_integer": ("--rows 1 --threads 1 --seconds 0.01", "int4"),
     "kernels.sampling": ("--rows 1 --vocab 1000 --rounds 1 --threads 1", "top-p"),
+    "kernels.tiles": ("--kernels bfloat16 attention --rows 8 --prompts 64", "peak  binds"),
     "kv_tiers": ("--requests 6 --rounds 1 --context 500", "restarted"),
     "ledger": ("--requests 200 --rounds 1", "events a second"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),

@@ -1,8 +1,8 @@
 """R16 to the last bit, for every family: an answer's log-probabilities, and a text's vector, in any company.
 
-With the compiled kernels, on every instruction set this machine has. Sizes are odd on purpose: torch's vectorised
-functions round the numbers past the last whole register otherwise than the rest, and with sizes like those of real
-models there are none.
+With the compiled kernels, on every instruction set this machine has; one family on every set there is, in all types.
+Sizes are odd on purpose: torch's vectorised functions round the numbers past the last whole register otherwise than
+the rest, and with sizes like those of real models there are none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
-from kvarn.kernels.cpu._native import usable_instruction_sets
+from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 from kvarn.models import Decoder, Encoder, load_model
 from kvarn.models.families import FAMILIES
 from kvarn.wire.messages import Submit
@@ -94,7 +94,29 @@ def test_log_probabilities_are_those_of_the_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVARN_ISA", instruction_set)
-    model = load_model(checkpoints(family), kernels="cpu", **weights)
+    check_company(stack, load_model(checkpoints(family), kernels="cpu", **weights))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
+@pytest.mark.parametrize("instruction_set", [*USABLE, *emulated_instruction_sets()])
+def test_types_of_weights_and_caches_keep_this_on_every_instruction_set(
+    stack: Any,
+    instruction_set: str,
+    weights: dict[str, Any],
+    kv_cache_dtype: Any,
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The emulated ones too, which take the decisions of processors that are not here."""
+    monkeypatch.setenv("KVARN_ISA", instruction_set)
+    check_company(stack, load_model(checkpoints("qwen3"), kernels="cpu", kv_cache_dtype=kv_cache_dtype, **weights))
+
+
+def check_company(stack: Any, model: Any) -> None:
+    """Requests alone, together, after a prefix hit, cut into chunks and preempted have the same log-probabilities."""
     assert isinstance(model, Decoder)
     requests = make_requests()
     alone: Logprobs = {}

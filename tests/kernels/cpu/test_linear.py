@@ -175,6 +175,13 @@ def test_a_row_has_the_same_bits_in_the_longest_prompt_and_on_any_number_of_thre
         torch.set_num_threads(1)
 
 
+def test_rows_of_more_pieces_than_one_keep_their_bits(isa: str) -> None:
+    """More bytes of rows, and of panels, than stay in a cache together."""
+    packed, x = pack_linear(_native.Backend(isa), random_weight(300, 600, torch.bfloat16)), torch.randn(2048, 600)
+    alone = torch.cat([packed(x[row : row + 1]) for row in range(0, 2048, 97)])
+    assert torch.equal(packed(x)[::97], alone)
+
+
 def test_vector_instruction_sets_give_the_same_bits(isa: str) -> None:
     """All but `generic`, which rounds a product before it is added."""
     reference = "avx2"

@@ -243,6 +243,15 @@ def test_a_row_has_the_same_bits_in_the_longest_prompt_and_on_any_number_of_thre
             torch.set_num_threads(1)
 
 
+def test_rows_of_more_pieces_than_one_keep_their_bits(isa: str) -> None:
+    """More bytes of rows, and of panels, than stay in a cache together."""
+    x, size = torch.randn(2048, 1100), 1100
+    for weight in (int8_weight(300, size), multiplied_weight(300, size)):
+        packed = pack_linear(_native.Backend(isa), weight)
+        together, rows = packed(x), range(0, 2048, 97)
+        assert torch.equal(together[::97], torch.cat([packed(x[row : row + 1]) for row in rows]))
+
+
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_rows_come_back_as_the_numbers_they_stand_for(activation: str | None) -> None:
     for out, in_features in [(2, 1), (38, 51), (170, 300)]:

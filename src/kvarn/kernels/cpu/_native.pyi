@@ -162,7 +162,7 @@ class TileCounter:
         """[17]: tile products by the number of rows of their sums."""
     @property
     def loaded(self) -> list[int]:
-        """[4]: lines loaded to tiles that a first cache (48 KiB) held, a second (2 MiB), a third (64 MiB), and others."""
+        """[4]: lines loaded to tiles that a first cache (48 KiB) held, a second (2 MiB), a third (64 MiB), or none."""
     @property
     def stored(self) -> list[int]:
         """[4]: lines stored from tiles, likewise."""
