@@ -10,7 +10,7 @@ namespace kvarn {
 namespace {
 
 constexpr std::int64_t kFewTokens = 8;        // sequences with so few queries share reads with others
-constexpr std::int64_t kMostPartials = 2048;  // results of segments that one tile may leave in scratch memory
+constexpr std::int64_t kMostPartials = 4096;  // results of segments that one tile may leave in scratch memory
 
 // Reading a position costs about as much as four queries' arithmetic on it.
 std::int64_t cost_of(std::int64_t positions, std::int64_t tokens) { return positions * (4 + tokens); }
@@ -43,6 +43,7 @@ AttentionPlan::AttentionPlan(const StepTables& tables) : step(tables) {
         cut_writes(sequence);
         use_blocks(sequence);
     }
+    tile_tokens_ = choose_tile_tokens();
     share_segments();
     cut_tiles();
     order_items();
@@ -139,6 +140,14 @@ void AttentionPlan::split(std::span<const std::int32_t> tokens) {
     }
 }
 
+// More tokens share what is read for them, up to a hundred rows or so, but threads must not stand idle.
+std::int64_t AttentionPlan::choose_tile_tokens() const {
+    std::int64_t items = 0;
+    for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence)
+        items += (last_token(sequence) - first_token(sequence)) / kTileTokens * step.kv_heads;
+    return step.group <= 2 && items >= 4 * step.threads ? kTileTokens : kTileTokens / 2;
+}
+
 // Finds segments that are the same blocks for several sequences. Sequences share a prefix, so one that shares a
 // segment with nobody is not looked at again: without sharing this costs one sort.
 void AttentionPlan::share_segments() {
@@ -166,8 +175,8 @@ void AttentionPlan::share_segments() {
             if (end - run > 1) {
                 const std::vector<std::int32_t> tokens = tokens_of_sequences({run, end});
                 split(tokens);
-                for (std::size_t i = 0; i < tokens.size(); i += kTileTokens)
-                    add_item(*run, std::span(tokens).subspan(i, std::min<std::size_t>(kTileTokens, tokens.size() - i)),
+                for (std::size_t i = 0; i < tokens.size(); i += tile_tokens_)
+                    add_item(*run, std::span(tokens).subspan(i, std::min<std::size_t>(tile_tokens_, tokens.size() - i)),
                              segment, segment + 1);
                 for (auto sequence = run; sequence != end; ++sequence)
                     own_from_[*sequence] = static_cast<std::int32_t>(segment + 1);
@@ -179,15 +188,16 @@ void AttentionPlan::share_segments() {
     }
 }
 
-// What is dear is begun first, so that no thread is left with it at the end.
+// Dear items first, so that no thread is left with one at the end. Those that read much of the same keys and values, of a
+// prompt or of many sequences with one prefix, are a run, whose cost is theirs together.
 void AttentionPlan::order_items() {
-    std::vector<std::int64_t> of_prompt(step.sequences);    // costs of items of many tokens
+    std::vector<std::int64_t> of_run(step.sequences);    // costs of items of many tokens
     const auto is_long = [](const WorkItem& item) { return item.num_tokens > kFewTokens; };
     for (const WorkItem& item : items)
-        if (is_long(item)) of_prompt[item.sequence] += item.cost;
+        if (is_long(item)) of_run[item.sequence] += item.cost;
     const auto order = [&](const WorkItem& item) {
         const bool prompt = is_long(item);
-        return std::tuple(prompt ? -of_prompt[item.sequence] : -item.cost, prompt ? item.sequence : -1, -item.cost);
+        return std::tuple(prompt ? -of_run[item.sequence] : -item.cost, prompt ? item.sequence : -1, -item.cost);
     };
     std::stable_sort(items.begin(), items.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
     for (std::size_t first = 0, last; first < items.size(); first = last) {
@@ -206,8 +216,8 @@ void AttentionPlan::cut_tiles() {
     std::vector<Tile> tiles;
     std::int64_t total = 0;
     for (std::int32_t sequence = 0; sequence < step.sequences; ++sequence)
-        for (std::int64_t token = first_token(sequence); token < last_token(sequence); token += kTileTokens) {
-            const std::int64_t end = std::min(last_token(sequence), token + kTileTokens);
+        for (std::int64_t token = first_token(sequence); token < last_token(sequence); token += tile_tokens_) {
+            const std::int64_t end = std::min(last_token(sequence), token + tile_tokens_);
             Tile tile{sequence, std::vector<std::int32_t>(end - token), 0, reads[end - 1].last_segment, false};
             std::iota(tile.tokens.begin(), tile.tokens.end(), static_cast<std::int32_t>(token));
             tile.shares = reads[token].partial >= 0;

@@ -25,6 +25,8 @@ struct StepTables {
     std::int64_t window;                  // positions a query sees, its own included; 0: all up to its own
     bool causal;                          // else a query sees as many positions after its own too
     std::int64_t threads;                 // that will share the work
+    std::int64_t kv_heads;
+    std::int64_t group;                   // query heads that share a key/value head
 };
 
 // The segments one token's queries read.
@@ -73,8 +75,8 @@ class AttentionPlan {
     std::int64_t num_blocks = 0;               // that a cache must have: one more than the largest id used
 
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(reads.size()); }
-    // Piece `number` of items * kv_heads, the dearest first. Items of one prompt are a run: one head's pieces of all of them
-    // follow one another, so that its keys and values stay near.
+    // Piece `number` of items * kv_heads. Of a run all items of one head follow one another, the dearest first, and then
+    // those of the next head: its keys and values stay near meanwhile.
     WorkPiece piece(std::int64_t number, std::int64_t kv_heads) const {
         const WorkItem& any = items[number / kv_heads];
         const std::int64_t place = number - any.first_of_run * kv_heads;
@@ -91,6 +93,7 @@ class AttentionPlan {
     void use_blocks(std::int64_t sequence);
     void read_sequence(std::int64_t sequence);
     void cut_writes(std::int64_t sequence);
+    std::int64_t choose_tile_tokens() const;
     void share_segments();
     void cut_tiles();
     void order_items();
@@ -105,6 +108,7 @@ class AttentionPlan {
                   std::int64_t last_segment);
     void split(std::span<const std::int32_t> tokens);
 
+    std::int64_t tile_tokens_ = 0;          // most tokens of one item
     std::vector<std::int32_t> own_from_;    // of every sequence: its segments from here on are read by it alone
 };
 

@@ -106,7 +106,7 @@ class VectorAttention {
         after_ = next.count ? next.keys[0] : blocks.values[blocks.count - 1];
     }
 
-    void attend(const AttendRows<kRows, Query>& rows) const {
+    void attend(const AttendRows<kRows, Query>& rows) {
         const Visible seen = rows.seen();
         const int first = seen.first / static_cast<int>(kBlock);
         const int last = (seen.last + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock);
@@ -123,6 +123,7 @@ class VectorAttention {
                 for (int b = first; b < last; ++b) scale_weights(scales_of(blocks_.values[b]), b, rows.visible[r], row);
         }
         weigh<type>(part, blocks_, shape_);
+        after_ = blocks_.values[last - 1];    // asked for once: later rows find it near
     }
 
   private:
@@ -130,7 +131,7 @@ class VectorAttention {
     const float softcap_;
     float* const scores_;
     SegmentBlocks blocks_;
-    const std::byte* after_ = nullptr;
+    const std::byte* after_ = nullptr;    // the block that is read after those of the segment
 };
 
 inline float exp_of(float x) {

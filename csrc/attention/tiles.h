@@ -28,7 +28,7 @@ constexpr std::int64_t kStepBytes = kStepDims * kBlock * 2;
 // Rows of scores and of weights begin in different cache sets.
 constexpr std::int64_t kTileScoreStride = kSegment + kBlock;
 constexpr std::int64_t kWeightStride = kSegment + 2 * kBlock;
-constexpr int kBlocksAhead = 8;    // whose lines are called into the second cache
+constexpr int kBlocksAhead = 8;    // whose lines are called into the second cache; fewer where a segment has fewer
 
 // Tiles 0 to 3 hold sums (of the second sixteen rows: 2 and 3), 4 and 5 rows, the rest take keys or values in turn.
 constexpr int row_tile(int r) { return 4 + r; }
@@ -82,13 +82,18 @@ class TileAttention {
                 value_scales_[b] = scales_of(blocks.values[b]);
             }
         if (few_ || !copies_keys()) return;
+        const int distance = std::min(kBlocksAhead, blocks.count);
         for (int b = 0; b < blocks.count; ++b) {
-            if (b + kBlocksAhead < blocks.count) prefetch_block(blocks.keys[b + kBlocksAhead]);
+            const int ahead = b + distance;
+            if (ahead < blocks.count) prefetch_block(blocks.keys[ahead]);
+            else if (type == KvType::int8) prefetch_block(blocks.values[ahead - blocks.count]);
             blocks_.keys[b] = copy_keys(blocks.keys[b], keys_ + b * steps() * kStepBytes);
         }
         if constexpr (type != KvType::int8) return;
         for (int b = 0; b < blocks.count; ++b) {
-            if (b + kBlocksAhead < blocks.count) prefetch_block(blocks.values[b + kBlocksAhead]);
+            const int ahead = b + distance;
+            if (ahead < blocks.count) prefetch_block(blocks.values[ahead]);
+            else if (ahead - blocks.count < next.count) prefetch_block(next.keys[ahead - blocks.count]);
             blocks_.values[b] = widen_values(blocks.values[b], values_ + b * value_bytes());
         }
     }
@@ -235,16 +240,18 @@ class TileAttention {
         }
     }
 
-    // What is read `kBlocksAhead` blocks after the keys of a block: keys, else values. Null where nothing is.
+    // Blocks between what is read and what is asked for.
+    int distance() const { return std::min(kBlocksAhead, last_ - first_); }
+    // What is read so many blocks after the keys of a block: keys, else values. Null where nothing is.
     const std::byte* after_keys(int block) const {
-        const int ahead = block + kBlocksAhead, value = first_ + ahead - last_;
+        const int ahead = block + distance(), value = first_ + ahead - last_;
         if (!prefetches_ || (!few_ && copies_keys())) return nullptr;
         if (ahead < last_) return blocks_.keys[ahead];
         return value < last_ ? blocks_.values[value] : nullptr;
     }
     // The same after the values of a block: values, else keys of what is read next.
     const std::byte* after_values(int block) const {
-        const int ahead = block + kBlocksAhead;
+        const int ahead = block + distance();
         if (!prefetches_ || (!few_ && type == KvType::int8)) return nullptr;
         if (ahead < last_) return blocks_.values[ahead];
         return ahead - last_ < next_.count ? next_.keys[ahead - last_] : nullptr;

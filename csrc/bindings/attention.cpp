@@ -24,10 +24,11 @@ using Address = std::uintptr_t;
 
 void make_plan(AttentionPlan* self, Address query_starts, Address context_lens, Address block_tables,
                std::int64_t table_stride, std::int64_t table_blocks, Address slots, std::int64_t sequences,
-               std::int64_t tokens, std::int64_t window, bool causal) {
+               std::int64_t tokens, std::int64_t window, bool causal, std::int64_t query_heads, std::int64_t kv_heads) {
     const StepTables step{sequences, tokens, at<const std::int32_t>(query_starts), at<const std::int32_t>(context_lens),
                           at<const std::int32_t>(block_tables), table_stride, table_blocks,
-                          at<const std::int64_t>(slots), window, causal, omp_get_max_threads()};
+                          at<const std::int64_t>(slots), window, causal, omp_get_max_threads(), kv_heads,
+                          query_heads / kv_heads};
     nb::gil_scoped_release unlocked;
     new (self) AttentionPlan(step);
 }
@@ -59,7 +60,7 @@ void run_latent_attention(Backend& self, const AttentionPlan& plan, std::int64_t
 void bind_attention(nb::module_& m, BackendClass& backend) {
     nb::class_<AttentionPlan>(m, "AttentionPlan", "Who reads which keys in one step. Its arrays must outlive it.")
         .def("__init__", &make_plan, "query_starts"_a, "context_lens"_a, "block_tables"_a, "table_stride"_a,
-             "table_blocks"_a, "slots"_a, "sequences"_a, "tokens"_a, "window"_a, "causal"_a,
+             "table_blocks"_a, "slots"_a, "sequences"_a, "tokens"_a, "window"_a, "causal"_a, "query_heads"_a, "kv_heads"_a,
              "Raises ValueError where the arrays do not fit together.")
         .def_prop_ro("num_items", [](const AttentionPlan& self) { return self.items.size(); })
         .def_prop_ro("num_partials", [](const AttentionPlan& self) { return self.num_partials; })

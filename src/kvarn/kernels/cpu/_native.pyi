@@ -152,7 +152,8 @@ def longest_match(text: npt.NDArray[np.int32], tail: npt.NDArray[np.int32]) -> t
     """See `kvarn.kernels.search`."""
 
 class TileCounter:
-    """Counts what emulated tiles do while it is entered; one thread at a time. Lines are of 64 bytes."""
+    """Counts what emulated tiles do while it is entered. One counts at a time, and one thread works meanwhile. Lines are
+    of 64 bytes."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> TileCounter: ...
@@ -211,6 +212,8 @@ class AttentionPlan:
         tokens: int,
         window: int,
         causal: bool,
+        query_heads: int,
+        kv_heads: int,
     ) -> None: ...
     @property
     def num_items(self) -> int: ...

@@ -117,6 +117,8 @@ def plan_attention(
             tokens,
             window or 0,
             causal,
+            heads.query,
+            heads.kv,
         )
     except ValueError as error:
         raise KernelInputError(str(error)) from error
