@@ -115,7 +115,7 @@ class Counted:
 
     def row(self) -> str:
         """One line of the table."""
-        products = sum(self.products)
+        products = max(1, sum(self.products))
         each = (count / self.outputs for count in (products, sum(self.loaded), sum(self.stored)))
         places = (count / products for count in self.loaded)
         binds = "loads" if self.load_cycles > self.product_cycles else "products"
@@ -152,7 +152,8 @@ def count_linear(kind: Quantization | None, layer: str, rows: int) -> Counted:
 
 
 def count_attention(dtype: KvDtype, tokens: int) -> Counted:
-    """A prompt's attention in one layer; its outputs are numbers of the heads' results."""
+    """A prompt's attention in one layer, of whole blocks; its outputs are numbers of the heads' results."""
+    tokens -= tokens % 16
     heads, batch = HEADS["0.6b"], prompt(tokens)
     cache = new_kv_cache(1, tokens // 16, heads, dtype)
     qkv = torch.randn(tokens, (heads.query + 2 * heads.kv) * heads.dim)

@@ -1,7 +1,5 @@
 #include "core/tile_counts.h"
 
-#include <stdexcept>
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 
@@ -16,11 +14,11 @@ void bind_tile_counts(nb::module_& m) {
         .def(nb::init<>())
         .def("__enter__",
              [](TileCounter& self) -> TileCounter& {
-                 if (tile_counter) throw std::runtime_error("tiles are counted already");
-                 tile_counter = &self;
+                 self.start();
                  return self;
-             }, nb::rv_policy::reference)
-        .def("__exit__", [](TileCounter&, nb::args) { tile_counter = nullptr; })
+             },
+             nb::rv_policy::reference)
+        .def("__exit__", [](TileCounter& self, nb::args) { self.stop(); })
         .def_ro("products", &TileCounter::products)
         .def_ro("loaded", &TileCounter::loaded)
         .def_ro("stored", &TileCounter::stored)

@@ -1,5 +1,7 @@
 #include "core/tile_counts.h"
 
+#include <stdexcept>
+
 namespace kvarn {
 
 TileCounter* tile_counter = nullptr;
@@ -19,6 +21,15 @@ bool CacheModel::use(std::uintptr_t line) {
     }
     *oldest = {line, clock_};
     return false;
+}
+
+void TileCounter::start() {
+    if (tile_counter) throw std::logic_error("tiles are counted already");
+    tile_counter = this;
+}
+
+void TileCounter::stop() {
+    if (tile_counter == this) tile_counter = nullptr;
 }
 
 void TileCounter::touch(const void* rows, std::size_t stride, int count, LinesByPlace& places) {

@@ -31,8 +31,18 @@ class CacheModel {
 // Lines found in the first cache, the second, the third, and in none.
 using LinesByPlace = std::array<std::int64_t, 4>;
 
+extern class TileCounter* tile_counter;    // while somebody counts, else null
+
 class TileCounter {
   public:
+    TileCounter() = default;
+    TileCounter(const TileCounter&) = delete;
+    TileCounter& operator=(const TileCounter&) = delete;
+    ~TileCounter() { stop(); }
+    // Throws std::logic_error where another one counts.
+    void start();
+    void stop();
+
     void load(const void* rows, std::size_t stride, int count) { touch(rows, stride, count, loaded); }
     void store(const void* rows, std::size_t stride, int count) { touch(rows, stride, count, stored); }
 
@@ -45,7 +55,5 @@ class TileCounter {
 
     CacheModel first_{48 << 10, 12}, second_{2 << 20, 16}, third_{64 << 20, 16};    // as servers with AMX have them
 };
-
-extern TileCounter* tile_counter;    // while somebody counts, else null
 
 }  // namespace kvarn

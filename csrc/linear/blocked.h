@@ -87,8 +87,8 @@ struct AskForNextCall {
     void line(const std::byte* line) const { own.line(line); }
     void rows(const std::byte* step) const { own.rows(step); }
 };
-// Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps further on
-// in either, and the lines in which the outputs will be written, a row of them at each step of a panel.
+// Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps later in
+// either, and the lines in which the outputs will be written, a row of them at each step of a panel.
 struct AskForTiles {
     std::ptrdiff_t distance;
     std::byte* out;

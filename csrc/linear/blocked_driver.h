@@ -139,8 +139,8 @@ class BlockedLinear {
         const std::int64_t rows = std::min(kStreamRows, call_.rows - first_row);
         const std::int64_t outputs = (call_.weight.gated ? 1 : panels) * kPanel;
         const std::int64_t first_output = panel / (call_.weight.gated ? 2 : 1) * kPanel;
-        // Every other time from the last step to the first, where that may be: the rows read last are in the first cache.
-        const bool backwards = Form::kExact && panel / 2 % 2 == 1;
+        // Every other time from the last step to the first, where that may be: what was read last is in the first cache.
+        const bool backwards = Form::kExact && (first_row / kStreamRows + panel / 2) % 2 == 1;
         const Block block{rows_.line(first_row, 0), rows_.tile_bytes(), tiles_of(rows) * kTileHeight, step_of(panel, 0),
                           panel_bytes_, panels, rows_.steps, sums, static_cast<std::size_t>(panels) * kLine, true, backwards};
         AskForTiles ask(backwards, call_.out + first_row * call_.out_stride + first_output, call_.out_stride, outputs, rows);

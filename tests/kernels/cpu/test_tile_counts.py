@@ -29,12 +29,12 @@ def count(kind: Quantization | None, out: int, size: int, rows: int) -> _native.
 
 @pytest.mark.parametrize(("kind", "inputs"), [(None, 32), ("int8", 64)])
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 32])
-def test_few_rows_read_each_weight_once(kind: Quantization | None, inputs: int, rows: int) -> None:
+def test_few_rows_load_each_weight_once(kind: Quantization | None, inputs: int, rows: int) -> None:
     tiles = count(kind, 256, 1024, rows)
-    steps, tiles_of_rows = 1024 // inputs, -(-rows // TILE)
-    products = tiles_of_rows * 256 // TILE * steps
-    assert sum(tiles.products) == products
-    assert tiles.loaded[2] + tiles.loaded[3] == 256 // TILE * steps * TILE + rows * steps
+    steps, panels = 1024 // inputs, 256 // TILE
+    assert sum(tiles.products) == -(-rows // TILE) * panels * steps
+    assert sum(tiles.loaded) == panels * steps * TILE + panels // 2 * rows * steps, "two panels at a time"
+    assert tiles.loaded[2] + tiles.loaded[3] == panels * steps * TILE + rows * steps
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [(None, 32), ("int8", 64), ("int4", 64)])
@@ -42,26 +42,28 @@ def test_few_rows_read_each_weight_once(kind: Quantization | None, inputs: int, 
 def test_many_rows_load_a_tile_a_product_and_few_lines_from_afar(
     kind: Quantization | None, inputs: int, size: int
 ) -> None:
-    tiles = count(kind, 512, size, 1024)
-    products = 1024 // TILE * 512 // TILE * size // inputs
-    assert tiles.products[TILE] == sum(tiles.products) == products
-    assert sum(tiles.loaded) == products * TILE, "two tiles of rows by two of outputs"
-    assert (tiles.loaded[2] + tiles.loaded[3]) / products < 2.5, "of sixteen lines"
+    rows, out = 1024, 512
+    tiles = count(kind, out, size, rows)
+    steps = size // inputs
+    assert tiles.products[TILE] == sum(tiles.products) == rows // TILE * out // TILE * steps
+    assert sum(tiles.loaded) == sum(tiles.products) * TILE, "two tiles of rows by two of outputs"
+    blocks = -(-rows * steps * 64 // (1 << 20))  # of rows that stay in the second cache
+    assert tiles.loaded[2] + tiles.loaded[3] < 1.1 * (rows * steps + blocks * out * steps)
 
 
 def test_int8_finds_rows_in_the_first_cache_again() -> None:
     there, back = count(None, 512, 1024, 512), count("int8", 512, 1024, 512)
     assert there.loaded[0] == 0
-    assert back.loaded[0] / sum(back.loaded) > 0.1
+    assert back.loaded[0] / sum(back.loaded) > 0.08
 
 
-@pytest.mark.parametrize("tokens", [512, 1024])
-def test_a_prompt_reads_keys_and_values_seldom_from_afar(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "most"), [(512, 0.9), (1024, 1.5)])
+def test_a_prompt_reads_keys_and_values_seldom_from_afar(tokens: int, most: float) -> None:
     layer = Layer(QWEN, "bfloat16", ISA)
     sequence = layer.new(tokens)
     with _native.TileCounter() as tiles:
         layer.step((sequence, tokens))
-    assert (tiles.loaded[2] + tiles.loaded[3]) / sum(tiles.products) < 1.5
+    assert (tiles.loaded[2] + tiles.loaded[3]) / sum(tiles.products) < most, "lines of sixteen a product"
 
 
 def test_tiles_are_counted_once_at_a_time() -> None:
