@@ -30,6 +30,7 @@ SMOKE = {
     "kv_tiers": ("--requests 6 --rounds 1 --context 500", "restarted"),
     "ledger": ("--requests 200 --rounds 1", "events a second"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
+    "one_stream": ("--shape demo --rounds 1", "medians:"),
     "quality": ("--every 60", "int8, KV int8"),
     "request_path": ("", "functions of gateway, serving and replica"),
     "routing": ("--requests 40 --rate 20", "of ideal"),
