@@ -152,8 +152,8 @@ def longest_match(text: npt.NDArray[np.int32], tail: npt.NDArray[np.int32]) -> t
     """See `kvarn.kernels.search`."""
 
 class TileCounter:
-    """Counts what emulated tiles do while it is entered. One counts at a time, and one thread works meanwhile. Lines are
-    of 64 bytes."""
+    """Counts what emulated tiles do while it is entered. One counts at a time, and one thread works meanwhile.
+    Lines are of 64 bytes."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> TileCounter: ...
