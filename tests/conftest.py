@@ -44,8 +44,10 @@ PORTS = (10_000, 32_000)
 """Below the system's own (`ip_local_port_range`)."""
 END_S = 120.0
 """In which the interpreter has to end, once the tests have."""
-ON_BOTH_DATABASES = ("store", "metering")
+ON_BOTH_DATABASES = ("store",)
 """Folders whose tests run on each database also in the short profile."""
+FIRST = ("cli", "fleet", "e2e", "replica", "quality", "serving")
+"""Folders with the files that take longest: a file runs in one process, and one that began last would be waited for."""
 MEMORY = Path("/dev/shm")
 MIN_MEMORY_BYTES = 4 << 30
 
@@ -62,17 +64,31 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the short profile a test outside `ON_BOTH_DATABASES` runs on one database: half of these tests on each."""
-    if THOROUGH or _initdb() is None:
+    """Files of the folders that start servers come first, so that none of these is left for the end; see `Makefile`.
+    In the short profile tests marked `thorough` are left out, and one outside `ON_BOTH_DATABASES` runs on one database:
+    half of these tests on each."""
+    items.sort(key=lambda item: _folder(item) not in FIRST)
+    if THOROUGH:
+        return
+    _drop(config, items, [item for item in items if item.get_closest_marker("thorough")])
+    if _initdb() is None:
         return
     variants: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         database = getattr(getattr(item, "callspec", None), "params", {}).get("database_url")
-        if database is not None and item.path.relative_to(Path(__file__).parent).parts[0] not in ON_BOTH_DATABASES:
+        if database is not None and _folder(item) not in ON_BOTH_DATABASES:
             variants[item.nodeid.replace(database, "")].append(item)
-    dropped = {group[zlib.crc32(name.encode()) % 2] for name, group in variants.items() if len(group) == 2}
-    config.hook.pytest_deselected(items=list(dropped))
-    items[:] = [item for item in items if item not in dropped]
+    _drop(config, items, [group[zlib.crc32(name.encode()) % 2] for name, group in variants.items() if len(group) == 2])
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _drop(config: pytest.Config, items: list[pytest.Item], dropped: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=dropped)
+    left_out = set(dropped)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(trylast=True)
@@ -228,15 +244,15 @@ def _in_new_loop(work: object) -> bool:
         return bool(pool.submit(lambda: asyncio.run(work)).result())  # type: ignore[arg-type]
 
 
-def make_database(port: int) -> str:
-    """A new empty database on a running PostgreSQL; its URL."""
+def make_database(port: int, template: str = "template1") -> str:
+    """A new database on a running PostgreSQL, empty or a copy of another; its URL."""
     name = f"kvarn_{uuid.uuid4().hex[:12]}"
 
     async def create() -> bool:
         import asyncpg
 
         connection = await asyncpg.connect(f"postgresql://kvarn@127.0.0.1:{port}/postgres")
-        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         await connection.close()
         return True
 
@@ -249,22 +265,58 @@ def stores() -> list[str]:
     return os.environ.get("TEST_STORES", "sqlite,postgresql").split(",")
 
 
+@pytest.fixture(scope="session")
+def prepared_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in SQLite with the newest schema and nothing in it. It is copied: to make one takes much longer."""
+    path = tmp_path_factory.mktemp("prepared") / "kvarn.db"
+    _in_new_loop(_prepare(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def prepared_postgres(postgres_service: Service) -> str:
+    """The same in PostgreSQL: the database's name."""
+    url = make_database(postgres_service.port)
+    _in_new_loop(_prepare(url))
+    return url.rpartition("/")[2]
+
+
+async def _prepare(url: str) -> bool:
+    store = _open(url)
+    await upgrade(store)
+    await store.close()
+    return True
+
+
+def _open(database_url: str) -> Store:
+    url = make_url(database_url)
+    driver = "sqlite+aiosqlite" if url.get_backend_name() == "sqlite" else "postgresql+asyncpg"
+    return Store(url.set(drivername=driver), timeout_s=20)
+
+
 @pytest.fixture(params=stores())
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of an empty database, for `store.url`: once in SQLite, once in PostgreSQL."""
+    """URL of a database with the newest schema and nothing in it, for `store.url`: once in SQLite, once in
+    PostgreSQL."""
     if request.param == "sqlite":
+        shutil.copyfile(request.getfixturevalue("prepared_sqlite"), tmp_path / "kvarn.db")
         return f"sqlite:///{tmp_path}/kvarn.db"
     service: Service = request.getfixturevalue("postgres_service")
-    return make_database(service.port)
+    return make_database(service.port, request.getfixturevalue("prepared_postgres"))
+
+
+@pytest.fixture
+def empty_database_url(database_url: str, tmp_path: Path) -> str:
+    """URL of a database without a schema, once in SQLite, once in PostgreSQL."""
+    port = make_url(database_url).port
+    return f"sqlite:///{tmp_path}/empty.db" if port is None else make_database(port)
 
 
 @pytest.fixture
 async def store(database_url: str) -> AsyncGenerator[Store, None]:
-    """A database with the newest schema, once in SQLite, once in PostgreSQL."""
-    url = make_url(database_url)
-    driver = "sqlite+aiosqlite" if url.get_backend_name() == "sqlite" else "postgresql+asyncpg"
-    store = Store(url.set(drivername=driver), timeout_s=20)
-    await upgrade(store)
+    """Such a database, open."""
+    store = _open(database_url)
+    store.is_prepared = True
     yield store
     await store.close()
 

@@ -50,6 +50,13 @@ def run(database_url, tmp_path, monkeypatch) -> Run:
     return call
 
 
+@pytest.fixture
+def run_on_empty(run: Run, empty_database_url, monkeypatch) -> Run:
+    """The same on a database that was never prepared."""
+    monkeypatch.setenv("KVARN_STORE__URL", empty_database_url)
+    return run
+
+
 @pytest.fixture(scope="module")
 def prepared_database(tmp_path_factory) -> str:
     """URL of a database that is up to date, for tests that change nothing."""
@@ -59,7 +66,8 @@ def prepared_database(tmp_path_factory) -> str:
     return url
 
 
-def test_the_schema_goes_up_and_down_and_is_checked(run: Run) -> None:
+def test_the_schema_goes_up_and_down_and_is_checked(run_on_empty: Run) -> None:
+    run = run_on_empty
     status, _, error = run("store", "check")
     assert status == 1 and "kvarn store upgrade" in error and len(error.strip().splitlines()) == 1
     assert run("keys", "list")[0] == 1
@@ -139,8 +147,8 @@ def test_a_database_that_cannot_be_used_ends_each_command_alike(monkeypatch, com
 
 
 @pytest.mark.parametrize("command", [["keys", "list"], ["usage"], ["prompts", "show"], ["tenants", "list"]])
-def test_a_database_that_is_not_prepared_is_told(run: Run, command) -> None:
-    status, _, error = run(*command)
+def test_a_database_that_is_not_prepared_is_told(run_on_empty: Run, command) -> None:
+    status, _, error = run_on_empty(*command)
     assert status == 1
     assert "kvarn store upgrade" in error and len(error.strip().splitlines()) == 1
 

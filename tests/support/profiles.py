@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 THOROUGH = os.environ.get("KVARN_TEST_PROFILE") == "thorough"
 
@@ -15,3 +18,9 @@ def effort(short: int, thorough: int) -> int:
 def examples(count: int) -> int:
     """Examples of a property: a third of `count`, or four times as many."""
     return effort(max(10, count // 3), 4 * count)
+
+
+def thorough(*values: Any) -> Any:
+    """A value (or a row of values) of a parameter that only the thorough profile runs; `pytest.mark.thorough` on a test
+    leaves all of it to that profile."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
