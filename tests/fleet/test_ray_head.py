@@ -28,6 +28,7 @@ WAIT_S = 240.0
 CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, restart_backoff_s=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 async def test_engines_serve_without_the_head_and_are_started_again_when_there_is_another(
@@ -36,7 +37,7 @@ async def test_engines_serve_without_the_head_and_are_started_again_when_there_i
     cluster = await asyncio.to_thread(RayCluster, PYTHONPATH=str(ENGINES))
     clusters = [cluster]
     await asyncio.to_thread(cluster.add_node, 1)
-    config = RayConfig(address=cluster.address, namespace="head", place_timeout_s=10)
+    config = RayConfig(address=cluster.address, namespace="head", place_timeout_s=30)
     launcher = RayLauncher(config, lambda spec: Needs(2**26, 1))
     launcher.start()
     supervisor = EngineSupervisor(msgspec.structs.replace(make_spec(), replica="a"), CONFIG, launcher)

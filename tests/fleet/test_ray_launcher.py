@@ -44,8 +44,10 @@ def cluster() -> Iterator[RayCluster]:
 class Fleet:
     """One gateway's launcher, supervisors and clients."""
 
-    def __init__(self, cluster: RayCluster, namespace: str, cpus: float = 1) -> None:
-        config = RayConfig(address=cluster.address, namespace=namespace, place_timeout_s=10, orphan_timeout_s=8)
+    def __init__(self, cluster: RayCluster, namespace: str, cpus: float = 1, place_timeout_s: float = 40) -> None:
+        config = RayConfig(
+            address=cluster.address, namespace=namespace, place_timeout_s=place_timeout_s, orphan_timeout_s=8
+        )
         self.launcher = RayLauncher(config, lambda spec: Needs(64 * MIB, cpus))
         self.closed = False
         self.supervisors: dict[str, EngineSupervisor] = {}
@@ -120,6 +122,7 @@ async def test_an_engine_of_the_cluster_answers_over_tcp_and_only_whoever_has_it
     assert len(await answer(fleet.clients["a"], submit("again", max_tokens=5))) == 5
 
 
+@pytest.mark.thorough
 async def test_replicas_of_a_node_that_dies_are_started_on_another_while_the_others_serve(
     make_fleet: Callable[..., Fleet], cluster: RayCluster, spec: Any, submit: Callable[..., Submit]
 ) -> None:
@@ -163,6 +166,7 @@ async def test_a_gateway_that_starts_takes_over_the_engines_of_the_one_before(
     assert len(await answer(second.clients["a"], submit(max_tokens=5))) == 5
 
 
+@pytest.mark.thorough
 async def test_engines_that_nobody_looks_after_end(
     make_fleet: Callable[..., Fleet], spec: Any, submit: Callable[..., Submit]
 ) -> None:
@@ -173,6 +177,7 @@ async def test_engines_that_nobody_looks_after_end(
     await until(lambda: not _lives(pid), "the engine ended")
 
 
+@pytest.mark.thorough
 async def test_an_agent_that_dies_is_replaced_and_its_engines_go_on(
     make_fleet: Callable[..., Fleet], spec: Any, submit: Callable[..., Submit]
 ) -> None:
@@ -190,10 +195,11 @@ async def test_an_agent_that_dies_is_replaced_and_its_engines_go_on(
     assert fleet.engine("a").pid != pid
 
 
+@pytest.mark.thorough
 async def test_a_replica_that_fits_nowhere_says_so_and_leaves_nothing_behind(
     make_fleet: Callable[..., Fleet], cluster: RayCluster, spec: Any
 ) -> None:
-    fleet = make_fleet(cpus=64)
+    fleet = make_fleet(cpus=64, place_timeout_s=10)
     supervisor = fleet.add(spec("large"))
     with pytest.raises(ReplicaLostError, match=r"no machine has room for 64 CPU, 0.1 GiB; free in all: [0-9]+ CPU"):
         await asyncio.wait_for(supervisor.wait_until_ready(), WAIT_S)

@@ -28,6 +28,9 @@ from kvarn.replica.server.parent import exit_with_parent
 _WAIT_S = 20.0
 """One wait for an engine's end; then it is asked again."""
 _ASK_S = 10.0
+_START_S = 60.0
+"""In which an engine's actor has to start where a place was found: on a busy machine much of it, however soon a place
+has to be found."""
 _RETRY_S = 1.0
 
 
@@ -91,7 +94,9 @@ class Agent:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
         }
         actor = ray.remote(EngineActor).options(**options).remote(bytes(request.spec))
-        place = msgspec.json.decode(ray.get(actor.describe.remote(), timeout=request.timeout_s), type=Place)
+        place = msgspec.json.decode(
+            ray.get(actor.describe.remote(), timeout=max(request.timeout_s, _START_S)), type=Place
+        )
         if request.name in self._killed:
             self._remove(request.name)
             return Launched(problem="it was given up meanwhile")
