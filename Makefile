@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
+# Where it is set each process compiles what it imports anew, which takes the many that tests start a second each.
+unexport PYTHONDONTWRITEBYTECODE
+
 NATIVE := CMakeLists.txt $(shell find csrc -type f)
 
 # Made when a compiler is first found: what was installed without one is then installed again, with compiled kernels.
@@ -54,11 +57,12 @@ services:
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
-# In at least two processes: many tests wait for servers. A file's tests run in one of them, in order. `test-long` runs properties
-# with more examples, processes that are killed more often, and every test of stored data on both databases.
+# In at least two processes: many tests wait for servers. A file's tests run in one of them, in order; files begin in the order
+# of tests/conftest.py. `test-long` runs tests marked `thorough` too, properties with more examples, processes that are killed
+# more often, and every test of stored data on both databases.
 CORES := $(or $(shell nproc 2>/dev/null),2)
 JOBS  := $(shell echo $$(( $(CORES) < 2 ? 2 : $(CORES) > 8 ? 8 : $(CORES) )))
-PYTEST := $(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile
+PYTEST := $(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Hundreds of tests start processes and wait for them: where one fails on a busy machine it must pass alone, and is named.
 AGAIN  := $(BIN)/python -X faulthandler -m pytest --last-failed --last-failed-no-failures none --maxfail 1 -m "not smoke"
 test: $(VENV)/.test services
