@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from admission_world import AdmissionWorld, Call, poisson
+from profiles import thorough
 
 TTFT_S, TPOT_S = 0.5, 0.05
 SECONDS, WARM_S = 40.0, 8.0
@@ -62,7 +63,7 @@ def test_below_capacity_everybody_is_served_and_hardly_anybody_waits():
     assert half.goodput == pytest.approx(played(0.5, admission=False).goodput, rel=0.02)
 
 
-@pytest.mark.parametrize("level", [2.0, 4.0])
+@pytest.mark.parametrize("level", [thorough(2.0), 4.0])
 def test_goodput_past_capacity_is_that_at_capacity(level):
     assert played(level).goodput >= 0.9 * played(1.0).goodput
 
@@ -71,8 +72,8 @@ def test_without_admission_goodput_past_capacity_is_next_to_nothing():
     assert played(2.0, admission=False).goodput < 0.2 * played(1.0).goodput
 
 
-@pytest.mark.parametrize("level", [2.0, 4.0])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("level", [2.0, thorough(4.0)])
+@pytest.mark.parametrize("seed", [1, thorough(2)])
 def test_saturated_tenants_get_their_shares_also_beside_one_with_long_prompts(level, seed):
     shares = {tenant: played(level, seed=seed).share(tenant) for tenant in WEIGHTS}
     assert all(abs(share - 1) < 0.05 for share in shares.values()), shares

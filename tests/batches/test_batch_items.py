@@ -22,6 +22,7 @@ from kvarn.store.engine import Store
 from kvarn.store.repositories.batches.batches import BatchStatus, move_batch
 from kvarn.store.repositories.batches.lines import Line, add_lines, read_line
 from kvarn.wire.openai.errors import ApiError, unavailable
+from profiles import effort
 
 LINES = 5
 
@@ -187,7 +188,7 @@ async def test_a_batch_of_one_model_looks_for_no_other(
     assert log.models == {model: 3} and set(asked) == {model if served else None}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(effort(1, 3)))
 async def test_each_line_is_answered_once_whatever_happens(
     store: Store, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

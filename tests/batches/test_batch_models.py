@@ -16,6 +16,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
+from profiles import thorough
 
 CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
 """No line is admitted: a better request waits in the engine."""
@@ -67,7 +68,7 @@ def completed(client: httpx.Client, batch: dict[str, Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize("how", ["busy", "sheds", "starts"])
+@pytest.mark.parametrize("how", ["busy", thorough("sheds"), thorough("starts")])
 def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
     runner: Any, second: FakeReplica, wait_for: WaitFor, how: str
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
         assert len(second.submitted) == 20, "no line was run twice"
 
 
+@pytest.mark.thorough
 def test_a_cancelled_batch_of_several_models_is_over_at_once(
     runner: Any, second: FakeReplica, wait_for: WaitFor
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_cancelled_batch_of_several_models_is_over_at_once(
         }
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 300])
+@pytest.mark.parametrize("name", ["", "a\0b", thorough("x" * 300)])
 def test_a_name_that_no_model_can_have_is_an_error_of_its_line(runner: Any, wait_for: WaitFor, name: str) -> None:
     with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(0, model=name)]), wait_for)
@@ -128,7 +130,7 @@ def test_no_other_model_answers_a_line(runner: Any, second: FakeReplica, wait_fo
 
 
 @pytest.mark.parametrize("safety", [SafetyConfig(model="second")])
-@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "omni-moderation-latest"}])
+@pytest.mark.parametrize("named", [{}, thorough({"model": None}), thorough({"model": "omni-moderation-latest"})])
 def test_moderations_wait_for_the_model_that_makes_them(
     runner: Any, second: FakeReplica, wait_for: WaitFor, named: dict[str, Any]
 ) -> None:

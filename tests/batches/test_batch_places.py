@@ -48,6 +48,7 @@ def await_start(client: httpx.Client, batch: dict[str, Any], wait_for: WaitFor) 
     wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
 
 
+@pytest.mark.thorough
 def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, wait_for: WaitFor) -> None:
     with with_places(2) as server:
         server.chat.step_s = 0.05

@@ -154,6 +154,7 @@ def test_a_batch_survives_gateways_that_are_killed(runner: BatchGateways) -> Non
     assert sum(Counter(names[event[0]] for event in events).values()) <= sum(ran.values())
 
 
+@pytest.mark.thorough
 def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateways) -> None:
     with runner.gateway("b") as (_, other):
         with runner.gateway("a") as (_, client):
@@ -163,6 +164,7 @@ def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateway
     assert not runner.read(select(BatchLine.line))
 
 
+@pytest.mark.thorough
 def test_a_batch_survives_a_database_that_is_killed(
     tmp_path: Path, checkpoint: Path, own_postgres: Any, make_database: Any
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
 from kvarn.replica.client.protocol import RequestRefusedError
@@ -75,6 +76,7 @@ def test_a_line_that_the_engine_refuses_has_used_nothing(runner: Any, wait_for: 
         assert of_batch(batch) == (0, 0, 0)
 
 
+@pytest.mark.thorough
 def test_what_a_cancel_broke_off_is_on_the_ledger_only(runner: Any, wait_for: WaitFor) -> None:
     runner.chat.step_s = 0.05
     with runner.client() as client:

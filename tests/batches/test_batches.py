@@ -204,6 +204,7 @@ def test_a_model_that_starts_late_is_waited_for(runner: Any, wait_for: WaitFor) 
         assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
+@pytest.mark.thorough
 def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
     runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kvarn.bench.target import Target
 from kvarn.bench.workload import Vocabulary
+from profiles import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +53,7 @@ def test_the_shapes_have_the_published_sizes():
     assert sizes["1b"] == pytest.approx(1.04e9, rel=0.002)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", thorough("llama")])
 def test_a_made_checkpoint_is_whole_to_transformers(tmp_path, family):
     import torch
     from benchmarks.models import Shape, write_tokenizer, write_weights

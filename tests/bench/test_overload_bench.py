@@ -112,6 +112,7 @@ def test_a_file_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
         read(tmp_path / "empty.jsonl")
 
 
+@pytest.mark.thorough
 def test_a_server_with_a_modelled_engine_answers_all_tenants(tmp_path: Path) -> None:
     slo = Slo(ttft_ms=60_000, tpot_ms=60_000)
     with running(MODELLED, "kvarn-demo", Target(60_000, 60_000), tmp_path, admission=True) as url:

@@ -166,6 +166,7 @@ def test_all_processes_answer_and_show_the_same(shared):
     assert metric(shared, "kvarn_replica_up") == 1
 
 
+@pytest.mark.thorough
 def test_a_second_server_on_the_port_is_refused(shared, kvarn):
     refused = kvarn("serve", "--api-server-count", "2", "--port", shared.url.rsplit(":", 1)[1])
     assert refused.returncode == 2
@@ -190,6 +191,7 @@ def test_nothing_outlives_a_killed_main_process(shared):
     until(lambda: all(gone(pid) for pid in processes), 20)
 
 
+@pytest.mark.thorough
 def test_a_limit_of_requests_a_minute_is_exact_over_all_processes(serve, monkeypatch):
     monkeypatch.setenv("KVARN_LIMITS__REQUESTS_PER_MINUTE", "17")
     served = serve("--api-server-count", "3", *SMALL)
@@ -214,6 +216,7 @@ def test_a_limit_of_running_requests_is_exact_over_all_processes(serve, monkeypa
     assert post(served).status_code == 200  # places are given back
 
 
+@pytest.mark.thorough
 def test_a_budget_is_never_passed_by_processes_together(serve):
     served = serve("--api-server-count", "3", *SMALL)
     budgets = f"{served.url}/v1/organization/budgets"
@@ -258,6 +261,7 @@ def test_a_killed_process_is_replaced_and_each_request_is_on_the_ledger_once(ser
     assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
 
 
+@pytest.mark.thorough
 def test_a_process_that_cannot_load_its_text_says_so_and_takes_no_requests(serve, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(Path(kvarn_package.__file__).parent / "assets" / "kvarn-demo", model)
@@ -272,6 +276,7 @@ def test_a_process_that_cannot_load_its_text_says_so_and_takes_no_requests(serve
     until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
 
 
+@pytest.mark.thorough
 def test_a_server_stops_at_once_while_a_process_waits_to_be_started_again(serve, monkeypatch):
     monkeypatch.setenv("KVARN_REPLICA__RESTART_BACKOFF_S", "1000")
     served = serve("--api-server-count", "2", *SMALL)

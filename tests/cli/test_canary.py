@@ -88,6 +88,7 @@ def test_a_rollback_by_hand_holds_at_once_and_other_changes_wait_for_the_rollout
     assert httpx.post(f"{served.url}/v1/completions", json=gone, timeout=60).status_code == 404
 
 
+@pytest.mark.thorough
 def test_a_rollout_goes_on_after_a_restart_of_several_gateway_processes_that_all_compare(kvarn, serve, tmp_path):
     settings = ("--set", "engine.max_num_seqs=8", "--rollout", "golden_prompts=0")
     several = ("--api-server-count", "2")

@@ -19,6 +19,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DEMO, tmp_path / "model"))
 
 
+@pytest.mark.thorough
 def test_a_wrong_number_of_layers_is_named(kvarn, checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))

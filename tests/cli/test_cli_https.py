@@ -45,6 +45,7 @@ def test_the_server_speaks_https_and_nothing_else(serve, kvarn, certificate):
     assert "level=error" not in "".join(served.log)
 
 
+@pytest.mark.thorough
 def test_a_gateway_process_that_cannot_start_says_why_in_one_line(serve, certificate):
     file, key = certificate
     small = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")

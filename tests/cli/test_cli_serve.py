@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import pytest
 
 ASK = [{"role": "user", "content": "What is Kvarn?"}]
 
@@ -44,6 +45,7 @@ def test_an_interrupt_lets_a_running_answer_finish(serve):
     assert served.process.wait(timeout=60) == 0
 
 
+@pytest.mark.thorough
 def test_an_answer_goes_on_when_its_engine_is_killed(serve):
     served = serve("--max-context-length", "1024", "--kv-cache-gib", "0.05")
     body = {"model": "kvarn-demo", "prompt": [5], "stream": True, "max_tokens": 1000, "ignore_eos": True}
@@ -57,6 +59,7 @@ def test_an_answer_goes_on_when_its_engine_is_killed(serve):
     assert '"finish_reason":"length"' in rest[-2]
 
 
+@pytest.mark.thorough
 def test_the_engine_does_not_outlive_a_killed_gateway(serve):
     served = serve("--max-context-length", "512", "--kv-cache-gib", "0.05")
     engine = served.engines()[0]
@@ -67,6 +70,7 @@ def test_the_engine_does_not_outlive_a_killed_gateway(serve):
     assert gone(engine)
 
 
+@pytest.mark.thorough
 def test_two_hundred_streams_at_once_lose_nothing_and_leak_nothing(serve):
     served = serve("--max-context-length", "512", "--kv-cache-gib", "0.05")
     usage: list[int] = []

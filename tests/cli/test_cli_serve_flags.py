@@ -76,6 +76,7 @@ def test_requests_are_answered_with_and_without_the_path_prefix(served):
     assert httpx.get(f"{served.url}/openapi.json").json()["servers"] == [{"url": "/llm"}]
 
 
+@pytest.mark.thorough
 def test_every_line_of_a_json_log_is_an_object(serve):
     served = serve("kvarn-demo", *SMALL, "--log-format", "json", "--root-path", "/llm", KVARN_NONSENSE="1")
     httpx.get(f"{served.url}/v1/models", headers={"x-request-id": "id-7"})

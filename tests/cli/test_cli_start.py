@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 import kvarn as package
+from profiles import thorough
 
 DEMO = Path(package.__file__).parent / "assets" / "kvarn-demo"
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", [thorough("text"), "json"])
 def test_why_a_model_cannot_be_served_is_said_once(kvarn, tmp_path, form):
     broken = shutil.copytree(DEMO, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nonsense")
@@ -29,6 +30,7 @@ def test_why_a_model_cannot_be_served_is_said_once(kvarn, tmp_path, form):
         assert json.loads(lines[-1])["message"].startswith("broken cannot be served:")
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_tokenizer_is_named_once(kvarn, tmp_path):
     broken = shutil.copytree(DEMO, tmp_path / "broken")
     (broken / "tokenizer.json").unlink()
@@ -37,6 +39,7 @@ def test_a_model_without_a_tokenizer_is_named_once(kvarn, tmp_path):
     assert len([line for line in done.stderr.splitlines() if "has no tokenizer.json" in line]) == 1
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_start_does_not_fill_the_log_while_another_is_served(serve, tmp_path):
     broken = shutil.copytree(DEMO, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nonsense")
@@ -58,7 +61,7 @@ def test_a_model_that_cannot_start_does_not_fill_the_log_while_another_is_served
     assert len([line for line in served.log if "not a readable safetensors file" in line]) == 1
 
 
-@pytest.mark.parametrize("content", [None, b"nonsense"])
+@pytest.mark.parametrize("content", [thorough(None), b"nonsense"])
 def test_a_certificate_that_cannot_be_used_is_named(kvarn, tmp_path, content):
     file = tmp_path / "cert.pem"
     if content is not None:
@@ -74,6 +77,7 @@ def test_a_server_open_to_other_machines_does_not_start(kvarn):
     assert "anybody could administer" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_a_server_that_could_have_no_key_says_so_in_its_last_line(kvarn, tmp_path):
     (tmp_path / "bootstrap-admin-key" / "in-the-way").mkdir(parents=True)
     done = kvarn("serve", "--port", "0", KVARN_AUTH__MODE="keys", KVARN_DATA_DIR=str(tmp_path))
@@ -91,6 +95,7 @@ def test_a_file_that_is_no_database_is_named_in_the_last_line(kvarn, tmp_path):
     assert "never retrieved" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_server_for_other_machines_asks_for_the_key_it_made(serve, tmp_path, monkeypatch):
     monkeypatch.setenv("KVARN_DATA_DIR", str(tmp_path))
     served = serve("--host", "0.0.0.0", "--max-context-length", "512", "--kv-cache-gib", "0.05")
@@ -104,6 +109,7 @@ def test_a_server_for_other_machines_asks_for_the_key_it_made(serve, tmp_path, m
     assert "bootstrap-admin-key" in log and key not in log
 
 
+@pytest.mark.thorough
 def test_a_server_on_loopback_says_that_it_is_open(serve):
     served = serve("--max-context-length", "512", "--kv-cache-gib", "0.05")
     assert httpx.get(f"{served.url}/v1/models").status_code == 200

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from deployed_server import SMALL, WAIT, done, status, wait_for
 from kvarn.text.checkpoint import resolve_checkpoint
@@ -53,6 +54,7 @@ def test_an_adapter_of_a_sleeping_model_wakes_it_even_after_a_restart(kvarn: Any
     wait_for(lambda: {post(again, "chat/completions", model="mate", **QUESTION).status_code for _ in range(6)} == {404})
 
 
+@pytest.mark.thorough
 def test_a_popular_model_that_sleeps_has_a_process_that_waits_and_takes_its_next_request(
     kvarn: Any, serve: Any, tmp_path: Path
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_popular_model_that_sleeps_has_a_process_that_waits_and_takes_its_next
     assert reasons and {model for model, _ in reasons} == {"kvarn-demo"}
 
 
+@pytest.mark.thorough
 def test_replicas_and_versions_that_come_later_have_it_and_files_that_change_are_not_served(
     kvarn: Any, serve: Any, tmp_path: Path
 ) -> None:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
 
 
+@pytest.mark.thorough
 def test_a_server_whose_only_model_sleeps_starts_is_ready_and_answers(serve, tmp_path: Path) -> None:
     model = {"name": "kvarn-demo", "path": "kvarn-demo", "kv_cache_gib": 0.05, "max_context_length": 512}
     model["autoscale"] = {"min_replicas": 0, "max_replicas": 1}

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 
 from ray_cluster import RayCluster
 
@@ -37,6 +38,7 @@ def test_two_replicas(serve, tmp_path):
     answers(served, "kvarn-demo")
 
 
+@pytest.mark.thorough
 def test_two_models_are_changed_while_they_run(kvarn, serve, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.yaml").write_text(TWO_YAML, encoding="utf-8")

@@ -120,6 +120,7 @@ def test_a_reload_with_other_weights_changes_new_answers_and_not_those_that_run(
     assert "".join(text) == before and running, "the running answer changed its weights"
 
 
+@pytest.mark.thorough
 def test_a_killed_engine_comes_back_with_what_was_loaded(post: Callable[..., httpx.Response], served: Any) -> None:
     assert post("load_lora_adapter", lora_name="again", lora_path="json").status_code == 200
     until(lambda: known(post, "again"), "all processes to know it")
@@ -155,6 +156,7 @@ def test_an_adapter_that_does_not_fit_the_model_is_refused_with_the_reason(
     assert refused.status_code == 400 and "not supported: DoRA" in refused.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_flags_that_cannot_be_used_are_refused(kvarn: Any) -> None:
     for value in ("pirate", "=x", '{"name": 1'):
         done = kvarn("serve", "kvarn-demo", "--lora-modules", value)

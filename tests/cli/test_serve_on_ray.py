@@ -62,6 +62,7 @@ def status(kvarn, served) -> dict:
     return json.loads(finished.stdout)
 
 
+@pytest.mark.thorough
 def test_the_second_of_two_gateways_takes_the_engines_over_when_the_first_is_killed(
     kvarn, serve, cluster, tmp_path: Path
 ):
@@ -111,6 +112,7 @@ def placed(served) -> int:
     return sum("Ray has placed an engine" in line for line in served.log)
 
 
+@pytest.mark.thorough
 def test_engines_on_a_cluster_outlive_their_gateway_and_their_node(kvarn, serve, cluster, tmp_path: Path):
     machines, nodes = cluster
     config = tmp_path / "kvarn.yaml"

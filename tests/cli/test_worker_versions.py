@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import pytest
 
 from kvarn.api_servers import SERVING, START, VERSION, VERSION_REMOVED, RemovedVersion, Start, Version
 from kvarn.config.schema import KvarnConfig, ModelConfig
@@ -22,6 +23,7 @@ from kvarn.text.checkpoint import resolve_checkpoint
 WAIT_S = 120.0
 
 
+@pytest.mark.thorough
 async def test_a_version_that_is_removed_while_it_is_loaded_is_listed_by_no_process(tmp_path: Path) -> None:
     port = int(free_address("127.0.0.1").rpartition(":")[2])
     gateway = {"port": port, "api_server_count": 2}

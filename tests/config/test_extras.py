@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from profiles import thorough
+
 HIDE = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -43,10 +45,10 @@ def kvarn(directory: Path, config: dict[str, object], *arguments: str) -> subpro
 @pytest.mark.parametrize(
     ("config", "setting", "extra"),
     [
-        ({"store": {"url": "postgresql://kvarn@127.0.0.1/kvarn"}}, "store.url", "postgres"),
-        ({"limits": {"redis_url": "redis://127.0.0.1"}}, "limits.redis_url", "redis"),
+        thorough({"store": {"url": "postgresql://kvarn@127.0.0.1/kvarn"}}, "store.url", "postgres"),
+        thorough({"limits": {"redis_url": "redis://127.0.0.1"}}, "limits.redis_url", "redis"),
         ({"metering": {"kafka": {"bootstrap_servers": "127.0.0.1:9092"}}}, "metering.kafka", "kafka"),
-        ({"safety": {"prompt_key_file": "keys"}}, "safety.prompt_key_file", "encryption"),
+        thorough({"safety": {"prompt_key_file": "keys"}}, "safety.prompt_key_file", "encryption"),
         ({"models": [{"name": "m", "path": "owner/name"}]}, "owner/name", "hub"),
     ],
 )

@@ -149,6 +149,7 @@ def test_a_company_s_day(platform: Platform):
     assert {"project.created", "api_key.created", "api_key.deleted"} <= set(acts)
 
 
+@pytest.mark.thorough
 def test_limits_of_a_project_hold_and_say_when_to_come_back(platform: Platform):
     admin = platform.http(platform.admin_key)
     project = admin.post("/organization/projects", json={"name": "small"}).json()["id"]

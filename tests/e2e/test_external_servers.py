@@ -18,6 +18,7 @@ import pytest
 from benchmarks.server import free_port
 
 import kvarn
+from profiles import thorough
 
 QUESTION = [{"role": "user", "content": "What is Kvarn?"}]
 TOOL = {
@@ -173,7 +174,8 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.thorough
+@pytest.mark.parametrize("stream", [True, thorough(False)])
 def test_transformers_answers_as_our_engine_does(transformers: Any, stream: bool) -> None:
     answers = []
     for model in ("far", "near"):

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from profiles import thorough
+
 pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
 
 OPTIONS = {"path": "kvarn-demo", "kv_cache_gib": 0.1, "threads": 1, "failover": {"max_losses": 10}}
@@ -82,7 +84,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
 @pytest.mark.chaos
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, thorough(signal.SIGSTOP)])
 def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks: Any, with_signal: signal.Signals) -> None:
     wanted = answer(ranks, "one")
     assert wanted[1] == 400
@@ -93,6 +95,7 @@ def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks: Any, with_signa
     ranks.wait_until(lambda: is_gone(engine) and is_gone(victim), "the processes of the first engine to end")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
 @pytest.mark.chaos
 def test_no_rank_outlives_its_engine(ranks: Any) -> None:

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Serving = Callable[[Path, dict[str, Any]], AbstractContextManager[Any]]
 
 
@@ -20,6 +22,7 @@ def _rollout(url: str, *arguments: str, fails: bool = False) -> str:
     return done.stderr if fails else done.stdout
 
 
+@pytest.mark.thorough
 def test_a_rollout_is_started_paused_kept_over_a_restart_and_rolled_back(tmp_path: Path, serving: Serving) -> None:
     common = {"path": "kvarn-demo", "kv_cache_gib": 0.05, "threads": 1}
     configuration: dict[str, Any] = {

@@ -56,6 +56,7 @@ def test_clients_that_leave_give_their_blocks_back(server: Any, sdk: openai.Open
     server.wait_until(server.idle, "the blocks of the client that gave up", 10)
 
 
+@pytest.mark.thorough
 def test_answers_go_on_when_their_engine_is_killed(server: Any, sdk: openai.OpenAI) -> None:
     before = server.engine_pid("kvarn-demo")
     stream = iter(sdk.chat.completions.create(messages=question("Count."), stream=True, **LONG))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from profiles import examples
+from profiles import effort
 
 
 class Saturation:
@@ -88,7 +88,7 @@ def test_tenants_of_equal_weight_get_equal_shares_whatever_they_ask_for(make_wor
     assert all(0.95 < share < 1.05 for share in shares.values()), shares
 
 
-@settings(max_examples=examples(5), derandomize=True)
+@settings(max_examples=effort(4, 20), derandomize=True)
 @given(
     weights=st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), min_size=2, max_size=4),
     slots=st.integers(3, 10),

@@ -13,6 +13,7 @@ from kvarn.engine.plan import Row, StepPlan
 from kvarn.engine.proposer import Guess, GuessRecord
 from kvarn.engine.speculation import Speculation, _Candidate, _Prices
 from kvarn.engine.step_time import StepShape, StepTimeModel
+from profiles import thorough
 
 
 def priced(step_s: float, row_s: float, proposal_s: float) -> Callable[[StepPlan], float]:
@@ -59,7 +60,7 @@ def speed(make_world, seconds, proposer=None, streams: int = 1) -> float:
 @pytest.mark.parametrize("is_free", [True, False])
 @pytest.mark.parametrize("streams", [1, 16])
 @pytest.mark.parametrize("script", [[(8, 99)], [(8, 4)], [(6, 1), (6, 2)], [(4, 0)], [(8, 0), (8, 0), (8, 8)]])
-@pytest.mark.parametrize("proposal_s", [1e-5, 1e-3, 4e-3])
+@pytest.mark.parametrize("proposal_s", [thorough(1e-5), 1e-3, thorough(4e-3)])
 def test_it_is_never_much_slower_than_without(make_world, script, streams, proposal_s, is_free):
     """Whatever a proposal costs, and however many are right."""
     seconds = priced(0.01, 1e-3, proposal_s)

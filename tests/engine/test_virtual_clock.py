@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import pytest
+
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
@@ -80,6 +82,7 @@ def play(coming: list[tuple[float, Submit]], max_in_flight: int) -> tuple[dict[s
     return first, last, device.now
 
 
+@pytest.mark.thorough
 def test_thousands_of_requests_are_played_in_virtual_time_and_twice_the_same() -> None:
     coming = arrivals(2000, rate=20.0)
     first, last, ended = play(coming, max_in_flight=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from block_watcher import SetWatcher
 from conditions import collect, until
 from kvarn.replica.client.protocol import ReplicaState
@@ -17,6 +19,7 @@ def cached(*sequences: list[int]) -> set[bytes]:
     return {name[:8] for tokens in full for name in block_hashes(tokens, PrefixScope())}
 
 
+@pytest.mark.thorough
 async def test_processes_hear_of_all_blocks_whenever_they_come(make_replica, submit, attach):
     main = make_replica(num_blocks=12)
     await main.wait_until_ready()

@@ -29,6 +29,7 @@ from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import FromEngine, Join, Ready, StepOutput, Submit, TokenDelta
 from kvarn.wire.supervision import Activate, Asleep, Drain, Sleep, Supervise, Warm
+from profiles import thorough
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"
@@ -174,7 +175,7 @@ async def read_until_lost(stream: AsyncGenerator[TokenDelta, None]) -> list[int]
     return tokens
 
 
-@pytest.mark.parametrize("cut", ["reset_all", "silence_all"])
+@pytest.mark.parametrize("cut", ["reset_all", thorough("silence_all")])
 async def test_after_a_cut_the_same_engine_serves_again_and_runs_nothing_that_was_lost(
     proxied: tuple[Endpoint, Endpoint, Proxy], engine: Engine, submit: Callable[..., Submit], cut: str
 ) -> None:
@@ -191,6 +192,7 @@ async def test_after_a_cut_the_same_engine_serves_again_and_runs_nothing_that_wa
     assert client.starts == 1, "it is the same engine process"
 
 
+@pytest.mark.thorough
 async def test_a_request_goes_on_with_the_engine_that_is_joined_again(
     proxied: tuple[Endpoint, Endpoint, Proxy], engine: Engine, submit: Callable[..., Submit]
 ) -> None:
@@ -304,6 +306,7 @@ class Launched:
         self.kill()
 
 
+@pytest.mark.thorough
 async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
     proxied: tuple[Endpoint, Endpoint, Proxy], make_spec: Callable[..., ReplicaSpec]
 ) -> None:

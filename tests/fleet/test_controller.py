@@ -104,6 +104,7 @@ async def test_a_replica_that_is_taken_out_for_its_answers_is_not_replaced(make_
     assert fleet.pids == {second: before[second]} and fleet.added == []
 
 
+@pytest.mark.thorough
 async def test_versions_follow_each_other_where_there_is_room_for_two_replicas(make_fleet):
     two_fifths_gib = 0.4 * this_machine().memory_bytes / GIB
     fleet = make_fleet(hardware={"memory_gib": two_fifths_gib})

@@ -20,6 +20,7 @@ from kvarn.replica.server.loop import outbox_keys
 from kvarn.replica.transport import Inbox, Outbox
 from kvarn.wire.messages import Leave
 from kvarn.wire.supervision import Activate, Asleep, Drain, Supervise, Warm
+from profiles import thorough
 
 HOST = "127.0.0.1"
 
@@ -73,7 +74,7 @@ async def test_an_engine_hears_again_its_last_order_and_which_gateway_processes_
 
 
 @pytest.mark.parametrize("waiting", [Warm(), Asleep()], ids=["warm", "asleep"])
-@pytest.mark.parametrize("activated", [False, True])
+@pytest.mark.parametrize("activated", [thorough(False), True])
 async def test_an_engine_that_waits_is_watched_for_silence_until_it_shall_load_a_model(
     waiting: Warm | Asleep, activated: bool
 ) -> None:

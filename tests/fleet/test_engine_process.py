@@ -19,6 +19,7 @@ from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.wire.messages import FinishReason, RefusalReason
+from profiles import thorough
 
 
 async def first_delta(stream) -> None:
@@ -99,6 +100,7 @@ async def test_a_long_step_is_no_silence(make_replica, submit):
     assert replica.supervisor.failure is None
 
 
+@pytest.mark.thorough
 async def test_a_step_without_end_is_noticed_though_the_heart_beats(make_replica, submit):
     replica = make_replica(step_s=600.0, config={"step_timeout_s": 0.5})
     await replica.wait_until_ready()
@@ -197,7 +199,9 @@ async def test_what_the_engine_refuses_is_raised_with_its_reason(make_replica, s
         assert refusal.value.reason is reason
 
 
-@pytest.mark.parametrize("request_changes", [{"prompt": [1 << 40]}, {"prompt": [-1]}, {"allowed_token_ids": [-5]}])
+@pytest.mark.parametrize(
+    "request_changes", [{"prompt": [1 << 40]}, thorough({"prompt": [-1]}), thorough({"allowed_token_ids": [-5]})]
+)
 async def test_impossible_numbers_are_refused_and_harm_no_other_request(make_replica, submit, request_changes):
     replica = make_replica(step_s=0.01)
     await replica.wait_until_ready()
@@ -242,6 +246,7 @@ async def test_a_terminated_engine_finishes_what_runs_before_it_is_replaced(make
     await until(lambda: replica.state is ReplicaState.READY and replica.pid != first_pid)
 
 
+@pytest.mark.thorough
 async def test_a_failing_device_is_reported_and_the_engine_restarted(make_replica, submit):
     replica = make_replica(fail_at_token=13)
     await replica.wait_until_ready()
@@ -261,6 +266,7 @@ async def test_a_start_that_fails_shows_its_reason_and_is_tried_again(make_repli
     await until(lambda: replica.state is ReplicaState.DOWN)
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_fails_before_the_gateway_listens_still_says_why(make_unstarted):
     replica = make_unstarted(fail_to_load="no weights here")
     replica.launch()
@@ -342,7 +348,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("state", ["running", "stopped"])
+@pytest.mark.parametrize("state", [thorough("running"), "stopped"])
 def test_the_engine_dies_with_its_parent(make_spec, state):
     command = [sys.executable, "-c", PARENT, msgspec.json.encode(make_spec()).decode()]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -23,6 +23,7 @@ from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address, tcp_address
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
+from profiles import thorough
 
 WAIT_S = 60.0
 CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=4.0, restart_backoff_s=0.1)
@@ -166,7 +167,9 @@ async def replica(network: Network, make_spec: Callable[..., ReplicaSpec]) -> As
     await made.supervisor.stop()
 
 
-@pytest.mark.parametrize("netem", [("delay", "60ms", "20ms"), ("loss", "5%"), ("delay", "20ms", "loss", "2%")])
+@pytest.mark.parametrize(
+    "netem", [thorough(("delay", "60ms", "20ms")), thorough(("loss", "5%")), ("delay", "20ms", "loss", "2%")]
+)
 async def test_a_slow_and_lossy_link_delays_answers_and_changes_nothing(
     network: Network, replica: Replica, submit: Callable[..., Submit], netem: tuple[str, ...]
 ) -> None:
@@ -179,6 +182,7 @@ async def test_a_slow_and_lossy_link_delays_answers_and_changes_nothing(
     assert replica.client.starts == 1, "it was not taken for lost"
 
 
+@pytest.mark.thorough
 async def test_a_cut_shorter_than_the_heartbeats_time_out_loses_nothing(
     network: Network, replica: Replica, submit: Callable[..., Submit]
 ) -> None:

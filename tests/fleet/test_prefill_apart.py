@@ -205,6 +205,7 @@ async def test_prompts_come_from_the_second_engine_and_answers_are_those_of_one(
     assert pair.clients["first"].stats.prefills_apart_total >= 3
 
 
+@pytest.mark.thorough
 async def test_each_engine_may_be_several_processes(tmp_path: Path) -> None:
     pair = Pair(tmp_path, tensor_parallel_size=2)
     try:

@@ -14,6 +14,7 @@ from kvarn.fleet.replica_lifecycle import (
     ReplicaLifecycle,
     ReplicaPhase,
 )
+from profiles import examples
 
 TIMES = LifecycleTimeouts(launch_s=10, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
 RUNS = strategies.integers(1, 6)
@@ -189,7 +190,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
             assert str(self.life.phase) in wanted
 
 
-LifeOfAReplica.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+LifeOfAReplica.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestLifeOfAReplica = LifeOfAReplica.TestCase
 
 

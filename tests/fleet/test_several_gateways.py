@@ -76,6 +76,7 @@ async def test_a_process_that_is_gone_leaves_no_request_in_the_engine(make_repli
     lost.cancel()
 
 
+@pytest.mark.thorough
 async def test_a_restarted_engine_is_joined_again(make_replica, submit, attach):
     main = make_replica(step_s=0.01)
     await main.wait_until_ready()

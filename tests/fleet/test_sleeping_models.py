@@ -117,6 +117,7 @@ async def test_two_models_take_turns_on_a_gpu_without_a_process_being_started_ag
     assert turns.pids == pids and turns.launcher.launched == ["a", "b"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("turns", [2], indirect=True)
 async def test_one_whose_gpu_others_have_is_started_anew_on_a_gpu_that_is_free(turns: Turns) -> None:
     await turns.ask_for("a", "b")

@@ -207,6 +207,7 @@ async def make_gateway(machines: Machines, tmp_path: Path) -> AsyncGenerator[Cal
             await asyncio.wait(left)  # versions that were removed close what they had
 
 
+@pytest.mark.thorough
 async def test_an_autoscaled_model_keeps_the_replicas_that_are_taken_over(make_gateway: Callable[..., Gateway]) -> None:
     first = make_gateway(replicas=3, autoscale=AUTOSCALE)
     first.start()
@@ -277,6 +278,7 @@ async def test_an_engine_that_drains_is_left_to_end_and_another_takes_its_place(
     assert other != pid and (pid, ReplicaState.READY) not in ears.heard
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_was_taken_over_finishes_its_requests_when_it_is_drained(
     make_gateway: Callable[..., Gateway], submit: Callable[..., Submit]
 ) -> None:
@@ -299,6 +301,7 @@ async def test_an_engine_that_was_taken_over_finishes_its_requests_when_it_is_dr
     assert sum(len(delta.token_ids) for delta in came) == 100
 
 
+@pytest.mark.thorough
 async def test_of_replicas_that_are_too_many_one_that_answers_nothing_is_drained(
     make_gateway: Callable[..., Gateway], submit: Callable[..., Submit]
 ) -> None:
@@ -327,6 +330,7 @@ async def test_an_engine_that_loads_for_longer_than_the_heartbeats_timeout_is_le
     assert len(machines.engines) == 1
 
 
+@pytest.mark.thorough
 async def test_a_version_is_prepared_beside_the_passes_and_tried_again_where_that_fails(
     make_gateway: Callable[..., Gateway],
 ) -> None:

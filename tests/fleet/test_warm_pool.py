@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ async def test_an_engine_that_slept_answers_as_before_in_the_same_process() -> N
         await supervisor.stop()
 
 
+@pytest.mark.thorough
 async def test_one_that_waits_is_stopped_and_one_that_is_killed_waits_again() -> None:
     supervisor = EngineSupervisor(demo_spec(), ReplicaConfig(restart_backoff_s=0.05, heartbeat_timeout_s=60))
     supervisor.start()

@@ -18,6 +18,7 @@ from kvarn.config.platform import AdmissionConfig, SloConfig
 from kvarn.serving.models import ServedModel
 from kvarn.serving.work import RequestRecord
 from kvarn.wire.messages import EngineStats, StepTimes
+from profiles import thorough
 
 CHAT = "/v1/chat/completions"
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
@@ -225,10 +226,10 @@ def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> No
     [
         (None, None, 0),
         ("auto", "default", 0),
-        ("default", "default", 0),
+        thorough("default", "default", 0),
         ("flex", "flex", 5),
         ("priority", "priority", -10),
-        ("fast", "priority", -10),
+        thorough("fast", "priority", -10),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

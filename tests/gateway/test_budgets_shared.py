@@ -83,6 +83,7 @@ def _answer(request: Any, index: int) -> list[int]:
     return [EOS] if request.sampling.max_tokens == max(LENGTHS) else [120] * request.sampling.max_tokens
 
 
+@pytest.mark.thorough
 def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(gateways: Any, wait_for: Any) -> None:
     servers = gateways()
     before = _spent(servers[0])

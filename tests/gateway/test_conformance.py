@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from profiles import effort
 from published import plain_routes, published, served_part
 
-EXAMPLES = effort(2, 20)
+EXAMPLES = effort(1, 20)
 """Requests for each operation."""
 CONFORMS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

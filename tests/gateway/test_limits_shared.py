@@ -17,6 +17,7 @@ import pytest
 from fake_replica import EOS
 from kvarn.config.platform import LimitsConfig
 from kvarn.store.owner import LimitRule
+from profiles import thorough
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 200
@@ -76,7 +77,7 @@ async def _until_refused(client: httpx.AsyncClient, url: str, dice: random.Rando
     assert answer.status_code == 429, answer.text
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["one in process", "two over Redis"])
+@pytest.mark.parametrize("number", [thorough(1), 2], ids=["one in process", "two over Redis"])
 def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways: Any, own_redis: Any, number: int) -> None:
     redis_url = f"redis://127.0.0.1:{own_redis.port}/0" if number > 1 else None
     servers = gateways(number, {"tokens_per_minute": LIMIT}, redis_url=redis_url, timeout_s=20)
@@ -99,7 +100,7 @@ def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways: Any, o
     assert last.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
-@pytest.mark.parametrize(("when_away", "expected"), [("open", {200}), ("closed", {200, 503})])
+@pytest.mark.parametrize(("when_away", "expected"), [thorough("open", {200}), ("closed", {200, 503})])
 def test_no_request_hangs_when_redis_is_killed_and_sharing_goes_on_when_it_is_back(
     gateways: Any, own_redis: Any, wait_for: Any, when_away: str, expected: set[int]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
 from kvarn.config.platform import BatchesConfig, RetentionConfig, StoreConfig
+from profiles import thorough
 from stored_account import account
 
 MIB = 1024 * 1024
@@ -92,7 +93,7 @@ def test_the_official_client_hears_a_refusal_once(small: Any) -> None:
         assert sdk.responses.create(model="tiny", input="Hej", store=False).output_text
 
 
-@pytest.mark.parametrize("extra", [{}, {"stream": True}, {"background": True}])
+@pytest.mark.parametrize("extra", [thorough({}), {"stream": True}, {"background": True}])
 def test_an_answer_that_began_while_there_was_room_is_kept(
     small: Any, wait_for: Callable[..., None], extra: dict[str, Any]
 ) -> None:
@@ -164,6 +165,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvarn.batches.worker.REST_S", 0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("impatient")
 def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(small: Any, wait_for: WaitFor) -> None:
     with small.add_tenant("red") as red:
@@ -174,6 +176,7 @@ def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(smal
         assert "errors" not in batch and len(read_file(red, batch, "output_file_id")) == 40
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("impatient")
 def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_the_rest(
     small: Any, wait_for: WaitFor
@@ -192,6 +195,7 @@ def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_t
         assert {line["error"]["code"] for line in rest} == {"storage_full"}
 
 
+@pytest.mark.thorough
 def test_a_batch_whose_last_answers_meet_the_bound_is_completed(small: Any, wait_for: WaitFor) -> None:
     held = small.chat.hold = asyncio.Event()
     with small.add_tenant("red") as red:

@@ -16,6 +16,7 @@ from kvarn.store.models import Base, File, StoredCompletion
 from kvarn.store.repositories import organization_deletion
 from kvarn.store.repositories.organization_deletion import USAGE
 from kvarn.store.repositories.usage import billing
+from profiles import thorough
 
 PROJECT = "/v1/organization/projects/{project}"
 
@@ -176,7 +177,7 @@ def test_a_platform_administrator_sets_what_a_tenant_may(pair, api) -> None:
     assert {each["name"] for each in listed} == {"Default", "A", "b"}
 
 
-@pytest.mark.parametrize("erase_usage", [False, True])
+@pytest.mark.parametrize("erase_usage", [thorough(False), True])
 def test_a_deleted_tenant_leaves_nothing_but_the_news_of_it_and_what_it_owes(
     pair, api, erase_usage, monkeypatch, wait_for
 ) -> None:

@@ -45,6 +45,7 @@ def test_what_was_not_built_is_said_with_the_reason_and_the_way_to_get_it(compil
     assert "pip install -v" in said
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_loaded_is_not_taken_for_something_that_was_not_built() -> None:
     said = run(BROKEN, "print(kernels_for('auto').name)")
     assert "are there, but cannot be loaded (cannot import name" in said

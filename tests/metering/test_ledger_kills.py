@@ -178,6 +178,7 @@ def report(what: str, seen: Counter[str]) -> None:
             file.write(f"{KILLS} x {what}: {dict(seen)}\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(max(300, 6 * KILLS))
 def test_a_gateway_killed_in_mid_stream_again_and_again(tmp_path: Path, database_url: str, kafka: MockKafka) -> None:
     draw = random.Random(KILLS)

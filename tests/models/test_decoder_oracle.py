@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kvarn.models import Decoder, load_model
+from profiles import effort
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+NUM_TOKENS = effort(10, 24)
 Factory = Callable[..., tuple[Any, Path]]
 
 
@@ -83,10 +85,10 @@ def test_greedy_text_equals_generate(pair: tuple[Any, Decoder], run_paged: Any) 
     runner = run_paged(model)
     answers: dict[str, list[int]] = {name: [] for name in prompts}
     rows = prompts
-    for _ in range(24):
+    for _ in range(NUM_TOKENS):
         for name, logits in runner.step(rows).items():
             answers[name].append(int(logits[-1].argmax()))
         rows = {name: answer[-1:] for name, answer in answers.items()}
     for name, prompt in prompts.items():
-        output = oracle.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+        output = oracle.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)
         assert answers[name] == output[0, len(prompt) :].tolist()

@@ -140,6 +140,7 @@ def _engines_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVARN_DATA_DIR", raising=False)
 
 
+@pytest.mark.thorough
 async def test_a_version_that_is_no_worse_is_promoted(tmp_path: Path) -> None:
     async with serve(tmp_path, "build") as versions:
         # What else runs on this machine may slow down either version.
@@ -152,6 +153,7 @@ async def test_a_version_that_is_no_worse_is_promoted(tmp_path: Path) -> None:
         assert answer.headers["x-kvarn-arm"] == "v2"
 
 
+@pytest.mark.thorough
 async def test_logit_noise_fails_an_upgrade_in_the_shadow(tmp_path: Path) -> None:
     async with serve(tmp_path, "build_noisy") as versions:
         state = await versions.roll_out(identical=True, shadow_requests=1000, golden_prompts=0)

@@ -17,7 +17,7 @@ from kvarn.quality.reference_file import ReferenceFileError
 from kvarn.quality.watch import Action, Drift
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from profiles import effort
+from profiles import effort, thorough
 from watched_fleet import Fleet
 
 ADAPTERS = ({"name": "pirate", "path": str(files("kvarn").joinpath("assets/adapters/pirate"))},)
@@ -70,14 +70,14 @@ async def test_a_corrupted_adapter_is_found_and_the_model_without_it_is_not_to_b
     assert (drift.replica, drift.adapter) == ("a", "pirate")
 
 
-HEALTHY: list[dict[str, Any]] = [
-    {},
-    {"dtype": "float32", "speculation": {"method": "none"}},
-    {"quantization": "int8", "kv_cache_dtype": "int8"},
-    {"quantization": "int4"},
-    {"adapters": ADAPTERS},
-    {"speculation": {"method": "draft_model", "model": "kvarn-demo-draft"}},
-    {"engine": {"prefix_cache": False}},
+HEALTHY: list[Any] = [
+    thorough({}),
+    thorough({"dtype": "float32", "speculation": {"method": "none"}}),
+    thorough({"quantization": "int8", "kv_cache_dtype": "int8"}),
+    thorough({"quantization": "int4"}),
+    thorough({"adapters": ADAPTERS}),
+    thorough({"speculation": {"method": "draft_model", "model": "kvarn-demo-draft"}}),
+    thorough({"engine": {"prefix_cache": False}}),
     {"kv_cache_gib": 0.002, "engine": {"max_num_seqs": 16, "token_budget": 64}, "max_context_length": 512},
 ]
 
@@ -89,7 +89,7 @@ async def test_healthy_replicas_are_never_reported_whatever_they_do_beside(fleet
     watch = fleet.watch()
     ended = asyncio.Event()
     load = asyncio.gather(*(_load(fleet, name, number, ended) for name in ("a", "b") for number in range(8)))
-    for _ in range(effort(6, 60)):
+    for _ in range(effort(3, 60)):
         assert await watch.probe(fleet, "a")
         assert await watch.probe(fleet, "b")
     ended.set()
@@ -118,6 +118,7 @@ async def _load(fleet: Fleet, name: str, number: int, ended: asyncio.Event) -> N
         await stream.aclose()
 
 
+@pytest.mark.thorough
 async def test_other_kernels_and_types_are_near_and_a_badly_corrupted_one_is_not(fleet: Fleet) -> None:
     slowest = usable_instruction_sets()[-1]
     await fleet.start("best", dtype="bfloat16")
@@ -158,6 +159,7 @@ async def test_the_watch_restarts_a_replica_once_and_keeps_it_out_when_it_deviat
         await watch.stop()
 
 
+@pytest.mark.thorough
 async def test_a_restarted_replica_that_answers_as_expected_is_no_longer_reported(fleet: Fleet) -> None:
     await fleet.start("a")
 

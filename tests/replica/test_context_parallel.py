@@ -18,7 +18,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.collectives import RankLayout
-from profiles import effort
+from profiles import effort, thorough
 from rank_services import Answers, build, requests, run
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
@@ -49,8 +49,8 @@ def demo_alone() -> Answers:
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"prefill_context_parallel_size": 3},
-        {"prefill_context_parallel_size": 2, "pipeline_parallel_size": 2},
+        thorough({"prefill_context_parallel_size": 3}),
+        thorough({"prefill_context_parallel_size": 2, "pipeline_parallel_size": 2}),
     ],
     ids=str,
 )

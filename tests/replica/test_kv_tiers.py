@@ -18,6 +18,7 @@ from kvarn.replica.server.kv_tiers import weights_digest
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import EngineStats, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
+from profiles import thorough
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 SMALL_CACHE_GIB = 0.0011
@@ -67,7 +68,7 @@ def plain() -> dict[str, list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("is_encrypted", [thorough(False), True])
 def test_answers_are_the_same_from_memory_from_disk_and_after_a_restart(
     tmp_path: Path, plain: dict[str, list[int]], is_encrypted: bool
 ) -> None:

@@ -61,6 +61,7 @@ def test_blocks_of_ranks_that_share_layers_and_prompts(tmp_path: Path) -> None:
     check_tiers(DEMO, tiers, range(200, 4000), sizes)
 
 
+@pytest.mark.thorough
 def test_latent_rows_of_stages(tmp_path: Path) -> None:
     """Ranks that share layers have the same rows: one stores them, all load them."""
     make_decoder("deepseek-v3", tmp_path / "model")
@@ -69,6 +70,7 @@ def test_latent_rows_of_stages(tmp_path: Path) -> None:
     check_tiers(tmp_path / "model", tiers, range(3, 199), sizes)
 
 
+@pytest.mark.thorough
 def test_an_eagle_head_follows_ranks_that_share_layers() -> None:
     """Rank 0 has the head; blocks come back without what it left there."""
     messages = requests(range(200, 4000), 12, with_grammars=False)

@@ -21,16 +21,16 @@ from kvarn.models.parallel import ParallelError
 from kvarn.models.pipeline import StageError
 from kvarn.replica.server.experts import ExpertLoadError
 from kvarn.worker.collectives import RankLostError
-from profiles import effort
+from profiles import effort, thorough
 from rank_services import Answers, build, requests, run
 from tiny_checkpoints import make_decoder
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 ADAPTERS = DEMO.parent / "adapters"
-NUM_PROMPTS = 200
+NUM_PROMPTS = effort(80, 200)
 CROWDED = {"kv_cache_gib": 0.0006, "engine": {"token_budget": 48, "max_num_seqs": 12}}
 """Prompts are cut into chunks, and sequences lose their blocks to each other."""
-DEGREES = [(2, 1), (4, 1), (1, 2), (2, 2), *effort(0, 1) * [(4, 2), (8, 1)]]
+DEGREES = [(2, 1), (1, 2), *(thorough(*degree) for degree in ((4, 1), (2, 2), (4, 2), (8, 1)))]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,6 +71,7 @@ def test_answers_are_those_of_one_process_with_the_same_sums(tensor: int, stages
     service.shutdown()
 
 
+@pytest.mark.thorough
 def test_the_sums_of_several_processes_are_others_than_those_of_one_product() -> None:
     """What the test above compares with is not what one process does by default."""
     assert demo_alone(invariant=True) != demo_alone(invariant=False)
@@ -81,14 +82,14 @@ def test_adapters_are_divided_among_ranks() -> None:
     adapters = [{"name": name, "path": str(ADAPTERS / name)} for name in ("pirate", "json")]
     messages = [
         msgspec.structs.replace(message, adapter=("", "pirate", "json")[index // 3 % 3])
-        for index, message in enumerate(requests(range(200, 4000), 60, with_grammars=True))
+        for index, message in enumerate(requests(range(200, 4000), effort(30, 60), with_grammars=True))
     ]
     alone = build(DEMO, tensor_parallel_invariant=True, adapters=adapters)
     expected = run(alone, messages)
     plain = run(alone, [msgspec.structs.replace(message, adapter="") for message in messages])
     assert sum(plain[key] != expected[key] for key in expected) > len(expected) / 3
     alone.shutdown()
-    for degree in (2, 4):
+    for degree in (2, 4)[: effort(1, 2)]:
         crowded = {"kv_cache_gib": 0.0008 + 0.00015 * degree, "engine": CROWDED["engine"]}
         service = build(DEMO, tensor_parallel_size=degree, adapters=adapters, **crowded)
         answers = run(service, messages)
@@ -102,10 +103,10 @@ def test_adapters_are_divided_among_ranks() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tensor_parallel_size": 2},
+        thorough({"tensor_parallel_size": 2}),
         {"tensor_parallel_size": 2, "expert_parallel": True},
-        {"tensor_parallel_size": 4, "expert_parallel": True},
-        {"tensor_parallel_size": 2, "expert_parallel": True, "pipeline_parallel_size": 3},
+        thorough({"tensor_parallel_size": 4, "expert_parallel": True}),
+        thorough({"tensor_parallel_size": 2, "expert_parallel": True, "pipeline_parallel_size": 3}),
     ],
     ids=str,
 )
@@ -119,7 +120,7 @@ def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, setti
     service.shutdown()
 
 
-@pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-next"])
+@pytest.mark.parametrize("family", [thorough("deepseek-v3"), "qwen3-next"])
 def test_other_kinds_of_layers_are_divided_among_ranks_and_stages(family: str, tmp_path: Path) -> None:
     """Latent attention; and recurrent states, which are all that the first of the two stages has."""
     make_decoder(family, tmp_path)
@@ -132,6 +133,7 @@ def test_other_kinds_of_layers_are_divided_among_ranks_and_stages(family: str, t
     service.shutdown()
 
 
+@pytest.mark.thorough
 def test_hot_experts_are_held_by_several_after_the_next_start(experts: Path, tmp_path: Path) -> None:
     messages = requests(range(3, 199), 40, with_grammars=False)
     settings = {

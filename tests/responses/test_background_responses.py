@@ -121,6 +121,7 @@ def test_followers_of_a_cancelled_response_hear_of_its_end(kept: Any, wait_for: 
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
+@pytest.mark.thorough
 def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
     kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(
     assert list(fleet.replicas) == [other] and leaving.pid is None
 
 
+@pytest.mark.thorough
 async def test_an_adapter_that_was_loaded_while_a_replica_was_away_is_there_when_it_is_back(fleet: Fleet) -> None:
     away, staying = fleet.supervisors
     name, other = away.status.replica, staying.status.replica

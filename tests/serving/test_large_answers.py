@@ -18,6 +18,7 @@ import pytest
 
 from batch_jobs import await_end, chat_line, outputs, send
 from kvarn.serving.logprobs import LogprobsEncoder
+from profiles import thorough
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 CHOICES, TOKENS, TOP = 32, 1800, 20
@@ -145,7 +146,7 @@ def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
     assert server.chat.finished == []
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize("path", [CHAT, thorough(COMPLETIONS), RESPONSES])
 def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
     probed: Any, converted: list[int], path: str
 ) -> None:
@@ -194,7 +195,7 @@ def test_a_plain_answer_for_which_there_is_no_memory_is_refused(probed: Any, pat
         assert client.post(CHAT, json=body_of(CHAT, n=1, max_tokens=5)).status_code == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize("path", [CHAT, thorough(COMPLETIONS), RESPONSES])
 def test_a_plain_answer_that_could_not_be_encoded_ends_while_it_is_gathered(
     probed: Any, converted: list[int], path: str
 ) -> None:

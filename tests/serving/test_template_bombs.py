@@ -34,7 +34,7 @@ SOURCES = {
     "always": BOMBS["loops"].replace("(n)", "(99999)"),
     "never": "{{ 10 ** (10 ** 10) }}",  # worked out when it is compiled
 }
-CHOSEN = [name for number, name in enumerate(BOMBS) if THOROUGH or name in ENDS_OTHERWISE or number % 5 == 0]
+CHOSEN = [name for number, name in enumerate(BOMBS) if THOROUGH or name in ENDS_OTHERWISE or number % 10 == 0]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 

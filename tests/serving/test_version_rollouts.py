@@ -14,6 +14,7 @@ from foreign_server import foreign_gateway
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import AdapterInfo
+from profiles import thorough
 
 ROLLOUT = {"golden_prompts": 0, "shadow_share": 0, "step_min_s": 0, "check_interval_s": 0.05}
 
@@ -65,11 +66,11 @@ def deployment(checkpoint: Path, tmp_path: Path) -> Iterator[Deployment]:
 @pytest.mark.parametrize(
     ("phase", "settings", "command", "answers"),
     [
-        ("shadow", {"shadow_share": 1, "shadow_requests": 1000}, None, {"from 0"}),
+        thorough("shadow", {"shadow_share": 1, "shadow_requests": 1000}, None, {"from 0"}),
         ("canary", {"steps": [0.5, 1.0], "step_requests": 10_000}, None, {"from 0", "from 1"}),
-        ("canary", {"steps": [1.0], "step_requests": 10_000}, None, {"from 1"}),
+        thorough("canary", {"steps": [1.0], "step_requests": 10_000}, None, {"from 1"}),
         ("rolled_back", {"steps": [0.5, 1.0], "step_requests": 10_000}, "rollback", {"from 0"}),
-        ("promoted", {"steps": [0.5, 1.0], "step_requests": 10_000}, "promote", {"from 0", "from 1"}),
+        thorough("promoted", {"steps": [0.5, 1.0], "step_requests": 10_000}, "promote", {"from 0", "from 1"}),
     ],
 )
 def test_a_request_goes_to_the_version_of_its_share_and_never_to_one_without_a_ready_replica(

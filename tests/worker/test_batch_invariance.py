@@ -23,6 +23,7 @@ from kvarn.models.families import FAMILIES
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import EncoderRunner
+from profiles import thorough
 from tiny_checkpoints import DECODERS, ENCODERS, make_decoder, make_encoder
 
 MAX_TOKENS = 14
@@ -42,9 +43,10 @@ def two_threads() -> Iterator[None]:
 
 
 USABLE = usable_instruction_sets()
-WEIGHTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"dtype": "bfloat16"}) for name in USABLE),
-    (USABLE[0], {"dtype": "float32"}),
+WEIGHTS: list[Any] = [
+    (USABLE[0], {"dtype": "bfloat16"}),
+    *(thorough(name, {"dtype": "bfloat16"}) for name in USABLE[1:]),
+    thorough(USABLE[0], {"dtype": "float32"}),
     (USABLE[0], {"quantization": "int8"}),
 ]
 
@@ -97,7 +99,7 @@ def test_log_probabilities_are_those_of_the_request_alone(
     check_company(stack, load_model(checkpoints(family), kernels="cpu", **weights))
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", [thorough("bfloat16"), "int8"])
 @pytest.mark.parametrize(
     "weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
 )
@@ -141,7 +143,7 @@ def test_every_decoder_architecture_is_among_them() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("family", ENCODERS)
-@pytest.mark.parametrize("instruction_set", USABLE)
+@pytest.mark.parametrize("instruction_set", [USABLE[0], *map(thorough, USABLE[1:])])
 def test_vectors_are_those_of_the_text_alone(
     family: str, instruction_set: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import DraftProposer
-from profiles import examples
+from profiles import examples, thorough
 
 
 def make_sequence(prompt: list[int]) -> Sequence:
@@ -103,9 +103,11 @@ def messages() -> list[Submit]:
     ]
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", [True, thorough(False)])
 @pytest.mark.parametrize(
-    "options", [{}, {"num_blocks": 20, "max_num_seqs": 6}, {"token_budget": 24}, {"plans_ahead": True}], ids=str
+    "options",
+    [{}, {"num_blocks": 20, "max_num_seqs": 6}, thorough({"token_budget": 24}), {"plans_ahead": True}],
+    ids=str,
 )
 def test_tokens_are_the_same_with_a_draft_model(
     stack: Any, tiny_model: Callable[[str], Decoder], options: dict[str, Any], adaptive: bool

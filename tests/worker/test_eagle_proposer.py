@@ -18,6 +18,7 @@ from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import EagleProposer
+from profiles import thorough
 
 ASSETS = Path(kvarn.__file__).parent / "assets"
 HEAD = ASSETS / "kvarn-demo-eagle3"
@@ -56,9 +57,11 @@ def messages() -> list[Submit]:
     ]
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", [True, thorough(False)])
 @pytest.mark.parametrize(
-    "options", [{}, {"num_blocks": 24, "max_num_seqs": 6}, {"token_budget": 24}, {"plans_ahead": True}], ids=str
+    "options",
+    [thorough({}), {"num_blocks": 24, "max_num_seqs": 6}, thorough({"token_budget": 24}), {"plans_ahead": True}],
+    ids=str,
 )
 def test_tokens_are_the_same_with_a_head(
     stack: Any,

@@ -24,6 +24,7 @@ from kvarn.worker import InProcessExecutor, NgramProposer, PipelinedExecutor
 from kvarn.worker.pipes import read_frame
 from kvarn.worker.ranks import Follower, RanksExecutor
 from meeting import Meeting, ThreadCollectives
+from profiles import thorough
 
 DRAWN_BY_ALL: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -95,7 +96,9 @@ def frames(pipe: IO[bytes]) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("kinds", [DRAWN_BY_ALL, DRAWN_BY_ALL + DRAWN_BY_ONE], ids=["all draw", "some steps wait"])
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 14}, {"token_budget": 23}], ids=["", "preempted", "in chunks"])
+@pytest.mark.parametrize(
+    "options", [thorough({}), {"num_blocks": 14}, {"token_budget": 23}], ids=["", "preempted", "in chunks"]
+)
 def test_tokens_are_those_of_ranks_that_wait_for_each_step(
     stack: Any,
     tiny_model: Callable[[str], Decoder],

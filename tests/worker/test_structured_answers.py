@@ -179,6 +179,7 @@ def test_every_finished_answer_is_valid(
     assert finished > GENERATIONS / 2
 
 
+@pytest.mark.thorough
 def test_a_token_depends_on_its_request_alone(
     stack: Any, tiny_model: Callable[[str], Decoder], masks: GrammarMasks
 ) -> None:

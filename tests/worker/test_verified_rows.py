@@ -17,6 +17,7 @@ from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
 from kvarn.worker.ngram import NgramProposer
+from profiles import thorough
 
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -62,7 +63,7 @@ def plain(stack: Any, tiny_model: Callable[[str], Decoder]) -> dict[Any, Any]:
     return tokens_of(stack(tiny_model("kvarn-demo")), requests())
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", [True, thorough(False)])
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_blocks": 15, "max_num_seqs": 6}, {"token_budget": 24}, {"plans_ahead": True}, {"prefix_cache": False}],

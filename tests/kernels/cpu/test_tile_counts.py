@@ -11,6 +11,7 @@ from attention_layers import QWEN, Layer  # noqa: E402
 from kvarn.kernels.torch.quantize import quantize  # noqa: E402
 from kvarn.kernels.weights import Quantization, Weight  # noqa: E402
 from packing import pack_linear  # noqa: E402
+from profiles import thorough  # noqa: E402
 
 ISA = "emulated_amx"
 pytestmark = pytest.mark.skipif(ISA not in _native.emulated_instruction_sets(), reason="needs AVX2")
@@ -38,7 +39,7 @@ def test_few_rows_load_each_weight_once(kind: Quantization | None, inputs: int, 
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [(None, 32), ("int8", 64), ("int4", 64)])
-@pytest.mark.parametrize("size", [1024, 3072])
+@pytest.mark.parametrize("size", [1024, thorough(3072)])
 def test_many_rows_load_a_tile_a_product_and_few_lines_from_afar(
     kind: Quantization | None, inputs: int, size: int
 ) -> None:
