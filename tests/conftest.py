@@ -39,7 +39,7 @@ from profiles import THOROUGH
 
 pytest_plugins = ["gateway_fixtures"]
 
-START_S = 30.0
+START_S = 60.0
 PORTS = (10_000, 32_000)
 """Below the system's own (`ip_local_port_range`)."""
 END_S = 120.0

@@ -150,7 +150,7 @@ async def test_a_model_that_refuses_holds_up_its_own_lines_only(
     await asyncio.sleep(0.1)
     assert tried["shed"] <= bench.max_in_flight and not task.done(), "those in flight together are refused once"
     bench.job.preempt()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert await bench.open() == 20
     bench.resume()
     bench.answer = log.answer
@@ -209,7 +209,7 @@ async def test_each_line_is_answered_once_whatever_happens(
         task = bench.run()
         await asyncio.sleep(dice.choice([0.02, 0.05, 0.1]))
         dice.choice([bench.job.preempt, lambda: bench.job.end(EndReason.EXPIRED)])()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
         bench.resume()
     assert set(log.requests) == {line_id(bench.job.id, number) for number in range(1, 121)}
     now = await move_batch(store, "a", bench.job.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS)
@@ -239,7 +239,7 @@ async def test_lines_that_wait_to_be_admitted_are_left_open_by_a_preempted_batch
     await until(lambda: bench.places[""].used == 1)
     assert not task.done()
     end.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES - 1 and len(begun) == 4
 
 
@@ -249,10 +249,10 @@ async def test_lines_without_a_place_are_left_open_by_a_preempted_batch(bench: B
     task = bench.run()
     await asyncio.sleep(0.1)
     bench.job.preempt()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES
     bench.places[""].release("blue", bench.max_in_flight)
-    async with asyncio.timeout(5), bench.places[""].place("blue"):
+    async with asyncio.timeout(30), bench.places[""].place("blue"):
         pass  # nobody stands in the way
 
 
@@ -270,10 +270,10 @@ async def test_a_line_of_another_organization_takes_its_turn(bench: Bench) -> No
     blue = asyncio.create_task(bench.places[""].acquire("blue"))
     await asyncio.sleep(0)
     turn.set()
-    await asyncio.wait_for(blue, 5)
+    await asyncio.wait_for(blue, 30)
     assert await bench.open() > 0, "it did not wait for the whole batch"
     bench.places[""].release("blue")
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
 
 
 async def test_an_ended_batch_stops_what_is_in_flight(bench: Bench) -> None:
@@ -288,7 +288,7 @@ async def test_an_ended_batch_stops_what_is_in_flight(bench: Bench) -> None:
     task = bench.run()
     await until(lambda: len(begun) == bench.max_in_flight)
     bench.job.end(EndReason.CANCELLED)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES
 
 
@@ -360,7 +360,7 @@ async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_
     task = bench.run()
     await asyncio.wait_for(settling.wait(), 5)
     bench.job.end(EndReason.CANCELLED)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES - 1
 
 
@@ -377,7 +377,7 @@ async def test_refused_lines_come_again_before_those_behind_them(store: Store, m
     task = bench.run()
     await until(lambda: len(begun) >= 6)
     bench.job.end(EndReason.CANCELLED)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert max(begun) <= 2
 
 

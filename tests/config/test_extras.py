@@ -39,7 +39,7 @@ def kvarn(directory: Path, config: dict[str, object], *arguments: str) -> subpro
     path = directory / "kvarn.yaml"
     path.write_text(json.dumps({"data_dir": str(directory / "data"), **config}))
     command = [sys.executable, "-c", HIDE, *arguments, "--config", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(

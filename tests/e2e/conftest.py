@@ -59,7 +59,7 @@ class Server:
         models = self.http.get("/ready").json()["models"].values()
         return all(state == "ready" for model in models for state in model.get("replicas", {}).values())
 
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             ended = self.process.poll()
@@ -106,7 +106,7 @@ def serve(folder: Path, configuration: dict[str, Any]) -> Iterator[Server]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            status = process.wait(30)
+            status = process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise

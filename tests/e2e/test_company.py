@@ -99,7 +99,7 @@ def tokens_on_the_ledger(admin: httpx.Client, project: str) -> tuple[int, int, i
     return sums[0], sums[1], sums[2]
 
 
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited for {what}"

@@ -38,7 +38,7 @@ DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 PROMPT_TOKENS = 600
 WHOLE = PROMPT_TOKENS // 16 * 16
 """Tokens of its full blocks."""
-WAIT_S = 90.0
+WAIT_S = 120.0
 
 
 class Wire:

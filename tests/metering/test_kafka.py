@@ -78,7 +78,7 @@ async def billed(store: Store) -> tuple[int, int, int]:
     return int(events or 0), int(requests), int(tokens)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 40.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 90.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -68,7 +68,7 @@ class GatewayServer:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20)
+        return httpx.Client(base_url=self.url, timeout=60)
 
     @property
     def gateway(self) -> Gateway:
@@ -79,13 +79,13 @@ class GatewayServer:
     def do(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Run something on the gateway's event loop, where its database lives."""
         assert self.loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def add_tenant(self, name: str, **changes: Any) -> httpx.Client:
         """A new organisation with one project; its client. `changes` are fields of its principal."""
         principal = replace(self.do(create_organization(self.gateway.store, name)), **changes)
         self.authenticator.principals[name] = principal
-        return httpx.Client(base_url=self.url, timeout=20, headers={"authorization": f"Bearer {name}"})
+        return httpx.Client(base_url=self.url, timeout=60, headers={"authorization": f"Bearer {name}"})
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         raw = socket.socket()
@@ -96,7 +96,7 @@ class GatewayServer:
         return raw
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
     """Poll until a condition holds; fail with what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -148,7 +148,7 @@ def running(server: GatewayServer, *, wait_ready: bool = True) -> Iterator[Gatew
         yield server
     finally:
         uvicorn_server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the gateway did not stop"
 
 
