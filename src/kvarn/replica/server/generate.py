@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,12 +20,8 @@ from kvarn.engine.plan import Executor, KVConnector
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.masks import GrammarMasks
-from kvarn.replica.server.adapters import AdapterHost
-from kvarn.replica.server.experts import ExpertLoads
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
-from kvarn.replica.server.ranks import RankProcesses
-from kvarn.replica.server.sleep import SleepingModel
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -39,6 +36,12 @@ from kvarn.wire.messages import (
     Submit,
     UnloadAdapter,
 )
+
+if TYPE_CHECKING:  # they bring torch, and whoever makes one has imported it
+    from kvarn.replica.server.adapters import AdapterHost
+    from kvarn.replica.server.experts import ExpertLoads
+    from kvarn.replica.server.ranks import RankProcesses
+    from kvarn.replica.server.sleep import SleepingModel
 
 _GAUGES_EVERY_S = 0.25
 """Gauges that change with each step are sent this often: whoever shows them looks once a second."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -24,12 +25,14 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
-from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.waiting import mapped, wait_until_activated
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.replica.transport import Inbox
 from kvarn.wire.messages import Progress, Ready
 from kvarn.wire.supervision import Asleep, Failed, Warm
+
+if TYPE_CHECKING:  # it brings torch
+    from kvarn.replica.server.sleep import SleepingModel
 
 Service = GenerateService | EmbedService
 
