@@ -116,6 +116,7 @@ def test_a_name_that_no_model_can_have_is_an_error_of_its_line(runner: Any, wait
         assert batch["request_counts"]["failed"] == 1 and "model" not in batch
 
 
+@pytest.mark.thorough
 def test_no_other_model_answers_a_line(runner: Any, second: FakeReplica, wait_for: WaitFor) -> None:
     """A batch asks for one model by its name; `fallback` is for what is late, which no line ever is."""
     runner.chat.stats, second.stats = SWAMPED, CROWDED

@@ -66,6 +66,7 @@ def test_a_version_as_good_is_promoted_and_one_with_a_wrong_template_is_rolled_b
     assert len(load.answers) > 20 and len(set(load.answers)) == 1
 
 
+@pytest.mark.thorough
 def test_a_rollback_by_hand_holds_at_once_and_other_changes_wait_for_the_rollout(kvarn, served):
     url, before = ("--url", served.url), status(kvarn, served, "kvarn-demo")["version"]
     slow = ("--rollout", "golden_prompts=0", "--rollout", "step_requests=1000")

@@ -26,6 +26,7 @@ def test_a_wrong_number_of_layers_is_named(kvarn, checkpoint):
     check_refused(kvarn("serve", str(checkpoint), "--port", "0"), "config.json: num_hidden_layers is 1000000000")
 
 
+@pytest.mark.thorough
 def test_a_broken_text_file_is_named(kvarn, checkpoint):
     (checkpoint / "generation_config.json").write_text('{"temperature": "hot"}')
     check_refused(kvarn("serve", str(checkpoint), "--port", "0"), "generation_config.json: temperature is 'hot'")

@@ -87,6 +87,7 @@ def test_a_server_that_could_have_no_key_says_so_in_its_last_line(kvarn, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_no_database_is_named_in_the_last_line(kvarn, tmp_path):
     (tmp_path / "notes.txt").write_text("no database at all, but a text of some length" * 50)
     done = kvarn("serve", "--port", "0", KVARN_STORE__URL=f"sqlite:///{tmp_path}/notes.txt")

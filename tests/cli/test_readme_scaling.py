@@ -33,6 +33,7 @@ def test_the_section_has_the_commands_that_are_run_here():
     ]
 
 
+@pytest.mark.thorough
 def test_two_replicas(serve, tmp_path):
     served = serve(*COMMANDS[0][1:], *SMALL, KVARN_DATA_DIR=str(tmp_path))
     answers(served, "kvarn-demo")

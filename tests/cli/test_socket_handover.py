@@ -95,6 +95,7 @@ def test_no_request_fails_while_servers_take_over_from_one_another(listener: soc
     assert errors == [] and len(answers) > 20
 
 
+@pytest.mark.thorough
 def test_several_sockets_or_processes_are_refused(listener: socket.socket, launch: Launch, tmp_path: Path) -> None:
     assert launch("--api-server-count", "2").wait(60) == 2
     assert "--api-server-count" in (tmp_path / "log0").read_text()

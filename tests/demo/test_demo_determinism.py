@@ -83,6 +83,7 @@ def alone(model: Decoder, requests: list[Submit]) -> dict[str, list[int]]:
     return answers
 
 
+@pytest.mark.thorough
 def test_in_a_batch_of_thirty_two(model: Decoder, requests: list[Submit], alone: dict[str, list[int]]) -> None:
     assert run(make_engine(model, num_blocks=128), requests) == alone
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from conditions import collect, until
 from kvarn.fleet.replica_lifecycle import ReplicaPhase
 
 
+@pytest.mark.thorough
 async def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_runs(make_replica, submit):
     replica = make_replica(step_s=0.01)
     await replica.wait_until_ready()

@@ -135,6 +135,7 @@ async def test_one_whose_gpu_others_have_is_started_anew_on_a_gpu_that_is_free(t
     assert turns.launcher.launched == ["a", "b", "c", "a"]
 
 
+@pytest.mark.thorough
 async def test_a_replica_whose_process_dies_while_it_sleeps_waits_as_a_new_process(turns: Turns) -> None:
     await turns.ask_for("a")
     await turns.until(lambda: turns.phases == {"a": P.READY})

@@ -52,6 +52,7 @@ def test_what_cannot_be_loaded_is_not_taken_for_something_that_was_not_built() -
     assert "torch" in said
 
 
+@pytest.mark.thorough
 def test_kernels_that_were_asked_for_are_never_replaced() -> None:
     action = "try: kernels_for('cpu')\nexcept Exception as error: print(type(error).__name__, error)"
     assert run(ABSENT, action).startswith("MissingKernelsError the compiled kernels were not built")

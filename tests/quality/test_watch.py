@@ -37,6 +37,7 @@ async def test_a_flipped_bit_of_a_weight_is_found_by_the_next_probe(fleet: Fleet
     assert await watch.probe(fleet, "a")
 
 
+@pytest.mark.thorough
 async def test_of_three_replicas_the_corrupted_one_is_found_though_it_answered_first(fleet: Fleet) -> None:
     fleet.fault_at_start("a", kind="weight", seed=5, bit=6)
     await fleet.start("a", "b", "c")

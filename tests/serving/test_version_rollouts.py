@@ -113,6 +113,7 @@ def test_a_version_is_asked_for_by_its_name(deployment: Deployment) -> None:
     assert deployment.ask("chat@1") == (503, "")
 
 
+@pytest.mark.thorough
 def test_the_next_step_waits_for_the_replicas_that_it_needs(deployment: Deployment, wait_for: Any) -> None:
     first = deployment.gateway.served["chat"]
     for number in range(3):
