@@ -73,6 +73,19 @@ def test_a_gated_product_equals_its_definition(kernels: Kernels, form: str, acti
         torch.testing.assert_close(layer(x).double(), want, **tolerance(dtype))
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("form", FORMATS[3:])
+def test_a_weight_that_is_converted_for_many_rows_gives_the_same(
+    kernels: Kernels, form: str, activation: Activation | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype, weight = type_of_rows(form), make_weight(form, 2 * OUTPUTS if activation else OUTPUTS)
+    layer, x = kernels.pack_linear(weight, None, activation), inputs(9, dtype)
+    want = layer(x)
+    monkeypatch.setattr(linear, "CONVERTED_ABOVE", 8)
+    torch.testing.assert_close(layer(x), want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+    assert torch.equal(layer(x[:8]), want[:8])
+
+
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int4"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_has_the_same_bits_in_a_tile_and_however_its_splits_are_computed(

@@ -11,14 +11,18 @@ from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.jit import attention, cascade
+from kvarn.kernels.triton.launch import launch_options
 from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts, num_segments, split_length
 
 ROWS = 64
-"""Query heads that a program multiplies: those of one key/value head and as many queries as fit. Always the same, so
-that a row's bits do not depend on the kind of step."""
+"""Query heads that a program multiplies: those of one key/value head and as many queries as fit."""
+FEW_ROWS = 16
+"""The same where each sequence has one query. It changes no bit."""
 KEYS = 64
+WARPS = 4
+STAGES = 2
 COMPARED = 64
 """Sequences whose blocks are compared at a time."""
 
@@ -35,6 +39,13 @@ class TritonAttentionPlan:
     """Who computes which segments; None: each tile is computed by one program."""
     members: torch.Tensor | None
     """See `jit.cascade.find_shared`; None: each sequence reads its own blocks."""
+    rows: int
+    """Of a program."""
+
+    @property
+    def together(self) -> int:
+        """Queries of a tile."""
+        return self.rows // (self.heads.query // self.heads.kv)
 
     def run(
         self,
@@ -62,20 +73,20 @@ class TritonAttentionPlan:
             "HAS_SOFTCAP": softcap is not None,
             "NUMBERS": TRITON_TYPES[kind],
             "DOT": multiplied_type(kind),
-            "ROWS": ROWS,
             "KEYS": KEYS,
             "BLOCK": max(16, triton.next_power_of_2(heads.dim)),
-            "num_warps": 4,
-            "num_stages": 2,
+            "num_warps": WARPS,
+            "num_stages": STAGES,
+            **launch_options(len(qkv)),
         }
         sequences, splits = len(batch.context_lens), self.splits
         numbers = scale, softcap or 0.0, sequences, batch.block_tables.stride(0)
         if splits is None:
-            tiles = len(qkv) // queries_per_tile(heads) + sequences
+            tiles = len(qkv) // self.together + sequences
             attention.attend[(tiles * heads.kv,)](
                 queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts, None, None,
                 sinks, out, None, None, *numbers,
-                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=False, **same,
+                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=False, ROWS=self.rows, **same,
             )  # fmt: skip
             return out
         sums = splits.memory(heads.query, heads.dim)
@@ -83,12 +94,12 @@ class TritonAttentionPlan:
             attention.attend[(splits.launched * heads.kv,)](
                 queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts,
                 splits.programs, splits.pieces, sinks, out, *sums, *numbers,
-                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=True, **same,
+                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=True, ROWS=self.rows, **same,
             )  # fmt: skip
         else:
             cascade.attend[(sequences, heads.kv, num_segments(batch))](
                 queries, key_cache, value_cache, batch.block_tables, batch.context_lens, splits.pieces, self.members,
-                *sums, *numbers, TOGETHER=queries_per_tile(heads), SEATS=self.members.shape[2], **same,
+                *sums, *numbers, TOGETHER=self.together, SEATS=self.members.shape[2], ROWS=self.rows, **same,
             )  # fmt: skip
         splits.join(*sums, out, sinks, group=heads.query // heads.kv)
         return out
@@ -124,6 +135,7 @@ class TritonAttentionPlan:
                 HAS_NORM=norm is not None,
                 BLOCK=max(16, triton.next_power_of_2(heads.dim)),
                 num_warps=1,
+                **launch_options(tokens),
             )
         return queries
 
@@ -138,23 +150,22 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
         raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
     if batch.shares_prefix and len(batch.positions) != len(batch.context_lens):
         raise KernelInputError("a prefix is shared where each sequence has one query")
-    together, bytes_each = queries_per_tile(heads), heads.query * heads.dim * 4
-    tiles, most = len(batch.positions) // together + len(batch.context_lens), num_segments(batch, window or 0)
+    sequences, group, bytes_each = len(batch.context_lens), heads.query // heads.kv, heads.query * heads.dim * 4
+    most = num_segments(batch, window or 0)
     shared = batch.shares_prefix and window is None and len(batch.positions) * most <= num_parts(bytes_each)
+    few = len(batch.positions) == sequences and group <= FEW_ROWS and not shared
+    rows = FEW_ROWS if few else ROWS
+    tiles = len(batch.positions) // (rows // group) + sequences
     splits = None
     if shared or most > split_length(tiles * heads.kv):
-        splits = SplitPlan.of(batch, together, heads.kv, bytes_each, window=window or 0, always=shared)
-    return TritonAttentionPlan(batch, heads, window, splits, _find_shared(batch, heads) if shared else None)
+        splits = SplitPlan.of(batch, rows // group, heads.kv, bytes_each, window=window or 0, always=shared)
+    members = _find_shared(batch, rows // group) if shared else None
+    return TritonAttentionPlan(batch, heads, window, splits, members, rows)
 
 
-def queries_per_tile(heads: HeadShape) -> int:
-    """Queries of a tile."""
-    return ROWS // (heads.query // heads.kv)
-
-
-def _find_shared(batch: PagedBatch, heads: HeadShape) -> torch.Tensor:
+def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:
     """Who reads which segment with whom: see `jit.cascade.find_shared`."""
-    sequences, together = len(batch.context_lens), queries_per_tile(heads)
+    sequences = len(batch.context_lens)
     seats = triton.next_power_of_2(together)
     members = torch.empty((num_segments(batch), sequences, seats), dtype=torch.int32, device=batch.block_tables.device)
     cascade.find_shared[(sequences, num_segments(batch))](
@@ -176,5 +187,5 @@ def _numbers(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _multiplied(cache: torch.Tensor) -> torch.dtype:
-    """The type in which a cache's numbers are multiplied: those of 8 bits are widened."""
+    """The type in which a cache's numbers are multiplied: those of 8 bits are converted."""
     return cache.dtype if cache.dtype in TRITON_TYPES else torch.bfloat16

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import triton
 
+from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import experts
-from kvarn.kernels.triton.linear import SPLIT_STEP, DeviceWeight, Tile, TritonLinear, check_rows, tile_of
+from kvarn.kernels.triton.linear import TritonLinear, check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
+from kvarn.kernels.triton.tiles import SPLIT_STEP, Tile, tile_of
 
 SUMMED = 1024
 """Numbers of a token that a program adds up."""
@@ -37,9 +39,8 @@ class _Product:
         """Move the layers' weights into one. The layers go on as parts of it. `clamp`: they give gate beside up, which
         `clamped_swiglu` is to join."""
         first = layers[0]
-        fields = ("values", "scales", "zeros", "multipliers")
         held: dict[str, Any] = {}
-        for field in fields:
+        for field in ("values", "scales"):
             tensors = [getattr(layer.weight, field) for layer in layers]
             if tensors[0] is not None:
                 held[field] = torch.stack(tensors)
@@ -52,7 +53,7 @@ class _Product:
 
     def tile(self, pairs: int, num_experts: int) -> Tile:
         """For so many pairs, spread evenly. It changes no bit."""
-        return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.group)
+        return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.scales is not None)
 
     def run(self, x: torch.Tensor, rows: SortedRows, tile: Tile, each: int, shares: torch.Tensor) -> torch.Tensor:
         """See `jit.experts.multiply`."""
@@ -63,8 +64,6 @@ class _Product:
             x,
             weight.values,
             weight.scales,
-            weight.multipliers,
-            weight.zeros,
             self.bias,
             rows.order,
             rows.starts,
@@ -78,8 +77,8 @@ class _Product:
             LENGTH=-(-weight.width // SPLIT_STEP) * SPLIT_STEP,
             FORMAT=weight.format,
             GROUP=weight.group,
-            HAS_ZEROS=weight.zeros is not None,
-            HAS_MULTIPLIERS=weight.multipliers is not None,
+            HAS_ZEROS=weight.has_zeros,
+            HAS_MULTIPLIERS=weight.has_multipliers,
             HAS_BIAS=self.bias is not None,
             ACTIVATION=self.activation,
             LIMIT=self.clamp[0],

@@ -11,9 +11,10 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.attention import ROWS
 from kvarn.kernels.triton.jit import latent, linear
-from kvarn.kernels.triton.linear import SPLIT_STEP, check_rows, tile_of
+from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts
+from kvarn.kernels.triton.tiles import SPLIT_STEP, tile_of
 
 KEYS = 32
 """Rows that are multiplied at a time."""
@@ -151,11 +152,11 @@ class TritonHeadProducts:
         out = x.new_empty((len(x), heads, outputs))
         if not len(x):
             return out
-        tile = tile_of(len(x), gated=False, group=0)
+        tile = tile_of(len(x), gated=False, quantized=False)
         linear.multiply[(triton.cdiv(outputs, tile.outs) * triton.cdiv(len(x), tile.rows), 1, heads)](
             x,
             self._weight,
-            *(None,) * 6,
+            *(None,) * 4,
             out,
             None,
             None,

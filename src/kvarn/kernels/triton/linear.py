@@ -1,62 +1,35 @@
-"""Linear layers on weights as the Triton kernels read them."""
+"""Linear layers by the Triton kernels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 import triton
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
+from kvarn.kernels.triton.launch import launch_options
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.weights import MULTIPLIED, Weight
+from kvarn.kernels.triton.tiles import (
+    APART_BELOW,
+    CONVERTED_ABOVE,
+    CONVERTED_TILE,
+    GATED_CONVERTED_TILE,
+    MOST_CONVERTED,
+    splits_of,
+    tile_of,
+    tiles_for,
+)
+from kvarn.kernels.weights import Weight
 
 NORMED_IN_PRODUCT = 4
 """Rows at most whose norm each tile of a product works out by itself; more are normed once, by a kernel of their own.
 Both round alike."""
-PROGRAMS = 256
-"""Programs that keep every multiprocessor of a large GPU reading: inputs are split until a product with few rows has so
-many."""
-SHORTEST_SPLIT = 256
-MOST_SPLITS = 16
-SPLIT_STEP = 128
-"""A split is a whole number of these, and of a tile's inputs."""
-APART_BELOW = 132
-"""Splits are computed by programs of their own where there are fewer tiles than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product with some number of rows is cut up. It changes no bit."""
-
-    rows: int
-    outs: int
-    step: int
-    warps: int
-    stages: int
-
-
-TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 64, 8, 3))
-"""By the rows that fit. Larger numbers of rows take the last one."""
-GATED_TILES = (Tile(16, 64, 128, 4, 3), Tile(32, 64, 64, 4, 3), Tile(64, 64, 64, 8, 3), Tile(128, 64, 64, 8, 3))
-"""With an activation: a tile has twice as many weights and sums."""
-GATED_4_BIT_TILES = (Tile(16, 64, 128, 4, 3), Tile(32, 64, 128, 8, 3), Tile(64, 64, 128, 8, 2))
-
-
-def tiles_for(gated: bool, group: int) -> tuple[Tile, ...]:
-    """Those of a layer; `group`: inputs that share a scale, of a weight of 4 bits."""
-    return (GATED_4_BIT_TILES if group else GATED_TILES) if gated else TILES
-
-
-def tile_of(num_rows: int, gated: bool, group: int) -> Tile:
-    """The tile for so many rows."""
-    tiles = tiles_for(gated, group)
-    return next((tile for tile in tiles if num_rows <= tile.rows), tiles[-1])
 
 
 @dataclass(slots=True)
@@ -68,91 +41,20 @@ class Workspace:
     """float32."""
     arrivals: torch.Tensor = field(init=False)
     """int32 zeros, one for each tile."""
+    wide: torch.Tensor = field(init=False)
+    """bfloat16: numbers of a quantized weight."""
 
     def __post_init__(self) -> None:
         self.partials = torch.empty(0, dtype=torch.float32, device=self.device)
         self.arrivals = torch.zeros(APART_BELOW, dtype=torch.int32, device=self.device)
+        self.wide = torch.empty(0, dtype=torch.bfloat16, device=self.device)
 
-    def reserve(self, numbers: int) -> None:
-        """Have room for so many partial sums."""
-        if len(self.partials) < numbers:
-            self.partials = torch.empty(numbers, dtype=torch.float32, device=self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWeight:
-    """A weight [out, in] as `jit.linear.multiply` reads it."""
-
-    values: torch.Tensor
-    """[out, width]: plain, int8 or fp8; 4 bits: uint8 [out, width / 2]."""
-    width: int
-    """Inputs of a row as it is held; those behind the real ones count as zero."""
-    scales: torch.Tensor | None = None
-    zeros: torch.Tensor | None = None
-    multipliers: torch.Tensor | None = None
-    group: int = 0
-
-    @property
-    def format(self) -> str:
-        """As the kernel knows it."""
-        return "4 bits" if self.group else "plain" if self.scales is None else "8 bits"
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        """Equal for weights that one compiled kernel reads."""
-        zeros, multipliers = self.zeros is not None, self.multipliers is not None
-        return self.format, self.values.dtype, self.values.shape, self.width, self.group, zeros, multipliers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads."""
-        return sum(t.nbytes for t in (self.values, self.scales, self.zeros, self.multipliers) if t is not None)
-
-    @staticmethod
-    def of(weight: Weight) -> DeviceWeight:
-        """Bring a weight into this form, where it is."""
-        if weight.format == "float":
-            return DeviceWeight(weight.values.contiguous(), weight.values.shape[1])
-        assert weight.scales is not None
-        if not weight.group:
-            return DeviceWeight(weight.values.contiguous(), weight.values.shape[1], weight.scales.float().contiguous())
-        group = next(size for size in (128, 64, 32, weight.group) if weight.group % size == 0)
-        if group % MULTIPLIED:
-            raise KernelInputError(f"groups of {group} inputs: these kernels take multiples of {MULTIPLIED}")
-        out, size = weight.values.shape
-        width = -(-size // group) * group
-        values = F.pad(weight.values, (0, width - size)).view(out, -1, 2, group // 2)
-        repeats = weight.group // group
-
-        def by_group(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.repeat_interleave(repeats, 1)[:, : width // group].contiguous()
-
-        multipliers = weight.multipliers
-        if multipliers is not None:
-            multipliers = F.pad(multipliers, (0, width // MULTIPLIED - multipliers.shape[1])).contiguous()
-        return DeviceWeight(
-            (values[:, :, 0] | values[:, :, 1] << 4).reshape(out, -1),
-            width,
-            by_group(weight.scales),
-            None if weight.zeros is None else by_group(weight.zeros),
-            multipliers,
-            group,
-        )
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight, [len(ids), width], in float32 or, where it is plain, in its own type."""
-        values = F.embedding(ids, self.values) if self.format == "plain" else self.values[ids]
-        if self.scales is None:
-            return values
-        if not self.group:
-            return values.float() * self.scales[ids, None]
-        halves = values.view(len(ids), -1, 1, self.group // 2)
-        codes = torch.cat([halves & 15, halves >> 4], 2).view(len(ids), self.width).float()
-        zeros = 8.0 if self.zeros is None else self.zeros[ids].float().repeat_interleave(self.group, 1)
-        codes -= zeros
-        if self.multipliers is not None:
-            codes *= self.multipliers[ids].float().repeat_interleave(MULTIPLIED, 1)
-        return codes * self.scales[ids].float().repeat_interleave(self.group, 1)
+    def reserve(self, sums: int, wide: int) -> None:
+        """Have room for so many partial sums and numbers of a weight."""
+        if len(self.partials) < sums:
+            self.partials = torch.empty(sums, dtype=torch.float32, device=self.device)
+        if len(self.wide) < wide:
+            self.wide = torch.empty(wide, dtype=torch.bfloat16, device=self.device)
 
 
 class TritonLinear:
@@ -176,8 +78,14 @@ class TritonLinear:
         self.adapter_layer = -1
         self._workspace = workspace
         self._splits = splits_of(self.out_features, self.weight.width)
-        areas = [2 * tile.rows * tile.outs for tile in GATED_TILES] + [tile.rows * tile.outs for tile in TILES]
-        workspace.reserve(APART_BELOW * self._splits[1] * max(areas))
+        parts = 1 if activation is None else 2
+        tiles = [tile for _, tile in tiles_for(parts == 2, self.weight.scales is not None)]
+        areas = [
+            parts * tile.rows * tile.outs for tile in (*tiles, GATED_CONVERTED_TILE if parts == 2 else CONVERTED_TILE)
+        ]
+        size = weight.values.shape[0] * self.weight.width
+        self._can_be_converted = self.weight.scales is not None and size <= MOST_CONVERTED
+        workspace.reserve(APART_BELOW * self._splits[1] * max(areas), size if self._can_be_converted else 0)
 
     def __call__(
         self,
@@ -222,16 +130,18 @@ class TritonLinear:
         check_rows(out, (num_rows, outputs), x.dtype if out is add_to else out.dtype)
         if num_rows == 0:
             return out
-        tile = tile_of(num_rows, activation is not None, held.group)
+        gated, values, form = activation is not None, held.values, held.format
+        tile = tile_of(num_rows, gated, held.scales is not None)
+        if num_rows > CONVERTED_ABOVE and self._can_be_converted:
+            tile = GATED_CONVERTED_TILE if gated else CONVERTED_TILE
+            values, form = self._converted(), "groups" if held.group else form
         tiles = -(-outputs // tile.outs) * -(-num_rows // tile.rows)
         length, splits = self._splits
         apart = splits > 1 and tiles < APART_BELOW
         linear.multiply[(tiles, splits if apart else 1)](
             x,
-            held.values,
+            values,
             held.scales,
-            held.multipliers,
-            held.zeros,
             None if norm is None else norm.weight,
             self.bias,
             add_to,
@@ -248,10 +158,10 @@ class TritonLinear:
             SPLIT=length,
             SPLITS=splits,
             APART=apart,
-            FORMAT=held.format,
+            FORMAT=form,
             GROUP=held.group,
-            HAS_ZEROS=held.zeros is not None,
-            HAS_MULTIPLIERS=held.multipliers is not None,
+            HAS_ZEROS=held.has_zeros,
+            HAS_MULTIPLIERS=held.has_multipliers,
             HAS_NORM=norm is not None,
             HAS_BIAS=self.bias is not None,
             ADDS=add_to is not None,
@@ -264,17 +174,28 @@ class TritonLinear:
             STEP=held.group or tile.step,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **launch_options(num_rows),
         )
         return out
 
-
-def splits_of(outputs: int, width: int) -> tuple[int, int]:
-    """Inputs of a split, and how many splits there are: a property of the layer, since it fixes the order of sums."""
-    tiles, splits = -(-outputs // TILES[0].outs), 1
-    while tiles * splits < PROGRAMS and width // (2 * splits) >= SHORTEST_SPLIT and splits < MOST_SPLITS:
-        splits *= 2
-    length = -(-width // (splits * SPLIT_STEP)) * SPLIT_STEP
-    return length, -(-width // length)
+    def _converted(self) -> torch.Tensor:
+        """What `jit.linear.convert` makes of the weight, good until another one is converted."""
+        held, group = self.weight, self.weight.group
+        outputs, out = held.values.shape[0], self._workspace.wide
+        block = min(32, triton.next_power_of_2(held.width // group)) if group else 2048
+        linear.convert[(outputs, triton.cdiv(held.width // (group or 1), block))](
+            held.values,
+            held.scales,
+            out,
+            WIDTH=held.width,
+            FORMAT=held.format,
+            GROUP=group,
+            HAS_ZEROS=held.has_zeros,
+            HAS_MULTIPLIERS=held.has_multipliers,
+            DOT=multiplied_type(torch.bfloat16),
+            BLOCK=block,
+        )
+        return out[: outputs * held.width]
 
 
 def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -> torch.Tensor:
@@ -284,7 +205,15 @@ def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -
         check_rows(tensor, tuple(x.shape), x.dtype)
     if len(x):
         elementwise.norm_rows[(len(x),)](
-            x, norm.weight, out, norm.eps, x.stride(0), out.stride(0), x.shape[1], add_to is not None
+            x,
+            norm.weight,
+            out,
+            norm.eps,
+            x.stride(0),
+            out.stride(0),
+            x.shape[1],
+            add_to is not None,
+            **launch_options(len(x)),
         )
     return out
 
@@ -299,7 +228,15 @@ def finish_rows(
     check_rows(out, (len(sums), size), dtype)
     if len(sums):
         elementwise.finish_rows[(len(sums), triton.cdiv(size, block))](
-            sums, out, sums.stride(0), out.stride(0), size, activation or "", add_to is not None, block
+            sums,
+            out,
+            sums.stride(0),
+            out.stride(0),
+            size,
+            activation or "",
+            add_to is not None,
+            block,
+            **launch_options(len(sums)),
         )
     return out
 

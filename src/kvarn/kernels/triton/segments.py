@@ -10,6 +10,7 @@ import triton
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.triton.jit import segments as jit
+from kvarn.kernels.triton.launch import launch_options
 
 SEGMENT = 256
 """As in `jit.segments`."""
@@ -126,6 +127,7 @@ class SplitPlan:
             AHEAD=AHEAD,
             BLOCK=max(16, triton.next_power_of_2(size)),
             num_warps=4 if size >= WIDE else 1,
+            **launch_options(len(self.batch.slot_mapping)),
         )
 
 

@@ -14,7 +14,9 @@ in vLLM's unified Triton kernel.
 import triton
 import triton.language as tl
 
+from kvarn.kernels.triton.jit.convert import converted
 from kvarn.kernels.triton.jit.elementwise import row_scale, tanh
+from kvarn.kernels.triton.jit.overlap import wait_for_earlier_kernel
 from kvarn.kernels.triton.jit.segments import LOG2E, SEGMENT, rescale, segments_of, work_of
 
 BLOCK_SIZE = tl.constexpr(16)
@@ -44,6 +46,7 @@ def prepare(
     qkv [T, (H + 2 G) DIM]; cos, sin [T, HALF]; norm [H + G, DIM]; slots [T], negative: nothing is cached; queries
     [T, H, DIM]; keys, values [blocks, G, BLOCK_SIZE, DIM].
     """
+    wait_for_earlier_kernel()
     token = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
@@ -117,6 +120,7 @@ def attend(
     tile's segments, sums and statistics are left for `segments.join` (`parts`, `part_stats`). sinks [H]: see
     `AttentionPlan.run`. NUMBERS: the type that queries and weights are rounded to; DOT: the type that is multiplied.
     """
+    wait_for_earlier_kernel()
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
     together: tl.constexpr = ROWS // group
     kv_head = tl.program_id(0) % KV_HEADS
@@ -130,7 +134,6 @@ def attend(
         sequence, start, count, first_query = sequence_of(
             tl.program_id(0) // KV_HEADS, query_starts, num_sequences, together
         )
-        own, ways, piece = 0, 1, 0
         if first_query < 0:
             return
     context = tl.load(context_lens + sequence)
@@ -150,7 +153,7 @@ def attend(
     earliest, _ = segments_of(context, count, WINDOW)
     table = tables + sequence.to(tl.int64) * table_stride
     end = (last + SEGMENT - 1) // SEGMENT
-    if ways > 1:
+    if ways > 1 if APART else False:
         for number in range(first // SEGMENT + own, end, ways):
             own_top, own_total, own_mixed = read_segment(
                 q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
@@ -188,12 +191,24 @@ def read_segment(
     DOT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The softmax of rows q [ROWS, BLOCK] over what they see of one segment of a block table: the largest score, the
-    sum of weights and the sum of weighted values [ROWS, BLOCK]. Keys before `first` and from `last` on are not read."""
+    sum of weights and the sum of weighted values [ROWS, BLOCK]. Keys before `first` and from `last` on are not read.
+
+    The left operand of a product fills an instruction's 64 rows. With few rows (16, where each sequence has one query)
+    that is the keys, and all is turned; each number is the same chain of products either way. So that sums of weights
+    are so, too, they are products with ones.
+    """
+    turned: tl.constexpr = ROWS < 64
     d = tl.arange(0, BLOCK)
     inside = d < DIM
     own_top = tl.full([ROWS], float("-inf"), tl.float32)
-    own_total = tl.zeros([ROWS], tl.float32)
-    own_mixed = tl.zeros([ROWS, BLOCK], tl.float32)
+    if turned:
+        ones = tl.full([64, KEYS], 1.0, DOT)
+        totals = tl.zeros([64, ROWS], tl.float32)
+        own_mixed = tl.zeros([BLOCK, ROWS], tl.float32)
+    else:
+        ones = tl.full([KEYS, 8], 1.0, DOT)
+        totals = tl.zeros([ROWS, 8], tl.float32)
+        own_mixed = tl.zeros([ROWS, BLOCK], tl.float32)
     begin = tl.maximum(number * SEGMENT, first // KEYS * KEYS)
     for key in range(begin, tl.minimum(number * SEGMENT + SEGMENT, last), KEYS):
         at = key + tl.arange(0, KEYS)
@@ -201,29 +216,45 @@ def read_segment(
         block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         slot = (block * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM) + at % BLOCK_SIZE * DIM
         there = seen[:, None] & inside[None, :]
-        k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = softcap * tanh(scores / softcap)
-        visible = (at[None, :] <= position[:, None]) & seen[None, :]
-        if WINDOW > 0:
-            visible &= at[None, :] > position[:, None] - WINDOW
-        own_top, own_total, weights, fade = weigh(scores, visible, own_top, own_total)
-        v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0).to(NUMBERS).to(DOT)
-        own_mixed = tl.dot(weights.to(NUMBERS).to(DOT), v, own_mixed * fade[:, None], input_precision="ieee")
-    return own_top, own_total, own_mixed
+        k = converted(tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0), NUMBERS, DOT)
+        if turned:
+            scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
+            own_top, weights, fade = weigh(
+                scores, at[:, None], position[None, :], seen[:, None], own_top, softcap, WINDOW, HAS_SOFTCAP, 0
+            )
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            own_top, weights, fade = weigh(
+                scores, at[None, :], position[:, None], seen[None, :], own_top, softcap, WINDOW, HAS_SOFTCAP, 1
+            )
+        weights = weights.to(NUMBERS).to(DOT)
+        v = converted(tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0), NUMBERS, DOT)
+        if turned:
+            totals = tl.dot(ones, weights, totals * fade[None, :], input_precision="ieee")
+            own_mixed = tl.dot(tl.trans(v), weights, own_mixed * fade[None, :], input_precision="ieee")
+        else:
+            totals = tl.dot(weights, ones, totals * fade[:, None], input_precision="ieee")
+            own_mixed = tl.dot(weights, v, own_mixed * fade[:, None], input_precision="ieee")
+    if turned:
+        own_mixed = tl.trans(own_mixed)
+    return own_top, tl.max(totals, 0 if turned else 1), own_mixed
 
 
 @triton.jit
-def weigh(scores, visible, top, total):
-    """One step of a softmax that is taken block by block: the new maximum and sum of weights, the weights of these
-    scores, and what earlier sums are multiplied by."""
+def weigh(
+    scores, at, position, seen, top, softcap, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, AXIS: tl.constexpr
+):  # fmt: skip
+    """One step of a softmax that is taken block by block along an axis, which has the keys `at`: the new maximum, the
+    weights of these scores, and what earlier sums are multiplied by."""
+    if HAS_SOFTCAP:
+        scores = softcap * tanh(scores / softcap)
+    visible = (at <= position) & seen
+    if WINDOW > 0:
+        visible &= at > position - WINDOW
     scores = tl.where(visible, scores * LOG2E, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
+    new_top = tl.maximum(top, tl.max(scores, AXIS))
     level = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - level[:, None])
-    fade = tl.exp2(top - level)
-    return new_top, total * fade + tl.sum(weights, 1), weights, fade
+    return new_top, tl.exp2(scores - tl.expand_dims(level, AXIS)), tl.exp2(top - level)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kvarn.kernels.triton.jit.attention import read_segment
+from kvarn.kernels.triton.jit.overlap import wait_for_earlier_kernel
 from kvarn.kernels.triton.jit.segments import SEGMENT
 
 SEGMENT_BLOCKS = tl.constexpr(16)
@@ -104,6 +105,7 @@ def attend(
 ):
     """Program (i, g, z): segment z for the members of its tile i, key/value head g: see `attention.attend` with APART,
     and `find_shared`. queries [S, QUERY_HEADS, DIM], one of each sequence."""
+    wait_for_earlier_kernel()
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kvarn.kernels.triton.jit.overlap import wait_for_earlier_kernel
+
 NORM_BLOCK = tl.constexpr(1024)
 """Numbers of a row that are squared together. The same everywhere: it fixes the order of the sum."""
 
@@ -60,6 +62,7 @@ def norm_rows(
     ADDS: tl.constexpr,
 ):
     """The root-mean-square norm of one row of x [M, SIZE] into out, or added to it."""
+    wait_for_earlier_kernel()
     row = tl.program_id(0).to(tl.int64)
     factor = row_scale(x + row * X_STRIDE, eps, SIZE)
     for first in range(0, SIZE, NORM_BLOCK):
@@ -79,6 +82,7 @@ def finish_rows(
 ):  # fmt: skip
     """activation(gate) * up of sums [M, 2 SIZE], gate before up (without an activation: sums [M, SIZE] themselves),
     into out [M, SIZE], or added to it."""
+    wait_for_earlier_kernel()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE

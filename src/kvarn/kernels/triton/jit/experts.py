@@ -16,8 +16,6 @@ def multiply(
     x,
     weight,
     scales,
-    multipliers,
-    zeros,
     bias,
     order,
     starts,
@@ -67,21 +65,17 @@ def multiply(
     weight += own * (WIDTH // 2 if FORMAT == "4 bits" else WIDTH)
     if FORMAT == "4 bits":
         scales += own * (WIDTH // GROUP)
-        if HAS_ZEROS:
-            zeros += own * (WIDTH // GROUP)
-        if HAS_MULTIPLIERS:
-            multipliers += own * (WIDTH // 32)
     if FORMAT == "8 bits":
         scales += own
     if HAS_BIAS:
         bias += own
     factors = tl.full([ROWS], 1.0, tl.float32)
     result, up = sums_of_split(
-        x, None, factors, m, num_rows, weight, scales, multipliers, zeros, n, 0,
+        x, None, factors, m, num_rows, weight, scales, n, 0,
         X_STRIDE, INPUTS, WIDTH, OUTPUTS, LENGTH, 1, FORMAT, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, False,
         gated, NUMBERS, DOT, ROWS, OUTS, STEP,
     )  # fmt: skip
-    result = finished(result, up, scales, bias, n, OUTPUTS, FORMAT, HAS_BIAS, ACTIVATION, LIMIT, ALPHA)
+    result = finished(result, up, bias, n, OUTPUTS, HAS_BIAS, ACTIVATION, LIMIT, ALPHA)
     row = place
     if not gated:
         result *= tl.load(shares + pair, mask=real, other=0.0)[None, :]

@@ -154,8 +154,8 @@ def _read_segment(
         k, k_rest = _numbers(cache, slot, seen, SIZE, VALUE, NUMBERS, DOT, VALUE_BLOCK, REST_BLOCK)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee") * scale
-        visible = (at[None, :] <= position[:, None]) & seen[None, :]
-        top, total, weights, fade = weigh(scores, visible, top, total)
+        top, weights, fade = weigh(scores, at[None, :], position[:, None], seen[None, :], top, 0.0, 0, False, 1)
+        total = total * fade + tl.sum(weights, 1)
         mixed = tl.dot(weights.to(NUMBERS).to(DOT), k, mixed * fade[:, None], input_precision="ieee")
     return top, total, mixed
 

@@ -13,6 +13,8 @@ Source: Flash-Decoding (Dao 2023).
 import triton
 import triton.language as tl
 
+from kvarn.kernels.triton.jit.overlap import wait_for_earlier_kernel
+
 SEGMENT = tl.constexpr(256)
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -164,6 +166,7 @@ def join(
     first piece, as [segments, HEADS / GROUP, N, GROUP]: so the rows of a program lie side by side. out [T, HEADS DIM].
     AHEAD: segments that are read at a time.
     """
+    wait_for_earlier_kernel()
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
     one = tl.arange(0, 1)

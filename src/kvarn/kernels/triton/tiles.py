@@ -1,0 +1,86 @@
+"""How products are cut up: by the number of rows into tiles, and by inputs into splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROGRAMS = 256
+"""Programs that keep every multiprocessor of a large GPU reading: inputs are split until a product with few rows has so
+many."""
+SHORTEST_SPLIT = 256
+MOST_SPLITS = 16
+SPLIT_STEP = 128
+"""A split is a whole number of these, and of a tile's inputs."""
+APART_BELOW = 132
+"""Splits are computed by programs of their own where there are fewer tiles than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut up. It changes no bit."""
+
+    rows: int
+    outs: int
+    step: int
+    warps: int
+    stages: int
+
+
+Tiles = tuple[tuple[int, Tile], ...]
+"""Each for so many rows at most; larger numbers of rows take the last one."""
+_LONG = 1 << 30
+TILES: Tiles = (
+    (16, Tile(16, 64, 128, 4, 4)),
+    (32, Tile(32, 64, 128, 4, 4)),
+    (64, Tile(64, 64, 128, 4, 3)),
+    (256, Tile(128, 128, 64, 8, 3)),
+    (_LONG, Tile(128, 128, 64, 8, 4)),
+)
+GATED_TILES: Tiles = (
+    (16, Tile(16, 64, 128, 4, 3)),
+    (32, Tile(32, 64, 64, 4, 3)),
+    (64, Tile(64, 64, 64, 8, 3)),
+    (128, Tile(64, 64, 64, 4, 4)),
+    (_LONG, Tile(128, 128, 64, 8, 4)),
+)
+"""With an activation: a tile has twice as many weights and sums."""
+QUANTIZED_TILES: Tiles = (
+    (16, Tile(16, 64, 128, 4, 4)),
+    (32, Tile(32, 64, 128, 4, 4)),
+    (64, Tile(64, 64, 128, 4, 3)),
+    (_LONG, Tile(128, 128, 128, 8, 2)),
+)
+"""With weights of 4 or 8 bits. The step is the same in all, a group for 4 bits: its products are scaled before they are
+added."""
+GATED_QUANTIZED_TILES: Tiles = (
+    (16, Tile(16, 64, 128, 4, 3)),
+    (32, Tile(32, 64, 128, 8, 3)),
+    (_LONG, Tile(64, 64, 128, 8, 2)),
+)
+CONVERTED_TILE = Tile(128, 128, 128, 8, 3)
+GATED_CONVERTED_TILE = Tile(64, 128, 128, 8, 2)
+CONVERTED_ABOVE = 128
+"""Rows. For more, a quantized weight is converted to bfloat16 once and not by each program. It changes no bit."""
+MOST_CONVERTED = 1 << 28
+"""Numbers of a weight that is converted: there is memory for so many."""
+
+
+def tiles_for(gated: bool, quantized: bool) -> Tiles:
+    """Those of a layer."""
+    if quantized:
+        return GATED_QUANTIZED_TILES if gated else QUANTIZED_TILES
+    return GATED_TILES if gated else TILES
+
+
+def tile_of(num_rows: int, gated: bool, quantized: bool) -> Tile:
+    """The tile for so many rows."""
+    return next(tile for most, tile in tiles_for(gated, quantized) if num_rows <= most)
+
+
+def splits_of(outputs: int, width: int) -> tuple[int, int]:
+    """Inputs of a split, and how many splits there are: a property of the layer, since it fixes the order of sums."""
+    tiles, splits = -(-outputs // TILES[0][1].outs), 1
+    while tiles * splits < PROGRAMS and width // (2 * splits) >= SHORTEST_SPLIT and splits < MOST_SPLITS:
+        splits *= 2
+    length = -(-width // (splits * SPLIT_STEP)) * SPLIT_STEP
+    return length, -(-width // length)
