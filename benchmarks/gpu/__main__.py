@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="in the interpreter, on tiny shapes")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="file of results")
     parser.add_argument("--stages", nargs="*", help="only these, after the probe")
+    parser.add_argument("--shapes", nargs="*", help="of models: 8B, 0.6B, 1B")
     parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/gpu.md")
     parser.add_argument("--python", default="3.12", help="prepare: the GPU machine's version")
     parser.add_argument("--case", default="", help="one: the timed kernel to run three times, for a profiler")
@@ -52,16 +53,22 @@ def _compile(markdown: bool) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
-    from benchmarks.gpu import engine_stages, kernel_stages, profile
+    from benchmarks.gpu import attention_stages, delta_stages, engine_stages, grouped_stages, kernel_stages, profile
     from benchmarks.gpu.run import Session, Stage, run
 
     session = Session(options.dry_run, options.out)
+    if options.shapes:
+        session.shapes = options.shapes
     if options.command == "one":
         profile.run_case(session, options.case)
         return 0
     stages: list[Stage] = [
         ("probe", 1, kernel_stages.probe),
-        ("correctness", 5, kernel_stages.correctness),
+        ("correctness", 4, kernel_stages.correctness),
+        ("attention", 0.5, attention_stages.attention_bits),
+        ("mixture", 0.5, grouped_stages.mixture_correctness),
+        ("adapters", 0.3, grouped_stages.adapter_correctness),
+        ("delta", 0.3, delta_stages.delta_correctness),
         ("kernel_times", 5, kernel_stages.kernel_times),
         ("engine", 9, engine_stages.engine_speed),
         ("peer", 4, engine_stages.peer),
@@ -69,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
         ("profile", 2, profile.profile),
     ]
     if options.quick:
-        order = ("probe", "engine", "kernel_times", "correctness", "load")
+        order = ("probe", "engine", "kernel_times", "correctness", "attention", "mixture", "adapters", "delta", "load")
         stages = sorted((stage for stage in stages if stage[0] in order), key=lambda stage: order.index(stage[0]))
     if options.stages:
         # Floors need the ceilings.

@@ -22,6 +22,8 @@ SHARED_MEMORY = 227 * 1024
 """Bytes a program may have on sm_90."""
 WIDE = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "LDGSTS.E.128", "UBLKCP", "UTMALDG")
 """Instructions that load 16 bytes at a time, or more."""
+LEFT_IN_REGISTERS = re.compile(r"HGMMA\S* R\d+, R\d+, gdesc")
+NOT_WAITED_FOR = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x[1-9]")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -36,6 +38,8 @@ class Compiled:
     wide_loads: int
     tensor_cores: str
     """`wgmma`, `mma` or nothing."""
+    reads_late: bool
+    """Whether a product may still read registers when the next step writes them."""
 
     @property
     def line(self) -> str:
@@ -53,6 +57,8 @@ class Compiled:
             yield f"{name}: {self.shared_bytes} bytes of shared memory, {SHARED_MEMORY} at most"
         if self.registers > self.variant.most_registers:
             yield f"{name}: {self.registers} registers, {self.variant.most_registers} at most"
+        if self.reads_late:
+            yield f"{name}: a step does not wait for products whose left operand is in registers"
         if self.variant.wide_loads and not self.wide_loads:
             yield f"{name}: no loads of 16 bytes"
 
@@ -83,7 +89,8 @@ def compile_variant(variant: Variant) -> Compiled:
     cores = "wgmma" if "HGMMA" in code else "mma" if "HMMA" in code else ""
     wide = sum(code.count(instruction) for instruction in WIDE)
     spills = code.count("STL") + found.get("LOCAL", 0)
-    return Compiled(variant, found["REG"], spills, built.metadata.shared, wide, cores)
+    late = LEFT_IN_REGISTERS.search(code) is not None and NOT_WAITED_FOR.search(code) is not None
+    return Compiled(variant, found["REG"], spills, built.metadata.shared, wide, cores, late)
 
 
 def compile_all(threads: int = 2) -> list[Compiled]:

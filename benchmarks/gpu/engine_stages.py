@@ -94,7 +94,7 @@ def engine_speed(session: Session) -> dict[str, Any]:
                 engine.executor.checks_allocations = True
                 batch_speed(session, engine, 1)
                 engine.executor.checks_allocations = False
-                for batch in session.batches if graphs else session.batches[:1]:
+                for batch in session.batches[:: 1 if quantization is None else 2] if graphs else session.batches[:1]:
                     speed = batch_speed(session, engine, batch)
                     speed["of_floor"] = floor_ms(session, model.costs, batch) / speed["step_ms"]
                     entry[f"{batch}{'' if graphs else ' without graphs'}"] = speed

@@ -12,7 +12,7 @@ from kvarn.kernels.triton.adapters import FEWEST, PANELS, ROWS, SPLIT, STEP
 from kvarn.kernels.triton.experts import SUMMED
 from kvarn.kernels.triton.groups import SORTED
 from kvarn.kernels.triton.jit import adapters, experts, groups, router
-from kvarn.kernels.triton.linear import TILES, Tile, tiles_for
+from kvarn.kernels.triton.tiles import TILES, Tile, tiles_for
 
 MIXTURES = {
     "30B mixture": (2048, 768, 128, 8, "silu", ("bf16", "fp8", "int4")),
@@ -26,7 +26,7 @@ def grouped_variants() -> Iterator[Variant]:
     for model, (hidden, inner, num_experts, each, activation, formats) in MIXTURES.items():
         for form in formats:
             for first in (True, False):
-                tiles = tiles_for(first, 128 if form == "int4" else 0)
+                tiles = [tile for _, tile in tiles_for(first, form != "bf16")]
                 for tile in tiles if form == "bf16" and inner < hidden else tiles[:1]:
                     sizes = (hidden, inner) if first else (inner, hidden)
                     own = activation if first else ""
@@ -51,9 +51,7 @@ def _product(
     types = {"x": "*bf16", "weight": TYPES[form], "order": "*i32", "starts": "*i32", "num_rows": "i32"}
     types |= {"shares": "*fp32", "out": "*bf16" if activation else "*fp32"}
     if form != "bf16":
-        types["scales"] = "*fp16" if group else "*fp32"
-    if group:
-        types["multipliers"] = "*i8"
+        types["scales"] = "*i64" if group else "*fp32"
     if activation == "clamped_swiglu":
         types["bias"] = "*bf16"
     constants = {
@@ -79,8 +77,8 @@ def _product(
         "OUTS": tile.outs,
         "STEP": group or tile.step,
     }
-    name = f"experts' {'gate, up' if activation else 'down'}, {model}, {form}, {tile.rows} rows"
-    wide = tile.rows <= TILES[0].rows
+    name = f"experts' {'gate, up' if activation else 'down'}, {model}, {form}, {tile.rows} rows, {tile.stages} stages"
+    wide = tile.rows <= TILES[0][1].rows
     return Variant(name, experts.multiply, types, constants, tile.warps, tile.stages, 255, wide)
 
 

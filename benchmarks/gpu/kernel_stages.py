@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.attention_stages import attention_bits, attention_cases
-from benchmarks.gpu.delta_stages import delta_cases, delta_correctness
-from benchmarks.gpu.grouped_stages import adapter_correctness, grouped_cases, mixture_correctness
+from benchmarks.gpu.attention_stages import attention_cases
+from benchmarks.gpu.delta_stages import delta_cases
+from benchmarks.gpu.grouped_stages import grouped_cases
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
@@ -33,8 +33,9 @@ def probe(session: Session) -> dict[str, Any]:
     size = 4 * 2**30 if session.timer.on_gpu else 2**20
     source = torch.zeros(size // 2, dtype=torch.bfloat16, device=session.device)
     target = torch.empty_like(source)
-    found["copy_gb_per_s"] = 2 * size / session.timer.time(lambda: target.copy_(source))["us"] / 1e3
-    found["read_gb_per_s"] = size / session.timer.time(lambda: source.view(torch.int32).sum())["us"] / 1e3
+    # Kernels, since a captured copy is the copy engine's, and a sum of whole numbers is slow.
+    found["copy_gb_per_s"] = 2 * size / session.timer.time(lambda: torch.neg(source, out=target))["us"] / 1e3
+    found["read_gb_per_s"] = size / session.timer.time(lambda: source.view(torch.float32).sum())["us"] / 1e3
     session.read_gb_per_s = max(found["copy_gb_per_s"], found["read_gb_per_s"])
     side = 8192 if session.timer.on_gpu else 64
     square = torch.randn(side, side, device=session.device, dtype=torch.bfloat16)
@@ -108,14 +109,6 @@ def correctness(session: Session) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, product in products(session):
         found[name] = _compared(session, product)
-        session.note("correctness", found)
-    for name, stage in (
-        ("attention", attention_bits),
-        ("mixture", mixture_correctness),
-        ("adapters", adapter_correctness),
-        ("delta rule", delta_correctness),
-    ):
-        found[name] = stage(session)
         session.note("correctness", found)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def use_prepared() -> None:
     """Import what is missing from the wheels, and Kvarn from this checkout; nothing else of the machine is changed."""
     root = Path(__file__).parents[2]
     sys.path[:0] = [str(root), str(root / "src")]
-    if FOLDER.is_dir():
+    if FOLDER.is_dir() and any(importlib.util.find_spec(package) is None for package in PACKAGES):
         target = FOLDER / "installed"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", str(FOLDER)]
         if not target.is_dir():

@@ -42,17 +42,15 @@ class Session:
     results: dict[str, Any] = field(default_factory=dict)
     read_gb_per_s: float = 1.0
     """The measured rate, against which all floors are reckoned."""
+    shapes: list[str] = field(init=False)
+    """Of decoders."""
 
     def __post_init__(self) -> None:
         self.kernels: Kernels = kernels_for("triton", "cpu" if self.dry else "cuda")
         self.device = self.kernels.device
         self.dtype = self.kernels.preferred_dtype()
         self.timer = Timer(self.device)
-
-    @property
-    def shapes(self) -> list[str]:
-        """Of decoders."""
-        return ["tiny"] if self.dry else ["8B", "0.6B", "1B"]
+        self.shapes = ["tiny"] if self.dry else ["8B", "0.6B", "1B"]
 
     @property
     def rows(self) -> list[int]:
@@ -87,8 +85,9 @@ class Session:
         self.kernels.compile_ahead(calls, THREADS)
 
     def note(self, stage: str, found: Any) -> None:
-        """Keep what a stage has so far."""
+        """Keep what a stage has so far, also where the run is ended before the stage is."""
         self.results[stage] = found
+        self.write()
 
     def write(self) -> None:
         """The file of results. A stage whose results are too large is left out, and named."""

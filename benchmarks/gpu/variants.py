@@ -9,13 +9,21 @@ import triton.language as tl
 
 from benchmarks.gpu.grouped_variants import grouped_variants
 from benchmarks.gpu.variant import TYPES, Variant
-from kvarn.kernels.triton.attention import COMPARED, KEYS, ROWS
+from kvarn.kernels.triton.attention import COMPARED, FEW_ROWS, KEYS, ROWS, STAGES, WARPS
 from kvarn.kernels.triton.delta import COLUMNS
 from kvarn.kernels.triton.jit import attention, cascade, delta, elementwise, latent, linear, sampling, segments
 from kvarn.kernels.triton.latent import COLUMNS as LATENT_COLUMNS
 from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
-from kvarn.kernels.triton.linear import APART_BELOW, TILES, Tile, splits_of, tiles_for
 from kvarn.kernels.triton.segments import AHEAD, COUNTED, WIDE
+from kvarn.kernels.triton.tiles import (
+    APART_BELOW,
+    CONVERTED_TILE,
+    GATED_CONVERTED_TILE,
+    TILES,
+    Tile,
+    splits_of,
+    tiles_for,
+)
 
 LAYERS = {
     "8B qkv": (4096, 6144, "", ("bf16", "fp8", "int4")),
@@ -32,16 +40,24 @@ def variants() -> Iterator[Variant]:
     """All that are compiled."""
     for layer, (inputs, outputs, activation, formats) in LAYERS.items():
         for form in formats:
-            for tile in tiles_for(bool(activation), 128 if form == "int4" else 0):
+            for _, tile in tiles_for(bool(activation), form != "bf16"):
                 yield _product(layer, form, tile, inputs, outputs, activation)
+            if form != "bf16":
+                yield _product(
+                    layer, form, GATED_CONVERTED_TILE if activation else CONVERTED_TILE, inputs, outputs, activation
+                )
+                yield _convert(layer, form, inputs)
     for model, heads in HEADS.items():
         for apart in (True, False):
-            yield _attention(model, "bf16", *heads, apart=apart)
+            for rows in (FEW_ROWS, ROWS):
+                yield _attention(model, "bf16", *heads, rows, apart=apart)
         yield _join(model, heads[0], heads[0] // heads[1], heads[2])
         yield _prepare(model, *heads)
-    yield _attention("8B", "fp8e4nv", *HEADS["8B"], apart=True)
-    for apart in (True, False):
-        yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], apart=apart, window=1024, softcap=True)
+    for rows in (FEW_ROWS, ROWS):
+        yield _attention("8B", "fp8e4nv", *HEADS["8B"], rows, apart=True)
+        for apart in (True, False):
+            heads = HEADS["8B"]
+            yield _attention("8B, window and softcap", "bf16", *heads, rows, apart=apart, window=1024, softcap=True)
     yield _plan_splits()
     yield from _latent()
     yield from _cascade()
@@ -52,14 +68,19 @@ def variants() -> Iterator[Variant]:
 
 def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activation: str) -> Variant:
     length, splits = splits_of(outputs, inputs)
-    normed = tile.rows == TILES[0].rows
+    normed = tile.rows == TILES[0][1].rows
     group = 128 if form == "int4" else 0
-    types = {"x": "*bf16", "weight": TYPES[form], "out": "*bf16", "partials": "*fp32", "arrivals": "*i32"}
+    is_wide = form != "bf16" and tile in (CONVERTED_TILE, GATED_CONVERTED_TILE)
+    types = {
+        "x": "*bf16",
+        "weight": "*bf16" if is_wide else TYPES[form],
+        "out": "*bf16",
+        "partials": "*fp32",
+        "arrivals": "*i32",
+    }
     types |= {"num_rows": "i32", "eps": "fp32"}
     if form != "bf16":
-        types["scales"] = "*fp16" if group else "*fp32"
-    if group:
-        types["multipliers"] = "*i8"
+        types["scales"] = "*i64" if group else "*fp32"
     if normed:
         types["norm"] = "*fp32"
     if not activation:
@@ -73,7 +94,7 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "SPLIT": length,
         "SPLITS": splits,
         "APART": splits > 1 and -(-outputs // tile.outs) < APART_BELOW,
-        "FORMAT": "plain" if form == "bf16" else "4 bits" if group else "8 bits",
+        "FORMAT": "plain" if form == "bf16" else "8 bits" if not group else "groups" if is_wide else "4 bits",
         "GROUP": group,
         "HAS_ZEROS": False,
         "HAS_MULTIPLIERS": bool(group),
@@ -88,12 +109,29 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "OUTS": tile.outs,
         "STEP": group or tile.step,
     }
-    name = f"product, {layer}, {form}, {tile.rows} rows"
+    name = f"product, {layer}, {form}{' converted' if is_wide else ''}, {tile.rows} rows, {tile.stages} stages"
     return Variant(name, linear.multiply, types, constants, tile.warps, tile.stages, 255, tile.rows <= 16)
 
 
+def _convert(layer: str, form: str, inputs: int) -> Variant:
+    group = 128 if form == "int4" else 0
+    types = {"weight": TYPES[form], "out": "*bf16"} | ({"scales": "*i64"} if group else {})
+    constants = {"WIDTH": inputs, "FORMAT": "4 bits" if group else "8 bits", "GROUP": group, "HAS_ZEROS": False}
+    constants |= {"HAS_MULTIPLIERS": bool(group), "DOT": tl.bfloat16, "BLOCK": 32 if group else 2048}
+    return Variant(f"conversion, {layer}, {form}", linear.convert, types, constants, wide_loads=True)
+
+
 def _attention(
-    model: str, cache: str, heads: int, kv: int, dim: int, *, apart: bool, window: int = 0, softcap: bool = False
+    model: str,
+    cache: str,
+    heads: int,
+    kv: int,
+    dim: int,
+    rows: int,
+    *,
+    apart: bool,
+    window: int = 0,
+    softcap: bool = False,
 ) -> Variant:
     types = {"queries": "*bf16", "keys": f"*{cache}", "values": f"*{cache}", "tables": "*i32", "context_lens": "*i32"}
     types |= {"query_starts": "*i32", "out": "*bf16", "parts": "*fp32", "part_stats": "*fp32", "scale": "fp32"}
@@ -106,9 +144,9 @@ def _attention(
         "HAS_SOFTCAP": softcap,
         "HAS_SINKS": False,
     }
-    constants |= {"APART": apart, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
-    name = f"attention, {model}, {cache} cache{', segments apart' if apart else ''}"
-    return Variant(name, attention.attend, types, constants, 4, 2, 255, True)
+    constants |= {"APART": apart, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": rows, "KEYS": KEYS, "BLOCK": dim}
+    name = f"attention, {model}, {cache} cache, {rows} rows{', segments apart' if apart else ''}"
+    return Variant(name, attention.attend, types, constants, WARPS, STAGES, 255, True)
 
 
 def _join(model: str, heads: int, group: int, dim: int) -> Variant:
