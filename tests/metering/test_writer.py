@@ -26,6 +26,7 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import OutboxEntry, UsageEvent
 from kvarn.store.repositories.usage import events as usage_events
+from logs import of_kvarn
 from metric_values import metric_value
 from sample_usage import make_budget, make_event, make_request
 
@@ -238,7 +239,7 @@ async def test_a_price_of_a_model_that_is_not_served_is_pointed_out(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with metering(store, tmp_path, prices=[{"model": "kvarn-dmeo"}, {"model": "*"}, {"model": "kvarn-demo"}]):
-        assert [record.getMessage().split(": ")[1] for record in caplog.records] == ["kvarn-dmeo"]
+        assert [record.getMessage().split(": ")[1] for record in of_kvarn(caplog)] == ["kvarn-dmeo"]
 
 
 async def test_without_kafka_nothing_is_queued_for_it(store: Store, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from profiles import thorough
+
 ROOT = Path(__file__).parents[3]
 DENSE = ("llama", "hidden_size=512", "intermediate_size=1536", "head_dim=64", "num_attention_heads=8")
 
@@ -29,7 +31,9 @@ def run_apart(*command: str, **variables: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(
-    "model", [DENSE, ("gemma2",), ("deepseek-v2",), ("qwen3-next",), ("Roberta",)], ids=lambda model: model[0]
+    "model",
+    [DENSE, thorough(("gemma2",)), ("deepseek-v2",), thorough(("qwen3-next",)), thorough(("Roberta",))],
+    ids=lambda model: model[0],
 )
 def test_plain_serving_launches_no_kernel_that_was_not_compiled_ahead(model: tuple[str, ...]) -> None:
     run = run_apart("launched_kernels.py", *model)

@@ -11,9 +11,10 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton import latent, segments
 from latent_rows import HEADS, SIZE, VALUE, LatentRows
+from profiles import thorough
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [thorough("float32"), "bfloat16"])
 def test_steps_of_any_mix_equal_the_definition(kernels: Kernels, dtype: str) -> None:
     world = LatentRows(kernels, dtype, [262, 17, 33])
     found: list[list[torch.Tensor]] = [[] for _ in world.rows]
@@ -28,7 +29,7 @@ def test_steps_of_any_mix_equal_the_definition(kernels: Kernels, dtype: str) -> 
         torch.testing.assert_close(joined, want, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("heads", [HEADS, 18])
+@pytest.mark.parametrize("heads", [HEADS, thorough(18)])
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_cut_from_its_prompt(
     kernels: Kernels, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
+from profiles import thorough
 from tiny_checkpoints import make_decoder
 
 
@@ -31,7 +32,7 @@ def answers(service: GenerateService) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("family", ["qwen3", "deepseek-v2"])
+@pytest.mark.parametrize("family", [thorough("qwen3"), "deepseek-v2"])
 def test_a_model_answers_with_the_same_tokens_after_it_slept(tmp_path: Path, family: str) -> None:
     make_decoder(family, tmp_path)
     settings = {"kernels": "triton", "quantization": "fp8", "max_context_length": 64, "kv_cache_gib": 0.001}
