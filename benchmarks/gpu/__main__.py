@@ -69,6 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         ("mixture", 0.5, grouped_stages.mixture_correctness),
         ("adapters", 0.3, grouped_stages.adapter_correctness),
         ("delta", 0.3, delta_stages.delta_correctness),
+        ("tokens", 0.5, engine_stages.tokens),
         ("kernel_times", 5, kernel_stages.kernel_times),
         ("engine", 9, engine_stages.engine_speed),
         ("peer", 4, engine_stages.peer),
@@ -76,8 +77,9 @@ def _run(options: argparse.Namespace) -> int:
         ("profile", 2, profile.profile),
     ]
     if options.quick:
-        order = ("probe", "engine", "kernel_times", "correctness", "attention", "mixture", "adapters", "delta", "load")
-        stages = sorted((stage for stage in stages if stage[0] in order), key=lambda stage: order.index(stage[0]))
+        first = ("probe", "engine", "kernel_times")
+        stages = [stage for stage in stages if stage[0] not in ("peer", "profile")]
+        stages.sort(key=lambda stage: first.index(stage[0]) if stage[0] in first else len(first))
     if options.stages:
         # Floors need the ceilings.
         stages = [stage for stage in stages if stage[0] in ("probe", *options.stages)]

@@ -110,6 +110,24 @@ def engine_speed(session: Session) -> dict[str, Any]:
     return found
 
 
+def tokens(session: Session) -> dict[str, bool]:
+    """Whether a request gets the same tokens among others, and by steps that are not captured, as alone."""
+    model = random_decoder(session.shapes[-1], kernels_for("triton", session.device))
+    most = 2 if session.dry else 8
+    prompt, answer = session.lengths
+    found: dict[str, list[int]] = {}
+    for name, count, graphs in (("alone", 1, True), ("among others", most, True), ("not captured", most, False)):
+        engine = Engine(session, model, graphs=graphs)
+        for index in range(count):
+            engine.submit(str(index), prompt, answer)
+        of_first = [delta for _, deltas in engine.drain() for delta in deltas if delta.request_id == "0"]
+        found[name] = [token for delta in of_first for token in delta.token_ids]
+        engine.executor.shutdown()
+        del engine
+        free_memory()
+    return {name: taken == found["alone"] and len(taken) == answer for name, taken in found.items()}
+
+
 def driver_bytes(session: Session) -> int:
     """Of the device's memory that torch does not hold: the driver's, for captured steps above all."""
     if not session.timer.on_gpu:

@@ -26,5 +26,6 @@ def prefetch(numbers, n, ROWS: tl.constexpr, WIDTH: tl.constexpr, first):
     way while the kernel before ends. None of a step's kernels writes them."""
     if ON_GPU:
         line: tl.constexpr = 1024 // numbers.dtype.element_ty.primitive_bitwidth
-        at = tl.minimum(n, ROWS - 1).to(tl.int64)[:, None] * WIDTH + first + (line * tl.arange(0, LINES))[None, :]
+        k = tl.minimum(first + line * tl.arange(0, LINES), WIDTH - 1)
+        at = tl.minimum(n, ROWS - 1).to(tl.int64)[:, None] * WIDTH + k[None, :]
         tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [numbers + at], tl.int32, False, 1)
