@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         ("mixture", 0.5, grouped_stages.mixture_correctness),
         ("adapters", 0.3, grouped_stages.adapter_correctness),
         ("delta", 0.3, delta_stages.delta_correctness),
-        ("tokens", 0.5, engine_stages.tokens),
+        ("tokens", 1, engine_stages.tokens),
         ("kernel_times", 5, kernel_stages.kernel_times),
         ("engine", 9, engine_stages.engine_speed),
         ("peer", 4, engine_stages.peer),
