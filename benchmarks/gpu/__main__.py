@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="in the interpreter, on tiny shapes")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="file of results")
     parser.add_argument("--stages", nargs="*", help="only these, after the probe")
-    parser.add_argument("--shapes", nargs="*", help="of models: 8B, 0.6B, 1B")
+    parser.add_argument("--shapes", nargs="*", choices=("8B", "0.6B", "1B"), help="of models")
     parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/gpu.md")
     parser.add_argument("--python", default="3.12", help="prepare: the GPU machine's version")
     parser.add_argument("--case", default="", help="one: the timed kernel to run three times, for a profiler")

@@ -161,7 +161,7 @@ def cases(session: Session) -> Iterator[Case]:
         for form in FORMATS:
             weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
             layer = session.kernels.pack_linear(weight, None, activation or None)  # type: ignore[arg-type]
-            for rows in session.rows if form == "plain" else session.rows[:2]:
+            for rows in session.rows:
                 x = torch.randn(rows, inputs, device=session.device, dtype=session.dtype)
                 peer = None
                 if form == "plain":

@@ -68,10 +68,10 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
     length, splits = splits_of(outputs, inputs)
     normed = tile.rows == TILES[0][1].rows
     group = 128 if form == "int4" else 0
-    is_wide = form != "bf16" and tile in (CONVERTED_TILE, GATED_CONVERTED_TILE)
+    is_converted = form != "bf16" and tile in (CONVERTED_TILE, GATED_CONVERTED_TILE)
     types = {
         "x": "*bf16",
-        "weight": "*bf16" if is_wide else TYPES[form],
+        "weight": "*bf16" if is_converted else TYPES[form],
         "out": "*bf16",
         "partials": "*fp32",
         "arrivals": "*i32",
@@ -92,7 +92,7 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "SPLIT": length,
         "SPLITS": splits,
         "APART": splits > 1 and -(-outputs // tile.outs) < APART_BELOW,
-        "FORMAT": "plain" if form == "bf16" else "8 bits" if not group else "groups" if is_wide else "4 bits",
+        "FORMAT": "plain" if form == "bf16" else "8 bits" if not group else "groups" if is_converted else "4 bits",
         "GROUP": group,
         "HAS_ZEROS": False,
         "HAS_MULTIPLIERS": bool(group),
@@ -107,7 +107,7 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "OUTS": tile.outs,
         "STEP": group or tile.step,
     }
-    name = f"product, {layer}, {form}{' converted' if is_wide else ''}, {tile.rows} rows, {tile.stages} stages"
+    name = f"product, {layer}, {form}{' converted' if is_converted else ''}, {tile.rows} rows, {tile.stages} stages"
     return Variant(name, linear.multiply, types, constants, tile.warps, tile.stages, 255, tile.rows <= 16)
 
 

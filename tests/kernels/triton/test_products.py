@@ -11,7 +11,7 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.errors import KernelInputError, MissingTritonError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.triton import linear
+from kvarn.kernels.triton import linear, tiles
 from kvarn.kernels.triton.backend import TritonKernels
 from kvarn.kernels.weights import Weight
 
@@ -146,6 +146,12 @@ def test_a_norm_is_added_where_it_is_asked_to_be(kernels: Kernels) -> None:
     torch.testing.assert_close(kernels.rms_norm(x, norm), Kernels().rms_norm(x, norm))
     assert kernels.rms_norm(x, norm, add_to=onto) is onto
     torch.testing.assert_close(onto, want)
+
+
+def test_all_tiles_of_quantized_weights_scale_the_same_chains() -> None:
+    rows = (1, 20, 50, 100, 1000)
+    used = [tiles.tile_of(count, gated, quantized=True) for count in rows for gated in (False, True)]
+    assert {tile.step for tile in (*used, tiles.CONVERTED_TILE, tiles.GATED_CONVERTED_TILE)} == {128}
 
 
 def test_rows_of_another_size_are_refused(kernels: Kernels) -> None:

@@ -20,6 +20,9 @@ ROWS = 64
 """Query heads that a program multiplies: those of one key/value head and as many queries as fit."""
 FEW_ROWS = 16
 """The same where each sequence has one query. It changes no bit."""
+FEW_FROM = 64
+"""Numbers of a head, rounded up to a power of two, from which there may be few rows: values are the left operand then,
+and smaller heads would not fill its 64 rows, so that other instructions would multiply them."""
 KEYS = 64
 WARPS = 4
 STAGES = 2
@@ -74,7 +77,7 @@ class TritonAttentionPlan:
             "NUMBERS": TRITON_TYPES[kind],
             "DOT": multiplied_type(kind),
             "KEYS": KEYS,
-            "BLOCK": max(16, triton.next_power_of_2(heads.dim)),
+            "BLOCK": head_block(heads),
             "num_warps": WARPS,
             "num_stages": STAGES,
             **launch_options(len(qkv)),
@@ -133,7 +136,7 @@ class TritonAttentionPlan:
                 DIM=heads.dim,
                 HALF=rotation.cos.shape[1],
                 HAS_NORM=norm is not None,
-                BLOCK=max(16, triton.next_power_of_2(heads.dim)),
+                BLOCK=head_block(heads),
                 num_warps=1,
                 **launch_options(tokens),
             )
@@ -153,7 +156,7 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
     sequences, group, bytes_each = len(batch.context_lens), heads.query // heads.kv, heads.query * heads.dim * 4
     most = num_segments(batch, window or 0)
     shared = batch.shares_prefix and window is None and len(batch.positions) * most <= num_parts(bytes_each)
-    few = len(batch.positions) == sequences and group <= FEW_ROWS and not shared
+    few = len(batch.positions) == sequences and group <= FEW_ROWS and head_block(heads) >= FEW_FROM and not shared
     rows = FEW_ROWS if few else ROWS
     tiles = len(batch.positions) // (rows // group) + sequences
     splits = None
@@ -161,6 +164,11 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
         splits = SplitPlan.of(batch, rows // group, heads.kv, bytes_each, window=window or 0, always=shared)
     members = _find_shared(batch, rows // group) if shared else None
     return TritonAttentionPlan(batch, heads, window, splits, members, rows)
+
+
+def head_block(heads: HeadShape) -> int:
+    """Numbers of a head as kernels hold them: a power of two."""
+    return max(16, int(triton.next_power_of_2(heads.dim)))
 
 
 def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:

@@ -41,20 +41,20 @@ class Workspace:
     """float32."""
     arrivals: torch.Tensor = field(init=False)
     """int32 zeros, one for each tile."""
-    wide: torch.Tensor = field(init=False)
+    converted: torch.Tensor = field(init=False)
     """bfloat16: numbers of a quantized weight."""
 
     def __post_init__(self) -> None:
         self.partials = torch.empty(0, dtype=torch.float32, device=self.device)
         self.arrivals = torch.zeros(APART_BELOW, dtype=torch.int32, device=self.device)
-        self.wide = torch.empty(0, dtype=torch.bfloat16, device=self.device)
+        self.converted = torch.empty(0, dtype=torch.bfloat16, device=self.device)
 
-    def reserve(self, sums: int, wide: int) -> None:
+    def reserve(self, sums: int, converted: int) -> None:
         """Have room for so many partial sums and numbers of a weight."""
         if len(self.partials) < sums:
             self.partials = torch.empty(sums, dtype=torch.float32, device=self.device)
-        if len(self.wide) < wide:
-            self.wide = torch.empty(wide, dtype=torch.bfloat16, device=self.device)
+        if len(self.converted) < converted:
+            self.converted = torch.empty(converted, dtype=torch.bfloat16, device=self.device)
 
 
 class TritonLinear:
@@ -181,7 +181,7 @@ class TritonLinear:
     def _converted(self) -> torch.Tensor:
         """What `jit.linear.convert` makes of the weight, good until another one is converted."""
         held, group = self.weight, self.weight.group
-        outputs, out = held.values.shape[0], self._workspace.wide
+        outputs, out = held.values.shape[0], self._workspace.converted
         block = min(32, triton.next_power_of_2(held.width // group)) if group else 2048
         linear.convert[(outputs, triton.cdiv(held.width // (group or 1), block))](
             held.values,

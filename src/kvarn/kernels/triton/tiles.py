@@ -17,7 +17,7 @@ APART_BELOW = 132
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut up. It changes no bit."""
+    """How a product is cut up. It changes no bit, but for the step of quantized weights: see `QUANTIZED_TILES`."""
 
     rows: int
     outs: int
@@ -50,8 +50,8 @@ QUANTIZED_TILES: Tiles = (
     (64, Tile(64, 64, 128, 4, 3)),
     (_LONG, Tile(128, 128, 128, 8, 2)),
 )
-"""With weights of 4 or 8 bits. The step is the same in all, a group for 4 bits: its products are scaled before they are
-added."""
+"""With weights of 4 or 8 bits. The step is the same in all of these, gated and converted ones too (4 bits: a group):
+its products are scaled before they are added."""
 GATED_QUANTIZED_TILES: Tiles = (
     (16, Tile(16, 64, 128, 4, 3)),
     (32, Tile(32, 64, 128, 8, 3)),

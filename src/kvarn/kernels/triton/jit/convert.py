@@ -50,7 +50,7 @@ prmt.b32 $3, t, 0x43434343, 0x4342;
 
 @triton.jit
 def converted(numbers, NUMBERS: tl.constexpr, DOT: tl.constexpr):
-    """Numbers rounded to NUMBERS, as DOT. Of fp8 (e4m3) that are no number nothing is left of that."""
+    """Numbers rounded to NUMBERS, as DOT. An fp8 NaN (e4m3) becomes a number."""
     if tl.bfloat16 == DOT and numbers.dtype == tl.int8:
         result = tl.inline_asm_elementwise(_INT8, "=r,h", [numbers], tl.bfloat16, True, 2)
     elif tl.bfloat16 == DOT and numbers.dtype == tl.float8e4nv:
