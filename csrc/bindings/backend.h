@@ -18,6 +18,7 @@ struct Backend {
     Isa isa;
     Workspace workspace;   // of one call at a time
     Workspace deltas;      // what adapters add in that call
+    Workspace between;     // numbers between the calls of several layers
     std::mutex in_use;
 };
 

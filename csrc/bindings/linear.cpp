@@ -2,6 +2,7 @@
 #include "bindings/topics.h"
 #include "linear/adapters.h"
 #include "linear/linear.h"
+#include "linear/multiply.h"
 #include "linear/pack.h"
 #include "linear/quantise_weights.h"
 
@@ -12,9 +13,6 @@ namespace kvarn {
 
 #define KVARN_DECLARE(name) \
     namespace name { \
-        void linear_float(const LinearCall&); \
-        void linear_integer(const LinearCall&); \
-        const float* const* adapter_deltas(const AdapterBatch&, std::int64_t, const LinearCall&, Workspace&); \
         void quantise_int8_weight(const PlainWeight&, const Int8Weight&); \
         void quantise_int4_weight(const PlainWeight&, const Int4Weight&); \
     }
@@ -22,8 +20,6 @@ KVARN_FOR_EACH_ISA(KVARN_DECLARE)
 #undef KVARN_DECLARE
 
 namespace {
-
-bool is_integer(const PackedWeight& weight) { return weight.format == Format::int8 || weight.format == Format::int4; }
 
 void bind_packing(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
@@ -72,12 +68,6 @@ void bind_packing(nb::module_& m) {
         "weight"_a, "ids"_a, "count"_a, "out"_a);
 }
 
-const float* const* deltas_of(Isa isa, const AdapterBatch& batch, std::int64_t layer, const LinearCall& call,
-                              Workspace& memory) {
-    KVARN_CALL(isa, adapter_deltas, batch, layer, call, memory);
-    return nullptr;
-}
-
 }  // namespace
 
 void bind_linear(nb::module_& m, BackendClass& backend) {
@@ -87,20 +77,11 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
         [](Backend& self, const PackedWeight& weight, std::uintptr_t x, std::int64_t rows, std::int64_t x_stride,
            std::uintptr_t norm, float eps, int activation, std::uintptr_t bias, std::uintptr_t out,
            std::int64_t out_stride, bool accumulate, const AdapterBatch* adapters, std::int64_t layer) {
-            LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
+            const LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
                             static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
                             out_stride, accumulate, nullptr, nullptr, &self.workspace};
             const Turn turn(self);
-            PrefetchList next;
-            if (adapters) {
-                call.deltas = deltas_of(self.isa, *adapters, layer, call, self.deltas);
-                next = lines_of_layer(*adapters, layer + 1);
-                call.next = &next;
-            }
-            if (is_integer(weight)) {
-                KVARN_CALL(self.isa, linear_integer, call);
-            }
-            KVARN_CALL(self.isa, linear_float, call);
+            multiply(self.isa, call, adapters, layer, self.deltas);
         },
         "weight"_a, "x"_a, "rows"_a, "x_stride"_a, "norm"_a, "eps"_a, "activation"_a, "bias"_a, "out"_a,
         "out_stride"_a, "accumulate"_a, "adapters"_a.none() = nb::none(), "layer"_a = -1);

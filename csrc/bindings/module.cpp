@@ -19,7 +19,7 @@ NB_MODULE(_native, m) {
           "Sets in this build whose newest instructions are done in software, for tests.");
     BackendClass backend(m, "Backend");
     backend.def(
-        "__init__", [](Backend* self, std::string_view isa) { new (self) Backend{isa_named(isa), {}, {}, {}}; },
+        "__init__", [](Backend* self, std::string_view isa) { new (self) Backend{isa_named(isa), {}, {}, {}, {}}; },
         nb::arg("isa"), "Kernels of one instruction set. Raises ValueError where this processor lacks it.");
     bind_elementwise(backend);
     bind_roofline(backend);
@@ -30,5 +30,5 @@ NB_MODULE(_native, m) {
     bind_sampling(backend);
     bind_search(m);
     bind_tile_counts(m);
-    bind_greedy(m, backend);
+    bind_decoder(m, backend);
 }

@@ -14,6 +14,6 @@ void bind_delta(BackendClass& backend);
 void bind_sampling(BackendClass& backend);
 void bind_search(nanobind::module_& m);
 void bind_tile_counts(nanobind::module_& m);
-void bind_greedy(nanobind::module_& m, BackendClass& backend);
+void bind_decoder(nanobind::module_& m, BackendClass& backend);
 
 }  // namespace kvarn

@@ -15,10 +15,10 @@ from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation, StateCache
+from kvarn.kernels.decoder import DecoderLayers, DecoderParts, GreedyDecoder, GreedyParts
 from kvarn.kernels.delta import DeltaPlan
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.experts import GroupedExperts
-from kvarn.kernels.greedy import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.memory import DeviceMemory, usable_memory, zeros_on_demand
 from kvarn.kernels.router import RouterSpec
@@ -296,6 +296,10 @@ class Kernels:
         """The attention of S texts of these lengths [S] int64, none empty. `window`: tokens that a token sees to either
         side, itself included; None: it sees all of its text."""
         return TorchBidirectionalPlan.of(lengths, heads, window)
+
+    def decoder_layers(self, parts: DecoderParts) -> DecoderLayers | None:
+        """Layers of a decoder in one call; None where this backend has nothing faster than single calls."""
+        return None
 
     def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> GreedyDecoder | None:
         """Many passes of a decoder in one call; None where this backend has nothing faster than single passes."""

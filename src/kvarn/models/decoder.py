@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loaded_costs
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.greedy import GreedyParts
+from kvarn.kernels.decoder import DecoderLayers, DecoderParts, GreedyParts
 from kvarn.kernels.linear import Linear
 from kvarn.models.attention import GroupedAttention, LayerStep
 from kvarn.models.delta_net import DeltaNet
@@ -142,30 +142,36 @@ class Decoder:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
         return self.kernels.new_adapter_memory(cache, self.dtype)
 
+    @cached_property
+    def _layers_in_one_call(self) -> DecoderLayers | None:
+        """None where the kernels cannot compute all layers of this model so."""
+        attention = self._layers[0].attention
+        parts = [layer.parts(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
+        complete = [each for each in parts if each is not None]
+        if len(complete) < len(parts) or not isinstance(attention, GroupedAttention):
+            return None
+        spec = self.spec
+        return self.kernels.decoder_layers(
+            DecoderParts(attention.heads, self.kv_dtype, complete, spec.attention_scale, spec.attention_softcap)
+        )
+
     def greedy_passes(self, cache: KVCache) -> GreedyPasses | None:
         """What continues sequences of this cache with the likeliest tokens, many passes in one call; None for models
         that single passes alone can compute."""
-        spec = self.spec
+        spec, kinds, norm = self.spec, range(len(self._kinds)), self._norm.fused
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
-        kinds = range(len(self._kinds))
-        layers = [layer.greedy(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
-        attention = self._layers[0].attention
         if not plain or self._parallel.world_size > 1 or self._parallel.stage.count > 1 or self._head is None:
             return None
-        norm = self._norm.fused
-        if norm is None or not isinstance(attention, GroupedAttention):
+        if norm is None or self._layers_in_one_call is None:
             return None
         parts = GreedyParts(
-            heads=attention.heads,
-            layers=[layer for layer in layers if layer is not None],
+            layers=self._layers_in_one_call,
             norm=norm,
             head=self._head,
-            scale=spec.attention_scale,
-            softcap=spec.attention_softcap,
             windows=self._kinds.windows,
             half_rotated=self._kinds.half_rotated,
         )
-        native = self.kernels.greedy_decoder(parts, cache) if len(parts.layers) == len(layers) else None
+        native = self.kernels.greedy_decoder(parts, cache)
         return None if native is None else GreedyPasses(native, [partial(self._kinds.rotation, kind) for kind in kinds])
 
     @torch.inference_mode()
@@ -203,14 +209,37 @@ class Decoder:
             hidden = self.embed(token_ids)
         else:
             hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
-        for index, (layer, kind) in enumerate(zip(self._layers, self._kind_of_layer, strict=True)):
-            hidden = layer.forward(hidden, cache, self._place_in_cache[index], steps[kind])
-            if hidden_states is not None and index + 1 in hidden_states.layers:
-                hidden_states.taken[index + 1] = hidden.clone()
+        first, count = 0, len(self._layers)
+        if hidden_states is not None:
+            for last in sorted(each for each in hidden_states.layers if each <= count):
+                hidden = self._run_layers(hidden, batch, cache, steps, first, last)
+                hidden_states.taken[last] = hidden.clone()
+                first = last
+        hidden = self._run_layers(hidden, batch, cache, steps, first, count)
         if not stage.is_last:
             stage.send(hidden)
             return hidden[:0]
         return hidden[logits_rows]
+
+    def _run_layers(
+        self,
+        hidden: torch.Tensor,
+        batch: PagedBatch,
+        cache: KVCache,
+        steps: Sequence[LayerStep],
+        first: int,
+        last: int,
+    ) -> torch.Tensor:
+        """The residual stream [T, hidden] after the layers from `first` to before `last` of this stage, in place."""
+        joined = self._layers_in_one_call
+        if joined is not None and batch.exchange is None:
+            plans, rotations = [step.plan for step in steps], [step.rotation for step in steps]
+            joined.run(hidden, cache, plans, rotations, batch.adapters, first, last)
+            return hidden
+        for index in range(first, last):
+            step = steps[self._kind_of_layer[index]]
+            hidden = self._layers[index].forward(hidden, cache, self._place_in_cache[index], step)
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

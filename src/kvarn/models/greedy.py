@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kvarn.kernels.batch import PagedBatch, Rotation
-from kvarn.kernels.greedy import GreedyDecoder
+from kvarn.kernels.decoder import GreedyDecoder
 
 
 class GreedyPasses:

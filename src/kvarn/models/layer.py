@@ -8,7 +8,7 @@ import torch
 
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache
-from kvarn.kernels.greedy import GreedyLayer
+from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.models.attention import Attention, GroupedAttention, LayerStep, load_attention
 from kvarn.models.delta_net import DeltaNet, load_delta_net
@@ -47,26 +47,28 @@ class DecoderLayer:
         """Whether a device may repeat it without the host, which asks where tokens go when experts take turns."""
         return isinstance(self.mlp, DenseMlp) or self.mlp.experts.grouped is not None
 
-    def greedy(self, kind: int) -> GreedyLayer | None:
-        """This layer for passes that are compiled as a whole; None where it does more than those compute."""
+    def parts(self, kind: int) -> LayerParts | None:
+        """What the kernels need to compute it with others in one call; None where it does more than those compute."""
         spec, attention, mlp = self.spec, self.attention, self.mlp
-        if self.attention_output_norm or self.mlp_output_norm or spec.qk_norm == "full" or spec.residual_scale != 1.0:
-            return None
-        if spec.sinks or spec.gated_attention:
+        if spec.qk_norm in ("full", "layer") or spec.residual_scale != 1.0 or spec.sinks or spec.gated_attention:
             return None
         attention_norm, mlp_norm = self.attention_input_norm, self.mlp_input_norm
         if isinstance(attention_norm, LayerNorm) or isinstance(mlp_norm, LayerNorm) or spec.parallel_blocks:
             return None
         if not isinstance(mlp, DenseMlp) or not isinstance(attention, GroupedAttention) or self.parallel.divides:
             return None
-        return GreedyLayer(
+        if mlp.gate is not None:
+            return None
+        return LayerParts(
             attention_norm=attention_norm,
             qkv=attention.qkv,
             query_key_norm=attention.query_key_norm,
             output=attention.output,
+            attention_output_norm=self.attention_output_norm,
             mlp_norm=mlp_norm,
             gate_up=mlp.gate_up,
             down=mlp.down,
+            mlp_output_norm=self.mlp_output_norm,
             kind=kind,
         )
 

@@ -117,6 +117,20 @@ class Backend:
         tokens: int,
     ) -> None: ...
     def mask_logits(self, logits: int, vocab: int, stride: int, rows: list[int], masks: list[int]) -> None: ...
+    def run_layers(
+        self,
+        layers: DecoderLayers,
+        first: int,
+        last: int,
+        plans: list[AttentionPlan],
+        cos: list[int],
+        sin: list[int],
+        half_rotated: list[int],
+        keys: list[int],
+        values: list[int],
+        adapters: AdapterBatch | None,
+        hidden: int,
+    ) -> None: ...
     def greedy(
         self,
         decoder: GreedyDecoder,
@@ -127,6 +141,7 @@ class Backend:
         vocab: int,
         cos: list[int],
         sin: list[int],
+        half_rotated: list[int],
         drawn: int,
     ) -> None: ...
     def token_weights(
@@ -170,33 +185,39 @@ class TileCounter:
     @property
     def configurations(self) -> int: ...
 
-class Product:
-    def __init__(self, weight: PackedWeight, norm: int, eps: float, activation: int, bias: int) -> None: ...
+class NormWeight:
+    def __init__(self, weight: int = 0, eps: float = 0.0) -> None: ...
 
-class GreedyDecoder:
+class Product:
     def __init__(
-        self,
-        query_heads: int,
-        kv_heads: int,
-        dim: int,
-        kv_type: int,
-        embedding: PackedWeight,
-        head: Product,
+        self, weight: PackedWeight, norm: NormWeight, activation: int, bias: int, adapter_layer: int
     ) -> None: ...
-    def add_kind(self, window: int, half_rotated: int) -> None: ...
-    def add_layer(
+
+class DecoderLayers:
+    def __init__(
+        self, query_heads: int, kv_heads: int, dim: int, kv_type: int, scale: float, softcap: float
+    ) -> None: ...
+    def add(
         self,
         qkv: Product,
         output: Product,
         up: Product,
         down: Product,
-        head_norm: int,
-        head_eps: float,
-        keys: int,
-        values: int,
-        scale: float,
-        softcap: float,
+        heads: NormWeight,
+        attention_output: NormWeight,
+        mlp_output: NormWeight,
         kind: int,
+    ) -> None: ...
+
+class GreedyDecoder:
+    def __init__(
+        self,
+        layers: DecoderLayers,
+        keys: list[int],
+        values: list[int],
+        embedding: PackedWeight,
+        head: Product,
+        windows: list[int],
     ) -> None: ...
 
 class AttentionPlan:

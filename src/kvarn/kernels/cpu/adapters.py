@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from kvarn.kernels.adapters import AdapterPages, PackedAdapter, group_rows
+from kvarn.kernels.adapters import AdapterBatch, AdapterPages, PackedAdapter, group_rows
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.errors import KernelInputError
@@ -52,3 +52,10 @@ class CpuAdapterMemory:
     def batch(self, indices: torch.Tensor) -> CpuAdapterBatch:
         """See `AdapterMemory`."""
         return CpuAdapterBatch(_native.AdapterBatch(self._table, *group_rows(indices)))
+
+
+def native_adapters(batch: AdapterBatch | None) -> _native.AdapterBatch | None:
+    """The batch, for compiled code. Raises KernelInputError for one of other kernels."""
+    if batch is None or isinstance(batch, CpuAdapterBatch):
+        return None if batch is None else batch.native
+    raise KernelInputError(f"adapters must be those of the compiled kernels, not {type(batch).__name__}")

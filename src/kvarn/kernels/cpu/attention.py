@@ -38,15 +38,11 @@ class CpuAttentionPlan:
 
         A token's result depends on its own sequence alone, to the last bit.
         """
-        heads = self.heads
-        self._check(qkv, rotation, norm)
+        heads, kv_type = self.heads, native_type(key_cache, value_cache, self.heads)
+        self.check(len(qkv), rotation, len(key_cache))
+        self._check_heads(qkv, norm)
         if sinks is not None and (sinks.shape != (heads.query,) or sinks.dtype != torch.float32):
             raise KernelInputError(f"sinks must be float32 [{heads.query}], not {sinks.dtype} {tuple(sinks.shape)}")
-        kv_type = native_type(key_cache, value_cache, heads)
-        if self.native.num_blocks > len(key_cache):
-            raise KernelInputError(
-                f"the step uses block {self.native.num_blocks - 1} of a cache of {len(key_cache)} blocks"
-            )
         out = torch.empty((len(qkv), heads.query * heads.dim), dtype=torch.float32)
         self.backend.attention(
             self.native,
@@ -71,22 +67,33 @@ class CpuAttentionPlan:
         )
         return out
 
-    def _check(self, qkv: torch.Tensor, rotation: Rotation, norm: Norm | None) -> None:
+    def check(self, rows: int, rotation: Rotation, num_blocks: int) -> None:
+        """Raise KernelInputError unless so many rows are the step's tokens, with their angles, and a cache of so many
+        blocks has all that the step uses."""
         tokens, heads = self.batch.slot_mapping.shape[0], self.heads
         cos, sin = rotation.cos, rotation.sin
-        if qkv.shape != (tokens, (heads.query + 2 * heads.kv) * heads.dim) or qkv.stride(1) != 1:
-            raise KernelInputError(f"qkv {tuple(qkv.shape)} is not {tokens} tokens of {heads}")
+        if rows != tokens:
+            raise KernelInputError(f"{rows} rows are not the {tokens} tokens of the step")
         if cos.shape != sin.shape or cos.shape[0] != tokens or 2 * cos.shape[1] > heads.dim:
             raise KernelInputError(
                 f"angles {tuple(cos.shape)}, {tuple(sin.shape)} do not fit {tokens} tokens of {heads}"
             )
+        if any(each.dtype != torch.float32 or not each.is_contiguous() for each in (cos, sin)):
+            raise KernelInputError("angles must be float32, contiguous")
+        if self.native.num_blocks > num_blocks:
+            last = self.native.num_blocks - 1
+            raise KernelInputError(f"the step uses block {last} of a cache of {num_blocks} blocks")
+
+    def _check_heads(self, qkv: torch.Tensor, norm: Norm | None) -> None:
+        heads = self.heads
+        if qkv.shape[1:] != ((heads.query + 2 * heads.kv) * heads.dim,) or qkv.stride(1) != 1:
+            raise KernelInputError(f"qkv {tuple(qkv.shape)} is not of {heads}")
         if norm and norm.weight.shape != (heads.query + heads.kv, heads.dim):
             raise KernelInputError(f"norm weights {tuple(norm.weight.shape)} do not fit {heads}")
-        whole = (cos, sin, norm.weight) if norm else (cos, sin)
-        if qkv.dtype != torch.float32 or any(t.dtype != torch.float32 or not t.is_contiguous() for t in whole):
-            raise KernelInputError(
-                "queries, keys, values, angles and norm weights must be float32, all but the first contiguous"
-            )
+        if qkv.dtype != torch.float32:
+            raise KernelInputError("queries, keys and values must be float32")
+        if norm and (norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous()):
+            raise KernelInputError("norm weights must be float32, contiguous")
 
 
 def plan_attention(

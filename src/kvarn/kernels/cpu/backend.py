@@ -16,16 +16,16 @@ from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.adapters import CpuAdapterMemory
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
+from kvarn.kernels.cpu.decoder import CpuDecoderLayers, CpuGreedyDecoder, is_compiled
 from kvarn.kernels.cpu.delta import CpuDeltaPlan
-from kvarn.kernels.cpu.greedy import CpuGreedyDecoder
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.latent import CpuLatentPlan
 from kvarn.kernels.cpu.linear import CpuHeadProducts, CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
 from kvarn.kernels.cpu.quantize import quantize
+from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.memory import in_huge_pages
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
@@ -150,11 +150,13 @@ class CpuKernels(Kernels):
         """A scratch cache, and which of its blocks each text reads."""
         return plan_bidirectional(self.backend, lengths, heads, window)
 
+    def decoder_layers(self, parts: DecoderParts) -> CpuDecoderLayers | None:
+        """Compiled, where all products are ours and take their inputs in order."""
+        return CpuDecoderLayers(self.backend, parts) if all(map(is_compiled, parts.linears)) else None
+
     def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> CpuGreedyDecoder | None:
-        """Compiled, where all layers are ours and take their inputs in order."""
-        if all(isinstance(each, CpuLinear) and each.input_order is None for each in parts.linears):
-            return CpuGreedyDecoder(self.backend, parts, cache)
-        return None
+        """Compiled, as its layers are."""
+        return CpuGreedyDecoder(self.backend, parts, cache) if is_compiled(parts.head) else None
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compiled."""

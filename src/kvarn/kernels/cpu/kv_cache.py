@@ -11,7 +11,8 @@ from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
 from kvarn.kernels.memory import zeros_on_demand
 
 MAX_HEAD_DIM = 256
-_NATIVE_TYPE: dict[KvDtype, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
+NATIVE_TYPE: dict[KvDtype, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""How the kernels number the types of caches."""
 
 
 def block_bytes(heads: HeadShape, dtype: KvDtype) -> int:
@@ -23,7 +24,7 @@ def block_bytes(heads: HeadShape, dtype: KvDtype) -> int:
 
 def new_kv_cache(num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
     """An empty cache: for each layer keys and values, uint8 [num_blocks, bytes], whose memory comes when it is used."""
-    if dtype not in _NATIVE_TYPE:
+    if dtype not in NATIVE_TYPE:
         raise UnsupportedByBackendError(f"an {dtype} KV cache needs a GPU: set kv_cache_dtype to int8")
     shape = (num_blocks, block_bytes(heads, dtype))
     keys, values = (tuple(zeros_on_demand(shape, torch.uint8) for _ in range(num_layers)) for _ in range(2))
@@ -36,7 +37,7 @@ def native_type(key_cache: torch.Tensor, value_cache: torch.Tensor, heads: HeadS
         raise KernelInputError(f"key blocks {tuple(key_cache.shape)}, but value blocks {tuple(value_cache.shape)}")
     if any(cache.dtype != torch.uint8 or not cache.is_contiguous() for cache in (key_cache, value_cache)):
         raise KernelInputError("key and value blocks must be bytes, one after another")
-    for dtype, number in _NATIVE_TYPE.items():
+    for dtype, number in NATIVE_TYPE.items():
         if key_cache.shape[1] == block_bytes(heads, dtype):
             return number
     raise KernelInputError(f"blocks of {key_cache.shape[1]} bytes do not hold {heads}")

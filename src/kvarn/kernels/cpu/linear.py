@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.adapters import CpuAdapterBatch
+from kvarn.kernels.cpu.adapters import native_adapters
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, PackedWeight
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
@@ -49,11 +48,7 @@ class CpuLinear:
         out = x.new_empty((x.shape[0], self.out_features)) if add_to is None else add_to
         check_rows(x, self.in_features, out, self.out_features)
         norm_weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
-        adapted: tuple[Any, ...] = ()
-        if adapters is not None and self.adapter_layer >= 0:
-            if not isinstance(adapters, CpuAdapterBatch):
-                raise KernelInputError(f"adapters must be those of the compiled kernels, not {type(adapters).__name__}")
-            adapted = (adapters.native, self.adapter_layer)
+        adapted = () if self.adapter_layer < 0 else (native_adapters(adapters), self.adapter_layer)
         self._multiply(
             self._native,
             x.data_ptr(),
@@ -77,8 +72,8 @@ class CpuLinear:
 
     def product(self, norm: Norm | None) -> _native.Product:
         """The weight with all that is done beside its product; layer and norm must outlive it."""
-        weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
-        return _native.Product(self._native, weight, eps, self._activation, self._bias)
+        own = native_norm(norm, self.in_features)
+        return _native.Product(self._native, own, self._activation, self._bias, self.adapter_layer)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` [N] int64 of the weight that was packed: [N, in_features] float32.
@@ -124,3 +119,8 @@ def address_of_norm(norm: Norm, size: int) -> int:
     if weight.shape != (size,) or weight.dtype != torch.float32 or not weight.is_contiguous():
         raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")
     return weight.data_ptr()
+
+
+def native_norm(norm: Norm | None, size: int) -> _native.NormWeight:
+    """A norm of `size` numbers, for compiled code; it must outlive that."""
+    return _native.NormWeight() if norm is None else _native.NormWeight(address_of_norm(norm, size), norm.eps)

@@ -1,0 +1,179 @@
+"""Layers of a decoder in one compiled call, for one pass or for many greedy ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.backend import AttentionPlan
+from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
+from kvarn.kernels.cpu import _native
+from kvarn.kernels.cpu.adapters import native_adapters
+from kvarn.kernels.cpu.attention import CpuAttentionPlan, plan_attention
+from kvarn.kernels.cpu.kv_cache import NATIVE_TYPE, native_type
+from kvarn.kernels.cpu.linear import CpuLinear, check_rows, native_norm
+from kvarn.kernels.decoder import DecoderParts, GreedyParts
+from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.linear import Linear, Norm
+
+
+class CpuDecoderLayers:
+    """See `kvarn.kernels.decoder.DecoderLayers`."""
+
+    def __init__(self, backend: _native.Backend, parts: DecoderParts) -> None:
+        """Raises KernelInputError where a product is not compiled, or takes its inputs in an order of its own."""
+        self._backend = backend
+        self.parts = parts
+        """Kept alive: the native layers refer to their memory."""
+        heads = parts.heads
+        self._kv_type = NATIVE_TYPE[parts.kv_dtype]
+        self.native = _native.DecoderLayers(
+            heads.query, heads.kv, heads.dim, self._kv_type, parts.scale, parts.softcap or 0.0
+        )
+        for layer in parts.layers:
+            self.native.add(
+                compiled(layer.qkv).product(layer.attention_norm),
+                compiled(layer.output).product(None),
+                compiled(layer.gate_up).product(layer.mlp_norm),
+                compiled(layer.down).product(None),
+                _head_norm(layer.query_key_norm),
+                native_norm(layer.attention_output_norm, layer.output.out_features),
+                native_norm(layer.mlp_output_norm, layer.down.out_features),
+                layer.kind,
+            )
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        cache: KVCache,
+        plans: Sequence[AttentionPlan],
+        rotations: Sequence[Rotation],
+        adapters: AdapterBatch | None,
+        first: int,
+        last: int,
+    ) -> None:
+        """One compiled call, for hidden [T, size] float32 contiguous.
+
+        Raises KernelInputError where what is given does not fit together.
+        """
+        own = [plan for plan in plans if isinstance(plan, CpuAttentionPlan)]
+        if len(own) < len(plans) or len(rotations) != len(plans):
+            raise KernelInputError("layers in one call need a plan of these kernels and a rotation for each kind")
+        if not 0 <= first <= last <= len(self.parts.layers):
+            raise KernelInputError(f"layers {first} to {last} are not of {len(self.parts.layers)}")
+        size = self.parts.layers[0].qkv.in_features
+        check_rows(hidden, size, hidden, size)
+        if not hidden.is_contiguous():
+            raise KernelInputError(f"the residual stream must be contiguous, not with strides {hidden.stride()}")
+        for plan, rotation in zip(own, rotations, strict=True):
+            if plan.heads != self.parts.heads:
+                raise KernelInputError(f"the plan is of {plan.heads}, the layers have {self.parts.heads}")
+            plan.check(len(hidden), rotation, cache.num_blocks)
+        self._backend.run_layers(
+            self.native,
+            first,
+            last,
+            [plan.native for plan in own],
+            [rotation.cos.data_ptr() for rotation in rotations],
+            [rotation.sin.data_ptr() for rotation in rotations],
+            [rotation.cos.shape[1] for rotation in rotations],
+            *self.addresses(cache),
+            native_adapters(adapters),
+            hidden.data_ptr(),
+        )
+
+    def addresses(self, cache: KVCache) -> tuple[list[int], list[int]]:
+        """Of the keys and of the values, by layer. Raises KernelInputError for the cache of another model."""
+        of = native_type(cache.keys[0], cache.values[0], self.parts.heads)
+        if of != self._kv_type or len(cache.keys) != len(self.parts.layers):
+            raise KernelInputError(f"a cache of {len(cache.keys)} layers is not one of {self.parts.kv_dtype} for these")
+        return [keys.data_ptr() for keys in cache.keys], [values.data_ptr() for values in cache.values]
+
+
+class CpuGreedyDecoder:
+    """See `kvarn.kernels.decoder.GreedyDecoder`."""
+
+    def __init__(self, backend: _native.Backend, parts: GreedyParts, cache: KVCache) -> None:
+        """Raises KernelInputError where the head is not compiled, and for the cache of another model."""
+        assert isinstance(parts.layers, CpuDecoderLayers), "of the same kernels"
+        self._backend = backend
+        self._held = parts, cache
+        """Kept alive: the native decoder refers to their memory."""
+        self._num_blocks = cache.num_blocks
+        self._parts = parts
+        self._heads = parts.layers.parts.heads
+        self._native = _native.GreedyDecoder(
+            parts.layers.native,
+            *parts.layers.addresses(cache),
+            compiled(parts.head).native,
+            compiled(parts.head).product(parts.norm),
+            [window or 0 for window in parts.windows],
+        )
+
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        batch: PagedBatch,
+        rotations: Sequence[Rotation],
+        active: npt.NDArray[np.int64],
+        vocab_size: int,
+    ) -> npt.NDArray[np.int64]:
+        """One compiled call. Raises KernelInputError where what is given does not fit together."""
+        plan = plan_attention(self._backend, batch, self._heads)
+        sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
+        if plan.native.num_blocks > self._num_blocks or int(batch.block_tables.max()) >= self._num_blocks:
+            raise KernelInputError(f"a block table names blocks that a cache of {self._num_blocks} blocks has not")
+        passes = (active[:, None] > np.arange(sequences)).sum(axis=0)
+        longest = int((batch.context_lens.numpy() + passes).max())
+        if longest > BLOCK_SIZE * batch.block_tables.shape[1]:
+            raise KernelInputError(f"{longest} tokens do not fit into block tables of {batch.block_tables.shape[1]}")
+        if active.dtype != np.int64 or (len(active) and (active[0] > sequences or (np.diff(active) > 0).any())):
+            raise KernelInputError(f"{active} are not numbers of sequences that only become fewer")
+        if token_ids.dtype != torch.int64 or token_ids.shape != batch.slot_mapping.shape:
+            raise KernelInputError(f"token ids {tuple(token_ids.shape)} are not those of the batch")
+        head = self._parts.head
+        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < head.out_features:
+            raise KernelInputError(f"token ids must lie between 0 and {head.out_features - 1}")
+        if not 0 < vocab_size <= head.out_features:
+            raise KernelInputError(f"a head of {head.out_features} tokens cannot draw one of {vocab_size}")
+        for rotation, half in zip(rotations, self._parts.half_rotated, strict=True):
+            for angles in (rotation.cos, rotation.sin):
+                if angles.shape != (tokens, half) or angles.dtype != torch.float32 or not angles.is_contiguous():
+                    raise KernelInputError(f"angles {tuple(angles.shape)} are not those of {tokens} tokens")
+        drawn = np.zeros((1 + len(active), sequences), dtype=np.int64)
+        self._backend.greedy(
+            self._native,
+            plan.native,
+            token_ids.data_ptr(),
+            active.ctypes.data,
+            len(active),
+            vocab_size,
+            [rotation.cos.data_ptr() for rotation in rotations],
+            [rotation.sin.data_ptr() for rotation in rotations],
+            list(self._parts.half_rotated),
+            drawn.ctypes.data,
+        )
+        return drawn
+
+
+def compiled(layer: Linear) -> CpuLinear:
+    """The layer. Raises KernelInputError unless it is one that compiled code can call."""
+    if not is_compiled(layer):
+        raise KernelInputError(f"{type(layer).__name__} is not a compiled layer that takes its inputs in order")
+    assert isinstance(layer, CpuLinear)
+    return layer
+
+
+def is_compiled(layer: Linear) -> bool:
+    """Whether compiled code can call a layer without Python."""
+    return isinstance(layer, CpuLinear) and layer.input_order is None
+
+
+def _head_norm(norm: Norm | None) -> _native.NormWeight:
+    """Of each head: the plan of attention knows their number."""
+    return _native.NormWeight() if norm is None else _native.NormWeight(norm.weight.data_ptr(), norm.eps)

@@ -1,0 +1,120 @@
+"""Layers of a decoder in one call of the kernels, for one pass or for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.costs.decoder import KvDtype
+from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.linear import Linear, Norm
+
+if TYPE_CHECKING:
+    from kvarn.kernels.backend import AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Norm, product, attention, product; norm, gated product, product; each half is added to the residual stream."""
+
+    attention_norm: Norm | None
+    qkv: Linear
+    query_key_norm: Norm | None
+    """Of each head."""
+    output: Linear
+    attention_output_norm: Norm | None
+    mlp_norm: Norm | None
+    gate_up: Linear
+    down: Linear
+    mlp_output_norm: Norm | None
+    kind: int
+    """Of its window and its rotation."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """Layers that differ in weights, windows and rotations alone."""
+
+    heads: HeadShape
+    kv_dtype: KvDtype
+    layers: Sequence[LayerParts]
+    scale: float
+    softcap: float | None
+    """Both of attention, as in `AttentionPlan.run`."""
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All products."""
+        return [each for x in self.layers for each in (x.qkv, x.output, x.gate_up, x.down)]
+
+
+class DecoderLayers(Protocol):
+    """Such layers, computed in one call."""
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        cache: KVCache,
+        plans: Sequence[AttentionPlan],
+        rotations: Sequence[Rotation],
+        adapters: AdapterBatch | None,
+        first: int,
+        last: int,
+    ) -> None:
+        """Compute some of the layers, to the bits that single calls give.
+
+        Args:
+            hidden: [T, size] in the activations' type: the residual stream, in place.
+            cache: Of all layers.
+            plans: Of the step, by kind of layer.
+            rotations: Of the T tokens, by kind.
+            adapters: See `Linear`.
+            first: The first of the layers.
+            last: The one behind the last.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyParts:
+    """A decoder whose embedding is the weight of its head."""
+
+    layers: DecoderLayers
+    norm: Norm
+    head: Linear
+    windows: Sequence[int | None]
+    """By kind of layer."""
+    half_rotated: Sequence[int]
+    """Angles of a token, by kind of layer."""
+
+
+class GreedyDecoder(Protocol):
+    """A decoder that goes on with its own likeliest tokens, many passes in one call: what a draft model does."""
+
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        batch: PagedBatch,
+        rotations: Sequence[Rotation],
+        active: npt.NDArray[np.int64],
+        vocab_size: int,
+    ) -> npt.NDArray[np.int64]:
+        """Compute a batch, then one pass for each of `active` over the tokens drawn for that many sequences.
+
+        Args:
+            token_ids: [T] int64.
+            batch: The first pass. Its block tables hold the blocks of all passes.
+            rotations: By kind, of the T tokens and then of those of each further pass.
+            active: Sequences of each further pass, the first ones of the batch; never more than in the pass before.
+            vocab_size: Tokens that may be drawn, the first ones.
+
+        Returns:
+            [1 + passes, S] the likeliest token after each pass, of the sequences in it.
+        """
+        ...
