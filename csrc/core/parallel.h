@@ -8,6 +8,7 @@
 // called it, and in another from its first call of torch.get_num_threads on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <omp.h>
@@ -24,5 +25,52 @@ void parallel_pieces(std::int64_t count, Body&& body) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (std::int64_t piece = 0; piece < count; ++piece) body(piece);
 }
+
+// [0, count) in pieces of `most`, and towards its end of half as many each time, down to one: threads that take them one
+// after another come to the end at about the same time.
+class TaperedPieces {
+  public:
+    struct Range {
+        std::int64_t first, last;    // one past
+    };
+
+    TaperedPieces(std::int64_t count, std::int64_t most) {
+        const std::int64_t of_each_size = 2 * omp_get_max_threads();
+        std::int64_t left = count;
+        while ((most >> sizes_) > 0 && sizes_ < kMostSizes) ++sizes_;
+        for (int n = sizes_ - 1; n > 0; --n) {
+            runs_[n] = {most >> n, std::min(of_each_size, left / (most >> n))};
+            left -= runs_[n].size * runs_[n].pieces;
+        }
+        runs_[0] = {most, left / most};
+        rest_ = left % most;
+        for (int n = 0; n < sizes_; ++n) count_ += runs_[n].pieces;
+        count_ += rest_ > 0;
+    }
+
+    std::int64_t count() const { return count_; }
+
+    // The first piece is what is left over; the others follow by size.
+    Range operator[](std::int64_t piece) const {
+        std::int64_t first = rest_;
+        if (rest_ > 0 && piece-- == 0) return {0, rest_};
+        for (int n = 0; n < sizes_; ++n) {
+            if (piece < runs_[n].pieces) return {first + piece * runs_[n].size, first + (piece + 1) * runs_[n].size};
+            piece -= runs_[n].pieces;
+            first += runs_[n].size * runs_[n].pieces;
+        }
+        return {first, first};
+    }
+
+  private:
+    struct Run {
+        std::int64_t size, pieces;
+    };
+
+    static constexpr int kMostSizes = 8;
+    Run runs_[kMostSizes] = {};    // of equal pieces, the largest first
+    int sizes_ = 0;
+    std::int64_t rest_, count_ = 0;
+};
 
 }  // namespace kvarn

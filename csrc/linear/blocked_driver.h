@@ -88,18 +88,19 @@ class BlockedLinear {
 
     void stream_all() const {
         const std::int64_t together = call_.rows > kTileHeight ? 2 : kStreamPanels;
-        const std::int64_t each = piece_panels(2 * kStreamPanels, 1), panels = call_.weight.panels();
-        const std::int64_t pieces = (panels + each - 1) / each;
+        const std::int64_t panels = call_.weight.panels();
+        const TaperedPieces pieces((panels + 1) / 2, std::max<std::int64_t>(1, piece_panels(2 * kStreamPanels, 1) / 2));
         const std::int64_t passes = Multiplier::passes(call_.rows, static_cast<int>(together));
-        parallel_pieces(pieces, [&](std::int64_t piece) {
+        parallel_pieces(pieces.count(), [&](std::int64_t piece) {
             const Multiplier multiplier(call_.rows);
-            const std::int64_t first = piece * each, end = std::min(panels, first + each);
-            PrefetchShare share(call_.next, piece, pieces, (end - first) * rows_.steps * passes);
+            const std::int64_t first = pieces[piece].first * 2, end = std::min(panels, pieces[piece].last * 2);
+            PrefetchShare share(call_.next, piece, pieces.count(), (end - first) * rows_.steps * passes);
             for (std::int64_t panel = first, count; panel < end; panel += count) {
                 count = together;
                 while (count > end - panel) count /= 2;
                 // This thread's next piece is likely to be the one that so many threads will have taken.
-                const std::int64_t next = panel + count < end ? panel + count : first + each * omp_get_max_threads();
+                const std::int64_t then = pieces[piece + omp_get_max_threads()].first * 2;
+                const std::int64_t next = panel + count < end ? panel + count : then;
                 stream(multiplier, panel, static_cast<int>(count), next, passes, share);
             }
         });

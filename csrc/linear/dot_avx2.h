@@ -76,7 +76,7 @@ inline void settle(__m256i& sum) { asm volatile("" : "+x"(sum)); }
 struct PackedBytes {
     const std::int8_t* values;
     __m256i words(std::int64_t quad, int odd, int side) const {
-        if (odd == 0 && side == 0) __builtin_prefetch(values + quad * 64 + kAhead);
+        if (odd == 0 && side == 0) prefetch_once(values + quad * 64 + kAhead);
         return spread(load_256(values + (quad * 2 + side) * 32), odd);
     }
 };

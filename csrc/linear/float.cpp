@@ -87,7 +87,7 @@ void multiply_panels(const LinearCall& call, const PreparedRows& prepared, const
                                                             : lines_of(piece.panels, 0);
             multiply_rows<Lines>({prepared.x + piece.first_row * prepared.stride + k, prepared.stride, lines_of(p, k),
                                   at.panel_bytes, std::min(block, in - k), sums + p * kPanel, kSumsStride, k == 0,
-                                  streams ? lines_of(p, k) + kAhead / step : next, 0},
+                                  streams ? lines_of(p, k) + kAhead / step : next, 0, streams},
                                  piece.rows, static_cast<int>(step), beside);
         }
     }
@@ -108,14 +108,16 @@ void multiply(const LinearCall& call, const PreparedRows& prepared, float* sums)
     while (piece_panels > (call.weight.gated ? 2 : 1) &&
            panels * row_blocks / piece_panels < kPiecesPerThread * omp_get_max_threads())
         piece_panels /= 2;
-    const std::int64_t panel_groups = (panels + piece_panels - 1) / piece_panels;
+    const std::int64_t together = call.weight.gated ? 2 : 1;
+    const TaperedPieces groups(panels / together, piece_panels / together);
     // All row blocks of some panels come one after another, while those panels are still near.
-    const std::int64_t pieces = panel_groups * row_blocks;
+    const std::int64_t pieces = groups.count() * row_blocks;
     parallel_pieces(pieces, [&](std::int64_t index) {
-        const std::int64_t block = index % row_blocks, first_panel = index / row_blocks * piece_panels;
+        const std::int64_t block = index % row_blocks;
+        const auto [first, last] = groups[index / row_blocks];
         const std::int64_t first_row = prepared.count * block / row_blocks;
-        const Piece piece{first_row, prepared.count * (block + 1) / row_blocks - first_row, first_panel,
-                          std::min(piece_panels, panels - first_panel), index, pieces};
+        const Piece piece{first_row, prepared.count * (block + 1) / row_blocks - first_row, first * together,
+                          (last - first) * together, index, pieces};
         multiply_piece(call, prepared, piece, sums + omp_get_thread_num() * kRowBlock * kSumsStride);
     });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "linear/linear.h"
+#include "linear/prefetch.h"
 #include "simd/simd.h"
 
 namespace kvarn::KVARN_ISA {
@@ -53,6 +54,7 @@ struct TileCall {
     bool begins;                 // sums begin at zero, else with what stands there
     const std::byte* ask;        // lines that will be needed next, in the first panel: asked for meanwhile,
     std::size_t ask_step;        // so many bytes further at each line
+    bool once;                   // they will be read once: they go past the outer caches, which keep what they hold
 };
 
 // Adds x * W of R rows and P panels to their sums, inputs in ascending order.
@@ -69,7 +71,10 @@ void multiply_tile(const TileCall& call) {
     const float* x = call.x;
     for (std::int64_t k = 0; k < call.inputs; k += Lines::kInputs, line += 64, ask += call.ask_step, x += Lines::kInputs) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(ask + p * call.panel_stride);
+        for (int p = 0; p < P; ++p) {
+            if (call.once) prefetch_once(ask + p * call.panel_stride);
+            else __builtin_prefetch(ask + p * call.panel_stride);
+        }
 #pragma GCC unroll 2
         for (int i = 0; i < Lines::kInputs; ++i) {
 #pragma GCC unroll 4

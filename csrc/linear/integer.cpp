@@ -120,14 +120,13 @@ void multiply_all(const LinearCall& call, const Rows& rows) {
     const std::int64_t together = call.weight.gated ? 2 : 1;
     const std::int64_t units = call.weight.panels() / together;
     const auto unit_bytes = static_cast<std::int64_t>(sections(call.weight).panel_bytes) * together;
-    const std::int64_t piece_units = std::clamp<std::int64_t>(kWeightPiece / unit_bytes, 1, units);
-    const std::int64_t pieces = (units + piece_units - 1) / piece_units;
+    const TaperedPieces pieces(units, std::clamp<std::int64_t>(kWeightPiece / unit_bytes, 1, units));
     const std::int64_t row_pieces = (call.rows + kRowPiece - 1) / kRowPiece;
-    parallel_pieces(pieces * row_pieces, [&](std::int64_t piece) {
-        const std::int64_t first = piece / pieces * kRowPiece, unit = piece % pieces * piece_units;
+    parallel_pieces(pieces.count() * row_pieces, [&](std::int64_t index) {
+        const std::int64_t first = index / pieces.count() * kRowPiece;
         const std::int64_t count = std::min(kRowPiece, call.rows - first);
-        for (std::int64_t u = unit; u < std::min(units, unit + piece_units); ++u)
-            outputs(call, rows, u * together, first, count);
+        const auto [unit, last] = pieces[index % pieces.count()];
+        for (std::int64_t u = unit; u < last; ++u) outputs(call, rows, u * together, first, count);
     });
 }
 
