@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvarn.kernels.memory import HUGE_PAGE, give_back_freed, zeros_on_demand
+from kvarn.kernels.memory import HUGE_PAGE, HugePages, give_back_freed, zeros_on_demand
 
 
 def resident_bytes() -> int:
@@ -49,6 +49,37 @@ def test_large_memory_is_private_and_asked_for_in_huge_pages():
     flags = next(line for line in mapping if line.startswith("VmFlags:"))
     if Path("/sys/kernel/mm/transparent_hugepage").exists():
         assert "hg" in flags.split()
+
+
+def test_what_stays_lies_side_by_side_in_huge_pages() -> None:
+    memory = HugePages()
+    sizes = [1, 100, HUGE_PAGE // 3, 64, HugePages.CHUNK - 1, 2 * HugePages.CHUNK, 5]
+    pieces = [memory.take(size) for size in sizes]
+    for number, (size, piece) in enumerate(zip(sizes, pieces, strict=True)):
+        assert piece.shape == (size,) and piece.dtype is torch.uint8 and piece.data_ptr() % 64 == 0
+        assert not piece.any()
+        piece.fill_(number + 1)
+    assert [int(piece.min()) for piece in pieces] == [int(piece.max()) for piece in pieces] == list(range(1, 8))
+    assert pieces[0].data_ptr() % HUGE_PAGE == 0 and pieces[1].data_ptr() == pieces[0].data_ptr() + 64
+    assert memory.take(0).shape == (0,)
+    if Path("/sys/kernel/mm/transparent_hugepage").exists() and Path("/proc/self/smaps").exists():
+        flags = next(line for line in _mapping_of(pieces[2].data_ptr()) if line.startswith("VmFlags:"))
+        assert "hg" in flags.split()
+
+
+def test_a_copy_in_huge_pages_has_the_same_numbers() -> None:
+    tensor = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    copy = HugePages().copy(tensor)
+    assert torch.equal(copy, tensor) and copy.data_ptr() != tensor.data_ptr()
+
+
+def test_memory_is_given_back_with_the_last_piece() -> None:
+    memory, before = HugePages(), resident_bytes()
+    pieces = [memory.take(HugePages.CHUNK // 2).fill_(1) for _ in range(2)]
+    assert resident_bytes() - before > HugePages.CHUNK * 3 // 4
+    memory.take(HugePages.CHUNK)  # of another chunk
+    del pieces
+    assert resident_bytes() - before < HugePages.CHUNK // 4
 
 
 def _mapping_of(address: int) -> list[str]:

@@ -131,7 +131,7 @@ def test_adapters(oracle_factory: Factory, run_paged: Any, tmp_path: Path, singl
 
 
 def test_what_leaves_layers_in_between(
-    oracle_factory: Factory, run_paged: Any, single_calls: Callable[[], None]
+    oracle_factory: Factory, run_paged: Any, single_calls: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a head that reads hidden states: the layers are computed in several calls."""
     path = oracle_factory("qwen3", num_hidden_layers=4)[1]
@@ -139,7 +139,7 @@ def test_what_leaves_layers_in_between(
     def taken() -> list[torch.Tensor]:
         model = load(path, dtype="bfloat16")
         runner, states, forward = run_paged(model), HiddenStates(layers=(3, 1, 4)), model.forward
-        model.forward = lambda *step: forward(*step, states)  # type: ignore[method-assign]
+        monkeypatch.setattr(model, "forward", lambda *step: forward(*step, states))
         runner.step(PROMPTS)
         return [states.joined(), *(states.taken[layer] for layer in sorted(states.taken))]
 

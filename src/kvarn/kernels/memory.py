@@ -6,6 +6,7 @@ import ctypes
 import math
 import mmap
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,14 +68,44 @@ def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
-def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor in memory of its own, in huge pages where it is large; a small one as it is.
+class HugePages:
+    """Zeroed memory for what stays, such as packed weights, in huge pages where the system gives them.
 
-    A mapped file lies in small pages: every weight read from there costs a look-up of an address each 4 KiB.
+    A mapping has as many huge pages as it has whole ones in it: a small weight with a mapping of its own has none, nor
+    has a mapped file. A chunk is given back when all that was taken from it is gone. Thread-safe.
     """
-    if tensor.nbytes < HUGE_PAGE:
-        return tensor
-    return zeros_on_demand(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+    CHUNK = 32 * HUGE_PAGE
+    ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunk = mmap.mmap(-1, 1)
+        self._next = self._end = 0
+        """What is left of the chunk."""
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """[nbytes] uint8, that begin on a line of 64 bytes."""
+        if nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        with self._lock:
+            if nbytes > self._end - self._next:
+                self._begin_chunk(max(self.CHUNK, nbytes))
+            first = self._next
+            self._next += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
+            return torch.frombuffer(self._chunk, dtype=torch.uint8, count=nbytes, offset=first)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor."""
+        return self.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def _begin_chunk(self, nbytes: int) -> None:
+        self._chunk = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._chunk.madvise(mmap.MADV_HUGEPAGE)
+        address = torch.frombuffer(self._chunk, dtype=torch.uint8, count=1).data_ptr()
+        self._next = -address % HUGE_PAGE
+        self._end = self._next + nbytes
 
 
 def is_host(device: torch.device) -> bool:

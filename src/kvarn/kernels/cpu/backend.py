@@ -27,7 +27,7 @@ from kvarn.kernels.cpu.quantize import quantize
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.memory import in_huge_pages
+from kvarn.kernels.memory import HugePages
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 from kvarn.kernels.weights import Quantization, Weight
 
@@ -49,6 +49,8 @@ class CpuKernels(Kernels):
         self.isa = chosen_instruction_set(os.environ if isa is None else {"KVARN_ISA": isa})
         self.name = f"cpu ({self.isa})"
         self.backend = Backend(self.isa)
+        self._weights = HugePages()
+        """Where packed weights lie."""
 
     def preferred_dtype(self) -> torch.dtype:
         """bfloat16: half the bytes of float32, and any instruction set widens it as fast as it is read."""
@@ -66,7 +68,7 @@ class CpuKernels(Kernels):
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> CpuLinear:
         """See `kvarn.kernels.cpu.packing`."""
-        return CpuLinear(self.backend, pack(weight, bias, activation))
+        return CpuLinear(self.backend, pack(weight, self._weights, bias, activation))
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See `Kernels`. Raises KernelInputError for a layer of another backend."""
@@ -77,7 +79,7 @@ class CpuKernels(Kernels):
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
         """See `Kernels`."""
         try:
-            fields: dict[str, Any] = {**form, **tensors, "blob": in_huge_pages(tensors["blob"])}
+            fields: dict[str, Any] = {**form, **tensors, "blob": self._weights.copy(tensors["blob"])}
             return CpuLinear(self.backend, PackedWeight(**fields))
         except (TypeError, KeyError, ValueError) as error:
             raise KernelInputError(f"kept weights of the form {form} cannot be used: {error}") from error

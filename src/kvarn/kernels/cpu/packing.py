@@ -12,7 +12,7 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.errors import Fp8WeightsError, KernelInputError
-from kvarn.kernels.memory import zeros_on_demand
+from kvarn.kernels.memory import HugePages
 from kvarn.kernels.weights import MULTIPLIED, Weight
 
 LAYOUT = "panels-of-16/2"
@@ -78,11 +78,13 @@ class PackedWeight:
         return native
 
 
-def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None) -> PackedWeight:
+def pack(
+    weight: Weight, memory: HugePages, bias: torch.Tensor | None = None, activation: Activation | None = None
+) -> PackedWeight:
     """Pack a weight [out, in]: bfloat16 stays so, other floats become float32, quantized weights stay quantized.
 
-    With `activation` the weight is gated: gate above up. Raises KernelInputError for a shape that cannot be packed, and
-    Fp8WeightsError.
+    With `activation` the weight is gated: gate above up. What is packed lies in `memory`. Raises KernelInputError for a
+    shape that cannot be packed, and Fp8WeightsError.
     """
     if weight.format == "fp8":
         raise Fp8WeightsError
@@ -91,7 +93,7 @@ def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activatio
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
     kind = plain if weight.format == "float" else weight.format
     native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_multipliers)
-    blob = zeros_on_demand((native.size,), torch.uint8)
+    blob = memory.take(native.size)
     match weight.format:
         case "int8":
             _pack_int8(native, weight, blob)
