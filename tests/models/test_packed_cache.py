@@ -122,9 +122,8 @@ def test_weights_are_packed_anew_when_the_code_that_prepares_them_has_changed(
 def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
     """Where this fails, count up LAYOUT and put the digest here: else bytes of earlier starts are misread."""
     from kvarn.kernels.cpu.packing import LAYOUT, pack
-    from kvarn.kernels.memory import HugePages
 
-    digest, memory = hashlib.sha256(), HugePages()
+    digest = hashlib.sha256()
     numbers = (torch.arange(40 * 96, dtype=torch.float32).view(40, 96) * 37 % 101 - 50) / 64
     zeros = (torch.arange(40 * 3, dtype=torch.int64).view(40, 3) % 16).to(torch.uint8)
     four_bits = Weight((numbers * 64 % 16).to(torch.uint8), torch.ones(40, 3).half(), zeros, 32)
@@ -133,7 +132,7 @@ def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
     weights = [*plain, quantize(numbers, "int8"), four_bits, replace(four_bits, zeros=None), multiplied]
     for activation in (None, "silu"):
         for weight in weights:
-            digest.update(pack(weight, memory, None, activation).blob.numpy().tobytes())
+            digest.update(pack(weight, None, activation).blob.numpy().tobytes())
     assert (LAYOUT, digest.hexdigest()[:16]) == ("panels-of-16/2", "0e5690e6c97d07bb")
 
 

@@ -68,7 +68,7 @@ class CpuKernels(Kernels):
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> CpuLinear:
         """See `kvarn.kernels.cpu.packing`."""
-        return CpuLinear(self.backend, pack(weight, self._weights, bias, activation))
+        return CpuLinear(self.backend, pack(weight, bias, activation, self._weights))
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See `Kernels`. Raises KernelInputError for a layer of another backend."""

@@ -79,12 +79,15 @@ class PackedWeight:
 
 
 def pack(
-    weight: Weight, memory: HugePages, bias: torch.Tensor | None = None, activation: Activation | None = None
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    memory: HugePages | None = None,
 ) -> PackedWeight:
     """Pack a weight [out, in]: bfloat16 stays so, other floats become float32, quantized weights stay quantized.
 
-    With `activation` the weight is gated: gate above up. What is packed lies in `memory`. Raises KernelInputError for a
-    shape that cannot be packed, and Fp8WeightsError.
+    With `activation` the weight is gated: gate above up. What is packed lies in `memory`; by default it has
+    a chunk of its own. Raises KernelInputError for a shape that cannot be packed, and Fp8WeightsError.
     """
     if weight.format == "fp8":
         raise Fp8WeightsError
@@ -93,7 +96,7 @@ def pack(
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
     kind = plain if weight.format == "float" else weight.format
     native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_multipliers)
-    blob = memory.take(native.size)
+    blob = (memory or HugePages()).take(native.size)
     match weight.format:
         case "int8":
             _pack_int8(native, weight, blob)
