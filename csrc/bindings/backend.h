@@ -18,7 +18,7 @@ struct Backend {
     Isa isa;
     Workspace workspace;   // of one call at a time
     Workspace deltas;      // what adapters add in that call
-    Workspace between;     // numbers between the calls of several layers
+    Workspace intermediate;    // results within a layer, see decoder/layers.h
     std::mutex in_use;
 };
 

@@ -15,7 +15,7 @@ namespace {
 using Address = std::uintptr_t;
 using Addresses = std::vector<Address>;
 
-LayersMemory memory_of(Backend& self) { return {self.workspace, self.deltas, self.between}; }
+LayersMemory memory_of(Backend& self) { return {self.workspace, self.deltas, self.intermediate}; }
 
 std::vector<std::byte*> bytes_at(const Addresses& addresses) {
     std::vector<std::byte*> out;

@@ -26,8 +26,8 @@ void parallel_pieces(std::int64_t count, Body&& body) {
     for (std::int64_t piece = 0; piece < count; ++piece) body(piece);
 }
 
-// [0, count) in pieces of `most`, and towards its end of half as many each time, down to one: threads that take them one
-// after another come to the end at about the same time.
+// [0, count) in pieces of `most` (at least 1), and towards its end of half as many each time, down to one (to most / 128):
+// threads that take them one after another come to the end at about the same time.
 class TaperedPieces {
   public:
     struct Range {

@@ -1,7 +1,7 @@
 // The layers of a decoder in one call: what kvarn/models/layer.py computes with a call for each product and attention.
 //
-// Between those calls the interpreter works alone, some 200 microseconds a layer where the weights of the last one have
-// evicted it from the caches, while the threads wait: a sixth of a step of one row in bfloat16, a third in int4.
+// Between those calls the interpreter works alone while the threads wait: over 100 microseconds a layer, since the weights
+// have evicted its code from the caches. docs/kernels.md says what that took of a step.
 #pragma once
 
 #include <cstdint>
@@ -67,11 +67,11 @@ struct LayersCall {
     float* hidden;                    // [tokens of the plans, size]: the residual stream, in place
 };
 
-// Scratch memory of a call: of its kernels, of what adapters add, and of the numbers between its products.
+// Scratch memory of a call: of its kernels, of what adapters add, and of the intermediate results of a layer.
 struct LayersMemory {
     Workspace& kernels;
     Workspace& deltas;
-    Workspace& between;
+    Workspace& intermediate;
 };
 
 void run_layers(Isa isa, const LayersCall& call, const LayersMemory& memory);

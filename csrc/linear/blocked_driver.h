@@ -89,17 +89,19 @@ class BlockedLinear {
     void stream_all() const {
         const std::int64_t together = call_.rows > kTileHeight ? 2 : kStreamPanels;
         const std::int64_t panels = call_.weight.panels();
-        const TaperedPieces pieces((panels + 1) / 2, std::max<std::int64_t>(1, piece_panels(2 * kStreamPanels, 1) / 2));
+        // Panels are multiplied in pairs, unless there are so many threads that a piece is a single one.
+        const std::int64_t most = piece_panels(2 * kStreamPanels, 1), unit = std::min<std::int64_t>(2, most);
+        const TaperedPieces pieces((panels + unit - 1) / unit, most / unit);
         const std::int64_t passes = Multiplier::passes(call_.rows, static_cast<int>(together));
         parallel_pieces(pieces.count(), [&](std::int64_t piece) {
             const Multiplier multiplier(call_.rows);
-            const std::int64_t first = pieces[piece].first * 2, end = std::min(panels, pieces[piece].last * 2);
+            const std::int64_t first = pieces[piece].first * unit, end = std::min(panels, pieces[piece].last * unit);
             PrefetchShare share(call_.next, piece, pieces.count(), (end - first) * rows_.steps * passes);
             for (std::int64_t panel = first, count; panel < end; panel += count) {
                 count = together;
                 while (count > end - panel) count /= 2;
                 // This thread's next piece is likely to be the one that so many threads will have taken.
-                const std::int64_t then = pieces[piece + omp_get_max_threads()].first * 2;
+                const std::int64_t then = pieces[piece + omp_get_max_threads()].first * unit;
                 const std::int64_t next = panel + count < end ? panel + count : then;
                 stream(multiplier, panel, static_cast<int>(count), next, passes, share);
             }

@@ -10,7 +10,7 @@ namespace kvarn::KVARN_ISA {
 
 namespace {
 
-constexpr std::int64_t kSegmentTokens = 256 * 1024;  // one piece of work: to wake a thread takes as long as half of it
+constexpr std::int64_t kSegmentTokens = 256 * 1024;  // one piece of work: waking a thread takes as long as half of it
 constexpr std::int64_t kStretch = 256;              // tokens whose maximum is taken before looking for its place
 
 struct Best {

@@ -77,7 +77,7 @@ def test_memory_is_given_back_with_the_last_piece() -> None:
     memory, before = HugePages(), resident_bytes()
     pieces = [memory.take(HugePages.CHUNK // 2).fill_(1) for _ in range(2)]
     assert resident_bytes() - before > HugePages.CHUNK * 3 // 4
-    memory.take(HugePages.CHUNK)  # of another chunk
+    memory.take(HugePages.CHUNK // 2)  # of another chunk
     del pieces
     assert resident_bytes() - before < HugePages.CHUNK // 4
 

@@ -86,12 +86,26 @@ def test_families(
     assert_same_bits(found, outcome(run_paged(load(path, dtype="bfloat16"))))
 
 
+@pytest.mark.parametrize("family", ["mixtral", "deepseek-v2", "olmo2", "cohere", "command-r-plus", "granite", "gpt-oss"])
+def test_models_that_compute_more_take_single_calls(
+    family: str, oracle_factory: Factory, run_paged: Any, joined: list[DecoderParts]
+) -> None:
+    run_paged(load(oracle_factory(family)[1], dtype="bfloat16")).step(PROMPTS)
+    assert not joined
+
+
 SETS = [*usable_instruction_sets(), *emulated_instruction_sets()]
 
 
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize(
-    "settings", [{"dtype": "float32", "kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}]
+    "settings",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "float32", "kv_cache_dtype": "int8"},
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+    ],
 )
 def test_forms_of_weights_and_instruction_sets(
     isa: str,
@@ -163,14 +177,17 @@ def test_what_does_not_fit_together_is_refused(oracle_factory: Factory, run_page
     rotation = Rotation(torch.ones(1, heads.dim // 2), torch.zeros(1, heads.dim // 2))
     hidden, count = torch.zeros(1, model.spec.hidden_size), len(joined[0].layers)
     small = model.new_kv_cache(1)
+    deep = load(oracle_factory("qwen3", num_hidden_layers=4)[1], dtype="bfloat16").new_kv_cache(96)
     other = load(oracle_factory("qwen3")[1], dtype="bfloat16", kv_cache_dtype="int8").new_kv_cache(96)
     for change, problem in (
         ({"hidden": hidden[:, 1:]}, "x must be float32"),
         ({"hidden": hidden.double()}, "x must be float32"),
         ({"hidden": torch.zeros(2, model.spec.hidden_size)}, "not the 1 tokens"),
         ({"cache": small}, "cache of 1 blocks"),
-        ({"cache": other}, "not one of"),
-        ({"plans": []}, "a rotation for each kind"),
+        ({"cache": other}, "does not hold keys and values as bfloat16"),
+        ({"cache": deep}, "cache of 4 layers"),
+        ({"plans": []}, "for each kind"),
+        ({"plans": [], "rotations": []}, "for each kind"),
         ({"last": count + 1}, "are not of"),
     ):
         arguments: dict[str, Any] = {

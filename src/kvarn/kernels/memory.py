@@ -72,7 +72,8 @@ class HugePages:
     """Zeroed memory for what stays, such as packed weights, in huge pages where the system gives them.
 
     A mapping has as many huge pages as it has whole ones in it: a small weight with a mapping of its own has none, nor
-    has a mapped file. A chunk is given back when all that was taken from it is gone. Thread-safe.
+    has a mapped file. So small ones share a chunk, which is given back when all that was taken from it is gone and another
+    one was begun. Thread-safe.
     """
 
     CHUNK = 32 * HUGE_PAGE
@@ -80,7 +81,7 @@ class HugePages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._chunk = mmap.mmap(-1, 1)
+        self._chunk: mmap.mmap | None = None
         self._next = self._end = 0
         """What is left of the chunk."""
 
@@ -88,9 +89,13 @@ class HugePages:
         """[nbytes] uint8, that begin on a line of 64 bytes."""
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
+        if nbytes > self.CHUNK // 2:
+            memory, first = _map_huge_pages(nbytes)
+            return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=first)
         with self._lock:
-            if nbytes > self._end - self._next:
-                self._begin_chunk(max(self.CHUNK, nbytes))
+            if self._chunk is None or nbytes > self._end - self._next:
+                self._chunk, self._next = _map_huge_pages(self.CHUNK)
+                self._end = self._next + self.CHUNK
             first = self._next
             self._next += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
             return torch.frombuffer(self._chunk, dtype=torch.uint8, count=nbytes, offset=first)
@@ -99,13 +104,13 @@ class HugePages:
         """A copy of a tensor."""
         return self.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
-    def _begin_chunk(self, nbytes: int) -> None:
-        self._chunk = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._chunk.madvise(mmap.MADV_HUGEPAGE)
-        address = torch.frombuffer(self._chunk, dtype=torch.uint8, count=1).data_ptr()
-        self._next = -address % HUGE_PAGE
-        self._end = self._next + nbytes
+
+def _map_huge_pages(nbytes: int) -> tuple[mmap.mmap, int]:
+    """A mapping, and from where on so many bytes of it begin with a huge page."""
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory, -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % HUGE_PAGE
 
 
 def is_host(device: torch.device) -> bool:

@@ -211,11 +211,12 @@ class Decoder:
             hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
         first, count = 0, len(self._layers)
         if hidden_states is not None:
-            for last in sorted(each for each in hidden_states.layers if each <= count):
+            for last in sorted({each for each in hidden_states.layers if each <= count}):
                 hidden = self._run_layers(hidden, batch, cache, steps, first, last)
                 hidden_states.taken[last] = hidden.clone()
                 first = last
-        hidden = self._run_layers(hidden, batch, cache, steps, first, count)
+        if first < count:
+            hidden = self._run_layers(hidden, batch, cache, steps, first, count)
         if not stage.is_last:
             stage.send(hidden)
             return hidden[:0]

@@ -24,7 +24,7 @@ class GreedyPasses:
     def run(
         self, token_ids: torch.Tensor, batch: PagedBatch, active: npt.NDArray[np.int64], vocab_size: int
     ) -> npt.NDArray[np.int64]:
-        """See `kvarn.kernels.greedy.GreedyDecoder.run`."""
+        """See `kvarn.kernels.decoder.GreedyDecoder.run`."""
         ends = batch.context_lens.to(torch.int64)
         further = [ends[:count] + number for number, count in enumerate(active.tolist())]
         positions = torch.cat([batch.positions, *further])

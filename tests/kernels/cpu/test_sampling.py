@@ -141,7 +141,7 @@ def test_emulated_and_real_vector_sets_draw_from_the_same_bits(isa: str) -> None
     )
 
 
-@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("vocab_size", [*SIZES, 3 * 262_144 + 17])
 def test_the_most_likely_token_is_numpys_whatever_the_row_holds(compiled: CpuKernels, vocab_size: int) -> None:
     generator = np.random.default_rng(vocab_size)
     logits = generator.normal(size=(40, vocab_size)).astype(np.float32)

@@ -56,6 +56,8 @@ class CpuAdapterMemory:
 
 def native_adapters(batch: AdapterBatch | None) -> _native.AdapterBatch | None:
     """The batch, for compiled code. Raises KernelInputError for one of other kernels."""
-    if batch is None or isinstance(batch, CpuAdapterBatch):
-        return None if batch is None else batch.native
-    raise KernelInputError(f"adapters must be those of the compiled kernels, not {type(batch).__name__}")
+    if batch is None:
+        return None
+    if not isinstance(batch, CpuAdapterBatch):
+        raise KernelInputError(f"adapters must be those of the compiled kernels, not {type(batch).__name__}")
+    return batch.native

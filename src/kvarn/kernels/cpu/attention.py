@@ -88,12 +88,26 @@ class CpuAttentionPlan:
         heads = self.heads
         if qkv.shape[1:] != ((heads.query + 2 * heads.kv) * heads.dim,) or qkv.stride(1) != 1:
             raise KernelInputError(f"qkv {tuple(qkv.shape)} is not of {heads}")
-        if norm and norm.weight.shape != (heads.query + heads.kv, heads.dim):
-            raise KernelInputError(f"norm weights {tuple(norm.weight.shape)} do not fit {heads}")
         if qkv.dtype != torch.float32:
             raise KernelInputError("queries, keys and values must be float32")
-        if norm and (norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous()):
-            raise KernelInputError("norm weights must be float32, contiguous")
+        if norm is not None:
+            _check_head_norm(norm, heads)
+
+
+def _check_head_norm(norm: Norm, heads: HeadShape) -> None:
+    weight = norm.weight
+    if weight.shape != (heads.query + heads.kv, heads.dim):
+        raise KernelInputError(f"norm weights {tuple(weight.shape)} do not fit {heads}")
+    if weight.dtype != torch.float32 or not weight.is_contiguous():
+        raise KernelInputError("norm weights must be float32, contiguous")
+
+
+def native_head_norm(norm: Norm | None, heads: HeadShape) -> _native.NormWeight:
+    """A norm of query and key heads, for compiled code; it must outlive that."""
+    if norm is None:
+        return _native.NormWeight()
+    _check_head_norm(norm, heads)
+    return _native.NormWeight(norm.weight.data_ptr(), norm.eps)
 
 
 def plan_attention(

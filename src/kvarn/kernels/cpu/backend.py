@@ -49,7 +49,7 @@ class CpuKernels(Kernels):
         self.isa = chosen_instruction_set(os.environ if isa is None else {"KVARN_ISA": isa})
         self.name = f"cpu ({self.isa})"
         self.backend = Backend(self.isa)
-        self._weights = HugePages()
+        self._weight_memory = HugePages()
         """Where packed weights lie."""
 
     def preferred_dtype(self) -> torch.dtype:
@@ -68,7 +68,7 @@ class CpuKernels(Kernels):
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> CpuLinear:
         """See `kvarn.kernels.cpu.packing`."""
-        return CpuLinear(self.backend, pack(weight, bias, activation, self._weights))
+        return CpuLinear(self.backend, pack(weight, bias, activation, self._weight_memory))
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See `Kernels`. Raises KernelInputError for a layer of another backend."""
@@ -79,7 +79,7 @@ class CpuKernels(Kernels):
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
         """See `Kernels`."""
         try:
-            fields: dict[str, Any] = {**form, **tensors, "blob": self._weights.copy(tensors["blob"])}
+            fields: dict[str, Any] = {**form, **tensors, "blob": self._weight_memory.copy(tensors["blob"])}
             return CpuLinear(self.backend, PackedWeight(**fields))
         except (TypeError, KeyError, ValueError) as error:
             raise KernelInputError(f"kept weights of the form {form} cannot be used: {error}") from error

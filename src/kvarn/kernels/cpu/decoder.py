@@ -14,24 +14,27 @@ from kvarn.kernels.backend import AttentionPlan
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.adapters import native_adapters
-from kvarn.kernels.cpu.attention import CpuAttentionPlan, plan_attention
+from kvarn.kernels.cpu.attention import CpuAttentionPlan, native_head_norm, plan_attention
 from kvarn.kernels.cpu.kv_cache import NATIVE_TYPE, native_type
 from kvarn.kernels.cpu.linear import CpuLinear, check_rows, native_norm
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.linear import Linear
 
 
 class CpuDecoderLayers:
     """See `kvarn.kernels.decoder.DecoderLayers`."""
 
     def __init__(self, backend: _native.Backend, parts: DecoderParts) -> None:
-        """Raises KernelInputError where a product is not compiled, or takes its inputs in an order of its own."""
+        """Raises KernelInputError where a product is not compiled, or takes its inputs in an order of its own, and where
+        the parts do not fit together."""
+        _check_sizes(parts)
         self._backend = backend
         self.parts = parts
         """Kept alive: the native layers refer to their memory."""
         heads = parts.heads
         self._kv_type = NATIVE_TYPE[parts.kv_dtype]
+        self._num_kinds = 1 + max(layer.kind for layer in parts.layers)
         self.native = _native.DecoderLayers(
             heads.query, heads.kv, heads.dim, self._kv_type, parts.scale, parts.softcap or 0.0
         )
@@ -41,7 +44,7 @@ class CpuDecoderLayers:
                 compiled(layer.output).product(None),
                 compiled(layer.gate_up).product(layer.mlp_norm),
                 compiled(layer.down).product(None),
-                _head_norm(layer.query_key_norm),
+                native_head_norm(layer.query_key_norm, heads),
                 native_norm(layer.attention_output_norm, layer.output.out_features),
                 native_norm(layer.mlp_output_norm, layer.down.out_features),
                 layer.kind,
@@ -62,7 +65,7 @@ class CpuDecoderLayers:
         Raises KernelInputError where what is given does not fit together.
         """
         own = [plan for plan in plans if isinstance(plan, CpuAttentionPlan)]
-        if len(own) < len(plans) or len(rotations) != len(plans):
+        if len(own) < len(plans) or not self._num_kinds <= len(plans) == len(rotations):
             raise KernelInputError("layers in one call need a plan of these kernels and a rotation for each kind")
         if not 0 <= first <= last <= len(self.parts.layers):
             raise KernelInputError(f"layers {first} to {last} are not of {len(self.parts.layers)}")
@@ -89,9 +92,11 @@ class CpuDecoderLayers:
 
     def addresses(self, cache: KVCache) -> tuple[list[int], list[int]]:
         """Of the keys and of the values, by layer. Raises KernelInputError for the cache of another model."""
-        of = native_type(cache.keys[0], cache.values[0], self.parts.heads)
-        if of != self._kv_type or len(cache.keys) != len(self.parts.layers):
-            raise KernelInputError(f"a cache of {len(cache.keys)} layers is not one of {self.parts.kv_dtype} for these")
+        layers = len(self.parts.layers)
+        if not len(cache.keys) == len(cache.values) == layers:
+            raise KernelInputError(f"a cache of {len(cache.keys)} layers is not one of {layers}")
+        if native_type(cache.keys[0], cache.values[0], self.parts.heads) != self._kv_type:
+            raise KernelInputError(f"the cache does not hold keys and values as {self.parts.kv_dtype}")
         return [keys.data_ptr() for keys in cache.keys], [values.data_ptr() for values in cache.values]
 
 
@@ -102,10 +107,8 @@ class CpuGreedyDecoder:
         """Raises KernelInputError where the head is not compiled, and for the cache of another model."""
         assert isinstance(parts.layers, CpuDecoderLayers), "of the same kernels"
         self._backend = backend
-        self._held = parts, cache
+        self._parts, self._cache = parts, cache
         """Kept alive: the native decoder refers to their memory."""
-        self._num_blocks = cache.num_blocks
-        self._parts = parts
         self._heads = parts.layers.parts.heads
         self._native = _native.GreedyDecoder(
             parts.layers.native,
@@ -126,8 +129,8 @@ class CpuGreedyDecoder:
         """One compiled call. Raises KernelInputError where what is given does not fit together."""
         plan = plan_attention(self._backend, batch, self._heads)
         sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
-        if plan.native.num_blocks > self._num_blocks or int(batch.block_tables.max()) >= self._num_blocks:
-            raise KernelInputError(f"a block table names blocks that a cache of {self._num_blocks} blocks has not")
+        if plan.native.num_blocks > self._cache.num_blocks or int(batch.block_tables.max()) >= self._cache.num_blocks:
+            raise KernelInputError(f"a block table names blocks that a cache of {self._cache.num_blocks} blocks has not")
         passes = (active[:, None] > np.arange(sequences)).sum(axis=0)
         longest = int((batch.context_lens.numpy() + passes).max())
         if longest > BLOCK_SIZE * batch.block_tables.shape[1]:
@@ -174,6 +177,16 @@ def is_compiled(layer: Linear) -> bool:
     return isinstance(layer, CpuLinear) and layer.input_order is None
 
 
-def _head_norm(norm: Norm | None) -> _native.NormWeight:
-    """Of each head: the plan of attention knows their number."""
-    return _native.NormWeight() if norm is None else _native.NormWeight(norm.weight.data_ptr(), norm.eps)
+def _check_sizes(parts: DecoderParts) -> None:
+    """Raise KernelInputError unless each product takes what the one before it gives."""
+    heads, size = parts.heads, parts.layers[0].qkv.in_features
+    for number, layer in enumerate(parts.layers):
+        found = [each for x in (layer.qkv, layer.output, layer.gate_up, layer.down) for each in _size(x)]
+        inner = layer.gate_up.out_features
+        mixed = heads.query * heads.dim
+        if found != [size, mixed + 2 * heads.kv * heads.dim, mixed, size, size, inner, inner, size]:
+            raise KernelInputError(f"the products of layer {number} do not fit {heads} and {size} hidden numbers: {found}")
+
+
+def _size(layer: Linear) -> tuple[int, int]:
+    return layer.in_features, layer.out_features

@@ -12,7 +12,7 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.errors import Fp8WeightsError, KernelInputError
-from kvarn.kernels.memory import HugePages
+from kvarn.kernels.memory import HugePages, zeros_on_demand
 from kvarn.kernels.weights import MULTIPLIED, Weight
 
 LAYOUT = "panels-of-16/2"
@@ -46,7 +46,7 @@ class PackedWeight:
     has_multipliers: bool = False
     """int4 with multipliers."""
     blob: torch.Tensor
-    """uint8 on a 64-byte boundary; may be a read-only map of a file."""
+    """uint8 on a 64-byte boundary."""
     bias: torch.Tensor | None = None
     """[out] float32."""
     input_order: torch.Tensor | None = None
@@ -86,8 +86,8 @@ def pack(
 ) -> PackedWeight:
     """Pack a weight [out, in]: bfloat16 stays so, other floats become float32, quantized weights stay quantized.
 
-    With `activation` the weight is gated: gate above up. What is packed lies in `memory`; by default it has
-    a chunk of its own. Raises KernelInputError for a shape that cannot be packed, and Fp8WeightsError.
+    With `activation` the weight is gated: gate above up. What is packed lies in `memory`; by default in
+    memory of its own. Raises KernelInputError for a shape that cannot be packed, and Fp8WeightsError.
     """
     if weight.format == "fp8":
         raise Fp8WeightsError
@@ -96,7 +96,7 @@ def pack(
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
     kind = plain if weight.format == "float" else weight.format
     native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_multipliers)
-    blob = (memory or HugePages()).take(native.size)
+    blob = zeros_on_demand((native.size,), torch.uint8) if memory is None else memory.take(native.size)
     match weight.format:
         case "int8":
             _pack_int8(native, weight, blob)
