@@ -86,7 +86,9 @@ def test_families(
     assert_same_bits(found, outcome(run_paged(load(path, dtype="bfloat16"))))
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek-v2", "olmo2", "cohere", "command-r-plus", "granite", "gpt-oss"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "deepseek-v2", "olmo2", "cohere", "command-r-plus", "granite", "gpt-oss"]
+)
 def test_models_that_compute_more_take_single_calls(
     family: str, oracle_factory: Factory, run_paged: Any, joined: list[DecoderParts]
 ) -> None:

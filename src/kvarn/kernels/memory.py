@@ -72,8 +72,8 @@ class HugePages:
     """Zeroed memory for what stays, such as packed weights, in huge pages where the system gives them.
 
     A mapping has as many huge pages as it has whole ones in it: a small weight with a mapping of its own has none, nor
-    has a mapped file. So small ones share a chunk, which is given back when all that was taken from it is gone and another
-    one was begun. Thread-safe.
+    has a mapped file. Small ones share a chunk, which is given back when another one was begun and all that was taken
+    from it is gone. Thread-safe.
     """
 
     CHUNK = 32 * HUGE_PAGE

@@ -26,7 +26,7 @@ class CpuDecoderLayers:
     """See `kvarn.kernels.decoder.DecoderLayers`."""
 
     def __init__(self, backend: _native.Backend, parts: DecoderParts) -> None:
-        """Raises KernelInputError where a product is not compiled, or takes its inputs in an order of its own, and where
+        """Raises KernelInputError where a product is not compiled or takes its inputs in its own order, or where
         the parts do not fit together."""
         _check_sizes(parts)
         self._backend = backend
@@ -130,7 +130,8 @@ class CpuGreedyDecoder:
         plan = plan_attention(self._backend, batch, self._heads)
         sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
         if plan.native.num_blocks > self._cache.num_blocks or int(batch.block_tables.max()) >= self._cache.num_blocks:
-            raise KernelInputError(f"a block table names blocks that a cache of {self._cache.num_blocks} blocks has not")
+            blocks = self._cache.num_blocks
+            raise KernelInputError(f"a block table names blocks that a cache of {blocks} blocks has not")
         passes = (active[:, None] > np.arange(sequences)).sum(axis=0)
         longest = int((batch.context_lens.numpy() + passes).max())
         if longest > BLOCK_SIZE * batch.block_tables.shape[1]:
@@ -185,7 +186,7 @@ def _check_sizes(parts: DecoderParts) -> None:
         inner = layer.gate_up.out_features
         mixed = heads.query * heads.dim
         if found != [size, mixed + 2 * heads.kv * heads.dim, mixed, size, size, inner, inner, size]:
-            raise KernelInputError(f"the products of layer {number} do not fit {heads} and {size} hidden numbers: {found}")
+            raise KernelInputError(f"the products of layer {number} do not fit {heads} and {size} inputs: {found}")
 
 
 def _size(layer: Linear) -> tuple[int, int]:
