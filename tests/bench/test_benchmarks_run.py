@@ -15,7 +15,7 @@ DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 SMOKE = {
     "adapters": ("--smoke --threads 1", "base-only decodes"),
     "chat_template": ("--rounds 1 --renderings 10", "in a process of its own"),
-    "decode_step": (f"--model {DEMO} --steps 2", "ms"),
+    "decode_step": (f"--model {DEMO} --steps 2 --single-calls", "single calls: median"),
     "device_idle": ("--rows 4 --steps 10", "2 in flight"),
     "disaggregation": ("--rounds 1 --bursts 1 --burst 1 --prompt 300 --streams 1 --every-s 0.1", "together"),
     "failover": ("--events 2 --every-s 0.5 --streams 3 --heartbeat-timeout-s 1", "0 lost or other"),
