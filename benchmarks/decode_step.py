@@ -2,8 +2,8 @@
 
     python -m benchmarks.decode_step --model src/kvarn/assets/kvarn-demo --batch 32 --threads 1
 
-Set OMP_WAIT_POLICY to see what waiting threads cost. `--single-calls` loads the model a second time, so that each operation
-of a layer is a call of its own, and takes steps of both in turns.
+Set OMP_WAIT_POLICY to see what waiting threads cost. `--single-calls` loads the model a second time, so that each
+operation of a layer is a call of its own, and takes steps of both in turns.
 """
 
 from __future__ import annotations
