@@ -109,6 +109,8 @@ class Kernels:
     """Whether a device may repeat the operations of a step without the host: none of them asks it for anything."""
     reads_shared_prefixes = False
     """Whether attention looks at `PagedBatch.shares_prefix`."""
+    weights_may_move = True
+    """Whether the tensors that layers were packed into may get memory at other addresses later."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")

@@ -39,6 +39,7 @@ class CpuKernels(Kernels):
     """
 
     packed_layout = LAYOUT
+    weights_may_move = False
 
     def __init__(self, isa: str | None = None) -> None:
         """Take an instruction set; default: what KVARN_ISA names, else the best one here.

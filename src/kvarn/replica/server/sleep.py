@@ -22,6 +22,8 @@ class SleepingModel:
     """Takes the weights off the device. The service that used them must be shut down and forgotten: its KV cache and
     its captured steps go with it.
 
+    Weights of the compiled kernels are in main memory already, and stay where they are.
+
     Args:
         model: Whose weights they are.
         rebuild: Makes a service of it.
@@ -32,9 +34,9 @@ class SleepingModel:
         # An executor and what it calls refer to each other, and were taken out of all collections at the start.
         gc.unfreeze()
         gc.collect()
-        self._weights = Offloaded(tensors_of(model))
+        self._weights = Offloaded(tensors_of(model) if model.kernels.weights_may_move else ())
         self.nbytes = self._weights.nbytes
-        """Of the weights."""
+        """Of the weights, that were moved."""
         give_back_freed(model.kernels.device)
 
     def wake(self, report: ReportProgress) -> GenerateService:
