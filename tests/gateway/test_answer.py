@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(
     serve: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer, "_LEAVE_S", 10.0)
+    monkeypatch.setattr("kvarn.gateway.server._LAST_BYTES_S", 20.0)
     body = json.dumps({"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20}).encode()
     body = body[:-1] + b', "include": ["message.output_text.logprobs"]}'
     with serve(drain_timeout_s=0.2) as server:
@@ -80,6 +82,7 @@ def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(
             wait_for(lambda: bool(server.chat.aborted), "the server to stop it")
             while part := slow.recv(1 << 20):
                 received.extend(part)
+                time.sleep(0.002)
 
         reading = threading.Thread(target=read_when_it_stops)
         reading.start()

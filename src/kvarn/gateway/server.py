@@ -26,6 +26,8 @@ _GC_THRESHOLDS = (20_000, 20, 50)
 _FIRST_INHERITED = 3
 _LAST_REQUESTS_S = 0.5
 """After another server has taken over the socket, so long are the last connections given to send their requests."""
+_LAST_BYTES_S = 1.0
+"""After all requests were ended, so long have slow readers for what was written to them."""
 _OTHER_FILES = 512  # files and sockets of this process that are not clients: databases, engines, logs
 
 _log = logging.getLogger("kvarn.gateway")
@@ -107,13 +109,20 @@ class GatewayServer(uvicorn.Server):
     """The socket lives on when this server stops: another one accepts, or will. So no request may fail meanwhile."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; where the socket is handed over, what was accepted last may still send its request."""
+        """Stop; where the socket is handed over, what was accepted last may still send its request.
+
+        uvicorn does not wait for requests that it cancelled, nor for what they have written.
+        """
         if self.hands_over:
             for server in self.servers:
                 server.close()
             self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
             await asyncio.sleep(_LAST_REQUESTS_S)
         await super().shutdown(sockets)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BYTES_S):
+                while self.server_state.connections and not self.force_exit:  # noqa: ASYNC110  uvicorn has no event
+                    await asyncio.sleep(0.01)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
