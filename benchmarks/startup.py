@@ -1,6 +1,7 @@
-"""How long `kvarn serve` takes from process start to the first streamed token of the demo model.
+"""How long `kvarn serve` takes from process start to the first streamed token of the demo model or another.
 
     python -m benchmarks.startup --runs 7
+    python -m benchmarks.startup --model FOLDER -- --quantization int4 --packed-cache off
 
 Starts the real command that many times, one after the other, and prints medians: of the engine's own phases (as it
 reports them in its log), of the time to readiness and of the time to the first token. The load average is printed
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -41,9 +43,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--model", default="kvarn-demo")
+    parser.add_argument("serve", nargs="*", help="further arguments of `kvarn serve`")
     arguments = parser.parse_args()
     print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    runs = [measure(arguments.model) for _ in range(arguments.runs)]
+    runs = [measure(arguments.model, arguments.serve) for _ in range(arguments.runs)]
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"load average after:  {os.getloadavg()[0]:.1f}\n")
     print(f"median of {len(runs)} runs, seconds\n")
@@ -61,9 +64,9 @@ def report(name: str, values: list[float]) -> None:
     print(f"{name:42}{statistics.median(values):8.2f}   ({min(values):.2f} to {max(values):.2f})")
 
 
-def measure(model: str) -> Run:
+def measure(model: str, settings: Sequence[str] = ()) -> Run:
     began = time.monotonic()
-    command = [sys.executable, "-c", ENTRY, "serve", model, "--port", "0"]
+    command = [sys.executable, "-c", ENTRY, "serve", model, "--port", "0", *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     log: list[str] = []

@@ -1,10 +1,12 @@
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include "bindings/backend.h"
 #include "bindings/topics.h"
 #include "linear/adapters.h"
 #include "linear/linear.h"
 #include "linear/multiply.h"
 #include "linear/pack.h"
-#include "linear/quantise_weights.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -13,13 +15,21 @@ namespace kvarn {
 
 #define KVARN_DECLARE(name) \
     namespace name { \
-        void quantise_int8_weight(const PlainWeight&, const Int8Weight&); \
-        void quantise_int4_weight(const PlainWeight&, const Int4Weight&); \
+        void pack_quantised(const PackedWeight&, const StackedRows&, bool, std::byte*); \
     }
 KVARN_FOR_EACH_ISA(KVARN_DECLARE)
 #undef KVARN_DECLARE
 
 namespace {
+
+// Where it begins, and its rows.
+using Part = std::pair<std::uintptr_t, std::int64_t>;
+
+StackedRows stacked(const std::vector<Part>& parts, std::int64_t row_bytes) {
+    std::vector<StackedRows::Part> own;
+    for (const auto& [first, rows] : parts) own.push_back({at<const std::byte>(first), rows});
+    return {std::move(own), static_cast<std::size_t>(row_bytes)};
+}
 
 void bind_packing(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
@@ -37,11 +47,11 @@ void bind_packing(nb::module_& m) {
             [](PackedWeight& self, std::uintptr_t blob) { self.blob = at<const std::byte>(blob); });
     m.def(
         "pack_float",
-        [](const PackedWeight& weight, std::uintptr_t rows, std::uintptr_t blob) {
+        [](const PackedWeight& weight, const std::vector<Part>& parts, std::uintptr_t blob) {
             nb::gil_scoped_release unlocked;
-            pack_float(weight, at<const void>(rows), at<std::byte>(blob));
+            pack_float(weight, stacked(parts, weight.in * (weight.format == Format::f32 ? 4 : 2)), at<std::byte>(blob));
         },
-        "weight"_a, "rows"_a, "blob"_a);
+        "weight"_a, "parts"_a, "blob"_a);
     m.def(
         "pack_int8",
         [](const PackedWeight& weight, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t blob) {
@@ -86,25 +96,14 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
         "weight"_a, "x"_a, "rows"_a, "x_stride"_a, "norm"_a, "eps"_a, "activation"_a, "bias"_a, "out"_a,
         "out_stride"_a, "accumulate"_a, "adapters"_a.none() = nb::none(), "layer"_a = -1);
     backend.def(
-        "quantize_int8",
-        [](Backend& self, std::uintptr_t plain, bool is_bf16, std::int64_t out, std::int64_t in, std::uintptr_t values,
-           std::uintptr_t scales) {
-            const PlainWeight weight{at<const void>(plain), is_bf16, out, in};
-            const Int8Weight result{at<std::int8_t>(values), at<float>(scales)};
+        "pack_quantized",
+        [](Backend& self, const PackedWeight& weight, const std::vector<Part>& parts, bool is_bf16,
+           std::uintptr_t blob) {
+            const StackedRows rows = stacked(parts, weight.in * (is_bf16 ? 2 : 4));
             const Turn turn(self);
-            KVARN_CALL(self.isa, quantise_int8_weight, weight, result);
+            KVARN_CALL(self.isa, pack_quantised, weight, rows, is_bf16, at<std::byte>(blob));
         },
-        "plain"_a, "is_bf16"_a, "out"_a, "in_"_a, "values"_a, "scales"_a);
-    backend.def(
-        "quantize_int4",
-        [](Backend& self, std::uintptr_t plain, bool is_bf16, std::int64_t out, std::int64_t in, std::uintptr_t values,
-           std::uintptr_t scales, std::uintptr_t multipliers) {
-            const PlainWeight weight{at<const void>(plain), is_bf16, out, in};
-            const Int4Weight result{at<std::uint8_t>(values), at<std::uint16_t>(scales), at<std::int8_t>(multipliers)};
-            const Turn turn(self);
-            KVARN_CALL(self.isa, quantise_int4_weight, weight, result);
-        },
-        "plain"_a, "is_bf16"_a, "out"_a, "in_"_a, "values"_a, "scales"_a, "multipliers"_a);
+        "weight"_a, "parts"_a, "is_bf16"_a, "blob"_a);
 }
 
 }  // namespace kvarn

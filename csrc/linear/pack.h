@@ -1,18 +1,42 @@
 // Weights brought once, at load, into the layouts of linear.h, and rows read back out of them.
 //
-// What is packed lies row by row without gaps; its [out] is gate above up where the weight is gated. All of a blob is
-// written, its padding with zeros. `blob` has sections(weight).size bytes and begins on a 64-byte boundary.
+// What is packed lies row by row without gaps, all of it or each of several parts, one below the other; its [out] is gate
+// above up where the weight is gated. All of a blob is written, its padding with zeros. `blob` has sections(weight).size
+// bytes and begins on a 64-byte boundary.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "linear/linear.h"
 
 namespace kvarn {
 
-// `rows` [out, in], float or bfloat16 as weight.format says.
-void pack_float(const PackedWeight& weight, const void* rows, std::byte* blob);
+// Rows of one size, in parts one below the other.
+class StackedRows {
+  public:
+    struct Part {
+        const std::byte* first;
+        std::int64_t rows;
+    };
+    StackedRows(std::vector<Part> parts, std::size_t row_bytes) : parts_(std::move(parts)), row_bytes_(row_bytes) {}
+
+    const std::byte* operator[](std::int64_t row) const {
+        const Part* part = parts_.data();
+        for (; row >= part->rows; ++part) row -= part->rows;
+        return part->first + static_cast<std::size_t>(row) * row_bytes_;
+    }
+    std::size_t row_bytes() const { return row_bytes_; }
+
+  private:
+    std::vector<Part> parts_;
+    std::size_t row_bytes_;
+};
+
+// rows [out, in], float or bfloat16 as weight.format says.
+void pack_float(const PackedWeight& weight, const StackedRows& rows, std::byte* blob);
 
 // `values` [out, in]; `scales` [out].
 void pack_int8(const PackedWeight& weight, const std::int8_t* values, const float* scales, std::byte* blob);

@@ -5,14 +5,13 @@
 
 namespace kvarn {
 
-void pack_float(const PackedWeight& weight, const void* rows, std::byte* blob) {
+void pack_float(const PackedWeight& weight, const StackedRows& rows, std::byte* blob) {
     const Sections at = sections(weight);
-    const std::size_t row_bytes = static_cast<std::size_t>(weight.in) * (weight.format == Format::f32 ? 4 : 2);
     const auto words = static_cast<std::int64_t>(at.panel_bytes / 64);
     each_panel(weight, [&](std::int64_t panel) {
-        const PanelRows of = rows_of(weight, panel);
-        interleave(static_cast<const std::byte*>(rows) + static_cast<std::size_t>(of.first) * row_bytes, of.count,
-                   row_bytes, words, blob + at.values + static_cast<std::size_t>(panel) * at.panel_bytes);
+        const RowsOfPanel of(weight, panel, rows);
+        interleave(of.begin(), of.count(), rows.row_bytes(), words,
+                   blob + at.values + static_cast<std::size_t>(panel) * at.panel_bytes);
     });
 }
 

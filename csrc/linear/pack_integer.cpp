@@ -49,10 +49,12 @@ void unpack_int4_row(const PackedWeight& weight, const Place& place, float* out)
 
 void pack_int8(const PackedWeight& weight, const std::int8_t* values, const float* scales, std::byte* blob) {
     const Sections at = sections(weight);
+    const StackedRows stacked({{reinterpret_cast<const std::byte*>(values), weight.out}},
+                              static_cast<std::size_t>(weight.in));
     each_panel(weight, [&](std::int64_t panel) {
         const PanelRows of = rows_of(weight, panel);
         const std::int8_t* rows = values + of.first * weight.in;
-        interleave(reinterpret_cast<const std::byte*>(rows), of.count, static_cast<std::size_t>(weight.in),
+        interleave(RowsOfPanel(weight, panel, stacked).begin(), of.count, stacked.row_bytes(),
                    weight.in_padded() / kQuad, blob + at.values + panel * at.panel_bytes);
         auto* out_scales = reinterpret_cast<float*>(blob + at.scales) + panel * kPanel;
         auto* out_sums = reinterpret_cast<std::int32_t*>(blob + at.sums) + panel * kPanel;
@@ -99,10 +101,13 @@ void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std
     const std::int64_t row_bytes = (weight.in + 2 * kQuad - 1) / (2 * kQuad) * kQuad;
     each_panel(weight, [&](std::int64_t panel) {
         const PanelRows of = rows_of(weight, panel);
-        std::vector<std::byte> rows(static_cast<std::size_t>(of.count * row_bytes));
-        for (std::int64_t lane = 0; lane < of.count; ++lane)
-            to_nibbles(values + (of.first + lane) * weight.in, weight.in, rows.data() + lane * row_bytes);
-        interleave(rows.data(), of.count, static_cast<std::size_t>(row_bytes), weight.in_padded() / (2 * kQuad),
+        std::vector<std::byte> bytes(static_cast<std::size_t>(of.count * row_bytes));
+        const std::byte* rows[kPanel];
+        for (std::int64_t lane = 0; lane < of.count; ++lane) {
+            rows[lane] = bytes.data() + lane * row_bytes;
+            to_nibbles(values + (of.first + lane) * weight.in, weight.in, bytes.data() + lane * row_bytes);
+        }
+        interleave(rows, of.count, static_cast<std::size_t>(row_bytes), weight.in_padded() / (2 * kQuad),
                    blob + at.values + panel * at.panel_bytes);
         transpose(of, scales, groups, padded,
                   reinterpret_cast<std::uint16_t*>(blob + at.scales) + panel * padded * kPanel);

@@ -32,7 +32,7 @@ from kvarn.kernels.torch.linear import TorchHeadProducts, TorchLinear, rms_norm
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.torch.router import route
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
-from kvarn.kernels.weights import Quantization, Weight
+from kvarn.kernels.weights import Quantization, Weight, concatenate
 
 
 class AttentionPlan(Protocol):
@@ -179,6 +179,19 @@ class Kernels:
         With `activation` the weight is gated: gate above up, and the layer gives activation(gate) * up.
         """
         return TorchLinear(weight.to(self.device), None if bias is None else bias.to(self.device), activation)
+
+    def pack_plain(
+        self,
+        parts: Sequence[torch.Tensor],
+        to: torch.dtype | Quantization,
+        bias: torch.Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> Linear:
+        """`pack_linear` of float weights [out, in] one below the other, in a type or quantized."""
+        joined = concatenate([Weight(part) for part in parts], self.device)
+        assert joined is not None, "all are float"
+        weight = Weight(joined.values.to(to)) if isinstance(to, torch.dtype) else self.quantize(joined.values, to)
+        return self.pack_linear(weight, bias, activation)
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the bytes of a layer mean, as JSON values, and its tensors by name, which are not copied.

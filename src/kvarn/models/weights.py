@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -174,7 +175,7 @@ class WeightLoader:
             return self._row_parallel(spec)
         layer = self._kept(spec.name)
         if layer is None:
-            layer = self._pack(spec, spec.name, self._weight(spec), self._bias(spec) if spec.bias else None)
+            layer = self._pack(spec, spec.name, self._weights(spec), self._bias(spec) if spec.bias else None)
         self._number(spec, layer)
         return layer
 
@@ -184,7 +185,7 @@ class WeightLoader:
         parts = [self._kept(name) for name in names]
         if sum(part.in_features for part in parts if part is not None) != len(spec.inputs.held):
             try:
-                weight = self._weight(spec)
+                weight = self._joined(spec, self._weights(spec))
                 columns = spec.inputs.parts(weight.group)
                 pieces = [weight.columns(each) if each else None for each in columns]
             except (KernelInputError, ParallelError) as error:
@@ -192,7 +193,7 @@ class WeightLoader:
                     f"{spec.names[0]} cannot be divided for tensor parallelism: {error}; use fewer ranks, or one"
                 ) from error
             pairs = zip(names, pieces, strict=True)
-            parts = [None if piece is None else self._pack(spec, name, piece, None) for name, piece in pairs]
+            parts = [None if piece is None else self._pack(spec, name, [piece], None) for name, piece in pairs]
         first = spec.inputs.held.start
         for part in filter(None, parts):
             inputs = Shard(spec.inputs.size, range(first, first + part.in_features))
@@ -211,16 +212,16 @@ class WeightLoader:
         """A layer as an earlier start packed it."""
         return None if self._packed_cache is None else self._packed_cache.find(name)
 
-    def _pack(self, spec: LinearSpec, name: str, weight: Weight, bias: torch.Tensor | None) -> Linear:
-        if weight.format == "float":
-            quantization = None if spec.role == "router" else self._quantization
-            if quantization and spec.role == "head":
-                quantization = HEAD_QUANTIZATION
-            if quantization:
-                weight = self.kernels.quantize(weight.values, quantization)
-            else:
-                weight = Weight(weight.values.to(self.dtype))
-        layer = self.kernels.pack_linear(weight, bias, spec.activation)
+    def _pack(self, spec: LinearSpec, name: str, weights: Sequence[Weight], bias: torch.Tensor | None) -> Linear:
+        if any(weight.format != "float" for weight in weights):
+            weights = [self._joined(spec, weights)]
+        if weights[0].format == "float":
+            to = self.dtype if spec.role == "router" or self._quantization is None else self._quantization
+            if spec.role == "head" and self._quantization is not None:
+                to = HEAD_QUANTIZATION
+            layer = self.kernels.pack_plain([weight.values for weight in weights], to, bias, spec.activation)
+        else:
+            layer = self.kernels.pack_linear(weights[0], bias, spec.activation)
         if self._packed_cache is not None:
             self._packed_cache.keep(name, layer)
         return layer
@@ -259,13 +260,16 @@ class WeightLoader:
             self._packed_cache.save()
         self._checkpoint.finish()
 
-    def _weight(self, spec: LinearSpec) -> Weight:
-        """This rank's rows of all outputs, one below the other."""
+    def _weights(self, spec: LinearSpec) -> list[Weight]:
+        """This rank's rows of all outputs, in parts one below the other."""
         parts: list[Weight] = []
         for stack in spec.stacks():
             whole = self._read(stack.name, spec.expert, (stack.rows, spec.inputs.size))
             whole = whole if stack.order is None else whole.rows(stack.order)
             parts += [whole.rows(rows) for rows in stack.held]
+        return parts
+
+    def _joined(self, spec: LinearSpec, parts: Sequence[Weight]) -> Weight:
         joined = concatenate(parts, self.kernels.device)
         if joined is not None:
             return joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,7 @@ from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.latent import CpuLatentPlan
 from kvarn.kernels.cpu.linear import CpuHeadProducts, CpuLinear, address_of_norm, check_rows
-from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
-from kvarn.kernels.cpu.quantize import quantize
+from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack, pack_plain
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
@@ -61,15 +60,21 @@ class CpuKernels(Kernels):
         """float32: activations are small beside the weights; each product rounds them as its format needs."""
         return torch.float32
 
-    def quantize(self, weight: torch.Tensor, to: Quantization) -> Weight:
-        """Compiled: as fast as the weight is read, with the roundings of `kvarn.kernels.torch.quantize`."""
-        return quantize(self.backend, weight, to)
-
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> CpuLinear:
         """See `kvarn.kernels.cpu.packing`."""
         return CpuLinear(self.backend, pack(weight, bias, activation, self._weight_memory))
+
+    def pack_plain(
+        self,
+        parts: Sequence[torch.Tensor],
+        to: torch.dtype | Quantization,
+        bias: torch.Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> CpuLinear:
+        """In one compiled pass, which joins nothing first."""
+        return CpuLinear(self.backend, pack_plain(self.backend, parts, to, bias, activation, self._weight_memory))
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See `Kernels`. Raises KernelInputError for a layer of another backend."""

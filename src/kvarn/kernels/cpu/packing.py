@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.errors import Fp8WeightsError, KernelInputError
 from kvarn.kernels.memory import HugePages, zeros_on_demand
-from kvarn.kernels.weights import MULTIPLIED, Weight
+from kvarn.kernels.torch.quantize import INT4_GROUP
+from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 
 LAYOUT = "panels-of-16/2"
 """Count up when one of the layouts changes: packed weights that were kept in files are then made again."""
@@ -96,7 +98,7 @@ def pack(
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
     kind = plain if weight.format == "float" else weight.format
     native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_multipliers)
-    blob = zeros_on_demand((native.size,), torch.uint8) if memory is None else memory.take(native.size)
+    blob = _room_for(native, memory)
     match weight.format:
         case "int8":
             _pack_int8(native, weight, blob)
@@ -104,7 +106,7 @@ def pack(
             _pack_int4(native, weight, blob)
         case _:
             rows = (weight.values if plain == "bf16" else weight.values.float()).contiguous()
-            _native.pack_float(native, rows.data_ptr(), blob.data_ptr())
+            _native.pack_float(native, [(rows.data_ptr(), out)], blob.data_ptr())
     return PackedWeight(
         format=kind,
         out=out,
@@ -114,9 +116,53 @@ def pack(
         has_zeros=has_zeros,
         has_multipliers=has_multipliers,
         blob=blob,
-        bias=None if bias is None else bias.float().contiguous(),
+        bias=_float(bias),
         input_order=weight.input_order,
     )
+
+
+def pack_plain(
+    backend: _native.Backend,
+    parts: Sequence[torch.Tensor],
+    to: torch.dtype | Quantization,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    memory: HugePages | None = None,
+) -> PackedWeight:
+    """What `pack` makes of float weights [out, in] one below the other, in a type or as `kvarn.kernels.torch.quantize`
+    quantizes them: in one pass, which reads the parts where they are. Raises as `pack` does."""
+    if to == "fp8":
+        raise Fp8WeightsError
+    read = to if isinstance(to, torch.dtype) else reduce(torch.promote_types, (part.dtype for part in parts))
+    is_bf16, is_int4 = read == torch.bfloat16, to == "int4"
+    rows = [part.to(torch.bfloat16 if is_bf16 else torch.float32).contiguous() for part in parts]
+    kind: Literal["f32", "bf16", "int8", "int4"] = ("bf16" if is_bf16 else "f32") if isinstance(to, torch.dtype) else to
+    out, in_features, group = sum(map(len, rows)), rows[0].shape[1], INT4_GROUP if is_int4 else 0
+    native = _native_form(kind, out, in_features, group, False, activation, is_int4)
+    blob = _room_for(native, memory)
+    addresses = [(part.data_ptr(), len(part)) for part in rows]
+    if isinstance(to, torch.dtype):
+        _native.pack_float(native, addresses, blob.data_ptr())
+    else:
+        backend.pack_quantized(native, addresses, is_bf16, blob.data_ptr())
+    return PackedWeight(
+        format=kind,
+        out=out,
+        in_features=in_features,
+        activation=activation,
+        group=group,
+        has_multipliers=is_int4,
+        blob=blob,
+        bias=_float(bias),
+    )
+
+
+def _room_for(native: _native.PackedWeight, memory: HugePages | None) -> torch.Tensor:
+    return zeros_on_demand((native.size,), torch.uint8) if memory is None else memory.take(native.size)
+
+
+def _float(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.float().contiguous()
 
 
 def _native_form(

@@ -108,8 +108,12 @@ def quantize_int4(weight: torch.Tensor) -> Weight:
 
 
 def _best_int4_scales(groups: torch.Tensor) -> torch.Tensor:
-    """The scale of each row of `groups` [rows, n] that loses least; n is a power of two."""
-    inverse_peaks = _inverse(_largest(groups))
+    """The scale of each row of `groups` [rows, n] that loses least, NaN where a number is not finite.
+
+    n is a power of two.
+    """
+    largest = _largest(groups)
+    inverse_peaks = _inverse(largest)
     best_scale = torch.zeros_like(inverse_peaks)
     best_gain = torch.zeros_like(inverse_peaks)
     for peak in INT4_PEAKS:
@@ -120,7 +124,7 @@ def _best_int4_scales(groups: torch.Tensor) -> torch.Tensor:
         better = gain > best_gain
         best_gain = torch.where(better, gain, best_gain)
         best_scale = torch.where(better, scale, best_scale)
-    return best_scale
+    return torch.where(largest.isfinite(), best_scale, torch.nan)
 
 
 def _sum_by_halves(numbers: torch.Tensor) -> torch.Tensor:
