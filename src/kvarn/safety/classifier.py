@@ -17,9 +17,6 @@ from safetensors.numpy import load
 from kvarn.safety.features import ngrams, normalise
 from kvarn.safety.verdict import CATEGORIES
 
-NAME = "kvarn-moderation-1"
-"""What answers call the classifier."""
-
 WINDOWS = (48, 144)
 """Bytes of normalised text that are looked at together: about a clause, about two or three."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from kvarn.safety.classifier import NAME, load_classifier
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import RULE, Verdict
 
@@ -60,7 +59,7 @@ class Moderator(Protocol):
 class BuiltInModerator:
     """The classifier in the package."""
 
-    name = NAME
+    name = "kvarn-moderation-1"
     look_every = 24
 
     def __init__(self, threshold: float, threads: TextThreads) -> None:
@@ -69,9 +68,14 @@ class BuiltInModerator:
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
         """The verdict on a text."""
-        classifier = load_classifier()
-        scores = await self._threads.run(claim.tenant, len(text), lambda: classifier.score(text))
+        scores = await self._threads.run(claim.tenant, len(text), lambda: _score(text))
         return Verdict(scores, self._threshold)
+
+
+def _score(text: str) -> dict[str, float]:
+    from kvarn.safety.classifier import load_classifier  # brings numpy, which the gateway needs for nothing else
+
+    return load_classifier().score(text)
 
 
 class WithRules:
