@@ -26,6 +26,12 @@ def test_help_lists_the_commands_and_imports_nothing_heavy():
     assert "HEAVY []" in output
 
 
+def test_the_gateway_imports_nothing_that_it_rarely_needs():
+    heavy = {"torch", "transformers", "numpy", "alembic", "jinja2", "ray", "aiokafka", "redis", "asyncpg"}
+    code = f"import sys, kvarn.cli.serve, kvarn.gateway.app; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_version_is_the_packages(kvarn):
     assert kvarn("version").stdout == f"kvarn {package.__version__}\n"
     assert kvarn("--version").stdout == f"kvarn {package.__version__}\n"

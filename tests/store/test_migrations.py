@@ -7,13 +7,24 @@ from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, make_url
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, make_url, text
 
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.models import Base
+
+
+def test_revisions_are_numbered_in_their_order_and_files_are_named_by_them() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
+    revisions = [each.revision for each in ScriptDirectory.from_config(config).walk_revisions()]
+    files = (Path(migrate.__file__).parent / "migrations" / "versions").glob("[0-9]*.py")
+    assert revisions == sorted((file.name.partition("_")[0] for file in files), reverse=True)
+    assert migrate.head() == revisions[0]
 
 
 async def differences(store: Store) -> list[object]:
@@ -51,6 +62,15 @@ async def test_gateways_that_start_together_migrate_once(store: Store) -> None:
     await migrate.check(store)
     for other in others:
         await other.close()
+
+
+async def test_a_schema_of_a_newer_kvarn_is_refused(store: Store) -> None:
+    async with store.migrating() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StoreError, match="9999"):
+        await migrate.upgrade(store)
+    with pytest.raises(StoreError, match="is at 9999, this Kvarn needs"):
+        await migrate.check(store)
 
 
 async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
