@@ -99,6 +99,8 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
         "pack_quantized",
         [](Backend& self, const PackedWeight& weight, const std::vector<Part>& parts, bool is_bf16,
            std::uintptr_t blob) {
+            const bool is_int4 = weight.format == Format::int4 && weight.has_multipliers && weight.group == kScaleInputs;
+            if (!is_int4 && weight.format != Format::int8) throw nb::value_error("neither int8 nor int4 as quantised here");
             const StackedRows rows = stacked(parts, weight.in * (is_bf16 ? 2 : 4));
             const Turn turn(self);
             KVARN_CALL(self.isa, pack_quantised, weight, rows, is_bf16, at<std::byte>(blob));

@@ -41,7 +41,7 @@ class RowsOfPanel {
         count_ = of.count;
         for (std::int64_t lane = 0; lane < count_; ++lane) rows_[lane] = stacked[of.first + lane];
     }
-    const std::byte* const* begin() const { return rows_; }
+    const std::byte* const* data() const { return rows_; }
     const std::byte* operator[](std::int64_t lane) const { return rows_[lane]; }
     std::int64_t count() const { return count_; }
 

@@ -46,6 +46,10 @@ void pack_int8(const PackedWeight& weight, const std::int8_t* values, const floa
 void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std::uint16_t* scales,
                const std::uint8_t* zeros, const std::int8_t* multipliers, std::byte* blob);
 
+// rows [out, in], float or bfloat16, quantised as kvarn/kernels/torch/quantize.py defines: int8, or int4 with multipliers and
+// groups of kScaleInputs. One for each instruction set, with the same bits.
+//   void pack_quantised(const PackedWeight& weight, const StackedRows& rows, bool is_bf16, std::byte* blob);
+
 // Rows `ids` [count] of the weight that was packed, 0 <= id < out, as floats: out [count, in].
 void unpack_float(const PackedWeight& weight, const std::int64_t* ids, std::int64_t count, float* out);
 void unpack_integer(const PackedWeight& weight, const std::int64_t* ids, std::int64_t count, float* out);

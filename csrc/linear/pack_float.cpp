@@ -10,7 +10,7 @@ void pack_float(const PackedWeight& weight, const StackedRows& rows, std::byte* 
     const auto words = static_cast<std::int64_t>(at.panel_bytes / 64);
     each_panel(weight, [&](std::int64_t panel) {
         const RowsOfPanel of(weight, panel, rows);
-        interleave(of.begin(), of.count(), rows.row_bytes(), words,
+        interleave(of.data(), of.count(), rows.row_bytes(), words,
                    blob + at.values + static_cast<std::size_t>(panel) * at.panel_bytes);
     });
 }

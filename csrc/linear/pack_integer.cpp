@@ -54,7 +54,7 @@ void pack_int8(const PackedWeight& weight, const std::int8_t* values, const floa
     each_panel(weight, [&](std::int64_t panel) {
         const PanelRows of = rows_of(weight, panel);
         const std::int8_t* rows = values + of.first * weight.in;
-        interleave(RowsOfPanel(weight, panel, stacked).begin(), of.count, stacked.row_bytes(),
+        interleave(RowsOfPanel(weight, panel, stacked).data(), of.count, stacked.row_bytes(),
                    weight.in_padded() / kQuad, blob + at.values + panel * at.panel_bytes);
         auto* out_scales = reinterpret_cast<float*>(blob + at.scales) + panel * kPanel;
         auto* out_sums = reinterpret_cast<std::int32_t*>(blob + at.sums) + panel * kPanel;

@@ -3,7 +3,6 @@
 // The sixteen rows of a panel are quantised side by side, a lane each, so that no sum crosses lanes and what is computed
 // lies as it is packed. 128 inputs of them are brought into lanes at a time.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -101,7 +100,7 @@ struct Panel {
         return reinterpret_cast<T*>(blob + offset) + number * lines * kPanel;
     }
     std::byte* values() const { return blob + at.values + number * at.panel_bytes; }
-    // Inputs of a block that begins with input `first`; not one of the padding may begin one.
+    // Inputs of the block that begins with `first`, which must be an input, not padding.
     std::int64_t inputs_from(std::int64_t first) const { return std::min(kScaleInputs, weight.in - first); }
 };
 
@@ -123,7 +122,8 @@ void quantise_int8(const Panel& panel) {
         for (std::int64_t k = 0; k < end; k += kQuad, line += 64) {
             F16 bytes[kQuad];
             for (std::int64_t j = 0; j < kQuad; ++j) {
-                bytes[j] = clamped(round(mul(load(block.x[k + j]), factor)), -127.0f, 127.0f);
+                const bool is_padding = first + k + j >= in;    // the factor may be infinite
+                bytes[j] = is_padding ? zero() : clamped(round(mul(load(block.x[k + j]), factor)), -127.0f, 127.0f);
                 sum = add(sum, bytes[j]);
             }
             store_quads(line, bytes);
@@ -148,7 +148,7 @@ F16 best_scale(const float (*x)[kPanel]) {
     Largest largest;
     for (std::int64_t k = 0; k < kMultiplied; ++k) largest.include(load(x[k]));
     const F16 inverse_peak = inverse(largest.get());
-    F16 best = mul(inverse_peak, zero()), best_gain = zero();
+    F16 best = mul(inverse_peak, zero()), best_gain = zero();    // NaN where the peak is
     for (const float peak : kPeaks) {
         const F16 factor = mul(splat(peak), inverse_peak);
         F16 squares = zero();    // whole numbers: exact in any order

@@ -55,6 +55,12 @@ async def test_every_revision_can_be_undone_and_done_again(store: Store) -> None
     assert await differences(store) == []
 
 
+async def test_a_schema_that_is_up_to_date_is_not_touched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "migrating", lambda _: pytest.fail("nothing is to be changed"))
+    await migrate.upgrade(store)
+    assert store.is_prepared
+
+
 async def test_gateways_that_start_together_migrate_once(store: Store) -> None:
     await migrate.downgrade(store, "base")
     others = [Store(store.url, timeout_s=20) for _ in range(4)]

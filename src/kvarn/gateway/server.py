@@ -34,9 +34,9 @@ _log = logging.getLogger("kvarn.gateway")
 
 
 def collect_garbage_less() -> None:
-    """For a process that has imported all it needs, with collection off. With thousands of requests in flight, collecting
-    as often as Python does took half of its time; looking through what was imported would stop all streams for a tenth of
-    a second."""
+    """For a process that has imported all it needs; collection is on afterwards. With thousands of requests in flight,
+    collecting as often as Python does took half of its time; looking through what was imported would stop all streams
+    for a tenth of a second."""
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.freeze()
     gc.enable()

@@ -165,10 +165,7 @@ class Kernels:
         return dtype
 
     def quantize(self, weight: torch.Tensor, to: Quantization) -> Weight:
-        """A float weight [out, in] with fewer bits, on this device; the same bits on all.
-
-        Raises UnsupportedByBackendError where the backend does not multiply such weights.
-        """
+        """A float weight [out, in] with fewer bits, on this device; the same bits on all."""
         return quantize(weight.to(self.device), to)
 
     def pack_linear(
@@ -187,7 +184,10 @@ class Kernels:
         bias: torch.Tensor | None = None,
         activation: Activation | None = None,
     ) -> Linear:
-        """`pack_linear` of float weights [out, in] one below the other, in a type or quantized."""
+        """`pack_linear` of float weights [out, in] one below the other, in a type or quantized.
+
+        Raises UnsupportedByBackendError where the backend does not multiply such weights.
+        """
         joined = concatenate([Weight(part) for part in parts], self.device)
         assert joined is not None, "all are float"
         weight = Weight(joined.values.to(to)) if isinstance(to, torch.dtype) else self.quantize(joined.values, to)

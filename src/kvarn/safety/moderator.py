@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import RULE, Verdict
+
+if TYPE_CHECKING:  # it brings numpy, which the gateway needs for nothing else
+    from kvarn.safety.classifier import Classifier
 
 ResultT = TypeVar("ResultT")
 
@@ -65,17 +69,21 @@ class BuiltInModerator:
     def __init__(self, threshold: float, threads: TextThreads) -> None:
         self._threshold = threshold
         self._threads = threads
+        self._classifier: Classifier | None = None
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
         """The verdict on a text."""
-        scores = await self._threads.run(claim.tenant, len(text), lambda: _score(text))
+        if self._classifier is None:
+            self._classifier = await asyncio.to_thread(_load)
+        classifier = self._classifier
+        scores = await self._threads.run(claim.tenant, len(text), lambda: classifier.score(text))
         return Verdict(scores, self._threshold)
 
 
-def _score(text: str) -> dict[str, float]:
-    from kvarn.safety.classifier import load_classifier  # brings numpy, which the gateway needs for nothing else
+def _load() -> Classifier:
+    from kvarn.safety.classifier import load_classifier
 
-    return load_classifier().score(text)
+    return load_classifier()
 
 
 class WithRules:

@@ -73,7 +73,8 @@ async def _found(store: Store) -> str | None:
 def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table(_VERSION_TABLE):
         return None
-    return connection.scalar(text(f"SELECT version_num FROM {_VERSION_TABLE}"))  # noqa: S608  a constant
+    rows = connection.scalars(text(f"SELECT version_num FROM {_VERSION_TABLE}"))
+    return ", ".join(rows) or None  # several are a state that Alembic refuses
 
 
 def _run(connection: Connection, change: Literal["upgrade", "downgrade"], revision: str) -> None:
@@ -98,4 +99,3 @@ def _lock(connection: Connection) -> None:
     if not connection.scalar(text("SELECT pg_try_advisory_xact_lock(:number)"), number):
         _log.warning("another process is changing the database's schema: waiting until it has ended")
         connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), number)
-

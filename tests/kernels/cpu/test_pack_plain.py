@@ -26,23 +26,30 @@ BACKENDS = [_native.Backend(isa) for isa in [*_native.usable_instruction_sets(),
 
 def random_parts(rows: list[int], columns: int, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(count, columns, generator=generator) * 10.0 ** (seed % 5 - 3) for count in rows]
+    return [torch.randn(count, columns, generator=generator) for count in rows]
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(FORMS),
     st.sampled_from(TYPES),
-    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any),
     st.one_of(st.integers(1, 400), st.sampled_from([64, 128, 256, 384])),
     st.booleans(),
+    st.sampled_from([0.03, 300.0, 1e-36]),
     st.integers(0, 1000),
 )
 def test_bytes_are_those_of_a_weight_that_was_joined_and_quantized_first(
-    to: torch.dtype | Quantization, dtype: torch.dtype, rows: list[int], columns: int, gated: bool, seed: int
+    to: torch.dtype | Quantization,
+    dtype: torch.dtype,
+    rows: list[int],
+    columns: int,
+    gated: bool,
+    size: float,
+    seed: int,
 ) -> None:
-    parts = [part.to(dtype) for part in random_parts(rows + rows if gated else rows, columns, seed)]
-    parts[0][0] = 0
+    parts = [part.to(dtype) * size for part in random_parts(rows + rows if gated else rows, columns, seed)]
+    parts[0][:1] = 0
     activation: Activation | None = "silu" if gated else None
     joined, bias = torch.cat(parts), torch.randn(sum(map(len, parts)))
     weight = Weight(joined.to(to)) if isinstance(to, torch.dtype) else quantize(joined, to)
@@ -73,9 +80,21 @@ def test_a_number_that_is_not_finite_does_not_vanish(to: Quantization, damage: f
         assert rows.isfinite().all(1).tolist() == [row != 17 for row in range(40)]
 
 
+def test_padding_of_rows_whose_scale_overflows_is_zero() -> None:
+    weight = torch.full((16, 300), 1e-38)
+    for backend in BACKENDS:
+        packed = pack_plain(backend, [weight], "int8").blob[: 320 * 16].view(-1, 16, 4)
+        assert packed[:75].any()
+        assert not packed[75:].any()
+
+
 def test_what_cannot_be_packed_is_refused_and_it_is_said_what_to_do() -> None:
     (weight,) = random_parts([5], 64, 1)
     with pytest.raises(UnsupportedByBackendError, match="`quantization` to int8"):
         pack_plain(BACKENDS[0], [weight], "fp8")
+    with pytest.raises(KernelInputError, match="cannot pack weights"):
+        pack_plain(BACKENDS[0], [weight, weight[:, :32]], "int8")
+    with pytest.raises(KernelInputError, match="cannot pack weights"):
+        pack_plain(BACKENDS[0], [weight], torch.float16)
     with pytest.raises(KernelInputError, match="of gate and up"):
         pack_plain(BACKENDS[0], [weight], "int8", activation="silu")

@@ -129,10 +129,15 @@ def pack_plain(
     activation: Activation | None = None,
     memory: HugePages | None = None,
 ) -> PackedWeight:
-    """What `pack` makes of float weights [out, in] one below the other, in a type or as `kvarn.kernels.torch.quantize`
-    quantizes them: in one pass, which reads the parts where they are. Raises as `pack` does."""
+    """What `pack` makes of float weights [out, in] one below the other, in float32 or bfloat16 or as
+    `kvarn.kernels.torch.quantize` quantizes them. It reads the parts where they are, unless their type must be changed.
+
+    Raises KernelInputError for parts that do not fit together or cannot be packed, and Fp8WeightsError.
+    """
     if to == "fp8":
         raise Fp8WeightsError
+    if len({part.shape[1] for part in parts}) != 1 or to not in (torch.float32, torch.bfloat16, "int8", "int4"):
+        raise KernelInputError(f"cannot pack weights {[tuple(part.shape) for part in parts]} as {to}")
     read = to if isinstance(to, torch.dtype) else reduce(torch.promote_types, (part.dtype for part in parts))
     is_bf16, is_int4 = read == torch.bfloat16, to == "int4"
     rows = [part.to(torch.bfloat16 if is_bf16 else torch.float32).contiguous() for part in parts]

@@ -7,8 +7,8 @@ kept (as in llama.cpp's quantization of weights, Gerganov et al. 2023). On norma
 int4 falls from 9.7 % (largest weight at 7) to 8.2 %. For int8 with a scale an output the search gains less than a
 thousandth of the error, so the largest weight is 127.
 
-The same bits on every device, and as the compiled kernels: all but the sums is rounded by itself, and sums of 32
-numbers are taken by halves.
+Finite numbers become the same bits on every device, and as by the compiled kernels: all but the sums is rounded by
+itself, and sums of 32 numbers are taken by halves.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _serve(
         phases = {"fall asleep": time.monotonic() - since}
         router.disconnect_all()
         log.info(
-            "the weights are in main memory", extra={"model": spec.model_config.name, "weight_bytes": sleeping.nbytes}
+            "the weights are in main memory", extra={"model": spec.model_config.name, "moved_bytes": sleeping.nbytes}
         )
         make, reading, waiting = sleeping.wake, nullcontext(), Asleep()
 
