@@ -188,9 +188,10 @@ class Kernels:
 
         Raises UnsupportedByBackendError where the backend does not multiply such weights.
         """
-        joined = concatenate([Weight(part) for part in parts], self.device)
-        assert joined is not None, "all are float"
-        weight = Weight(joined.values.to(to)) if isinstance(to, torch.dtype) else self.quantize(joined.values, to)
+        weight = concatenate([Weight(part) for part in parts], self.device)
+        assert weight is not None, "all are float"
+        # The plain weight is let go before its successor is packed: the device may have no room for all three.
+        weight = Weight(weight.values.to(to)) if isinstance(to, torch.dtype) else self.quantize(weight.values, to)
         return self.pack_linear(weight, bias, activation)
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
