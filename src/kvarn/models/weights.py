@@ -22,8 +22,8 @@ from kvarn.models.row_parallel import RowParallelLinear
 
 Role = Literal["layer", "expert", "head", "router"]
 
-HEAD_QUANTIZATION: Quantization = "int8"
-"""What the output head becomes, in all modes. See docs/quantization.md for what it costs and saves."""
+HEAD_QUANTIZATION: Quantization | None = "int8"
+"""What the output head becomes, in all modes; None: it stays plain. docs/quantization.md: what it costs and saves."""
 _log = logging.getLogger(__name__)
 
 
@@ -216,15 +216,19 @@ class WeightLoader:
         if any(weight.format != "float" for weight in weights):
             weights = [self._joined(spec, weights)]
         if weights[0].format == "float":
-            to = self.dtype if spec.role == "router" or self._quantization is None else self._quantization
-            if spec.role == "head" and self._quantization is not None:
-                to = HEAD_QUANTIZATION
-            layer = self.kernels.pack_plain([weight.values for weight in weights], to, bias, spec.activation)
+            plain = [weight.values for weight in weights]
+            layer = self.kernels.pack_plain(plain, self._form_of(spec.role), bias, spec.activation)
         else:
             layer = self.kernels.pack_linear(weights[0], bias, spec.activation)
         if self._packed_cache is not None:
             self._packed_cache.keep(name, layer)
         return layer
+
+    def _form_of(self, role: Role) -> torch.dtype | Quantization:
+        """What plain weights become."""
+        if self._quantization is None or role == "router":
+            return self.dtype
+        return (HEAD_QUANTIZATION if role == "head" else self._quantization) or self.dtype
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor as it is stored."""
