@@ -29,8 +29,12 @@ async def upgrade(store: Store, revision: str = "head") -> None:
         StoreError: There is no such revision, or the database is at one that this Kvarn does not know.
         StoreAwayError: The database does not answer.
     """
-    newest = head()
-    if revision not in ("head", newest) or await _found(store) != newest:
+    found, newest = await _found(store), head()
+    if found is not None and found > newest:
+        raise StoreError(
+            f"the database's schema is at {found}, this Kvarn knows {newest} at most: use the Kvarn that upgraded it"
+        )
+    if found != newest or revision not in ("head", newest):
         async with store.migrating() as connection:
             await connection.run_sync(_run, "upgrade", revision)
     store.is_prepared = revision in ("head", newest)
