@@ -16,7 +16,7 @@ _DEPTH = 64
 """References and combinations that are followed, one inside another: what lies deeper may be anything."""
 
 
-def takes_nothing(schema: Mapping[str, Any]) -> bool:
+def without_arguments(schema: Mapping[str, Any]) -> bool:
     """Whether the schema of a function's parameters tells of no argument at all."""
     said = {key for key, value in schema.items() if key not in _NOTES and not (key in _LISTS and not value)}
     return said <= {"type"} and schema.get("type", "object") in ("object", ["object"])
@@ -31,10 +31,16 @@ def read_value(text: str, schema: object, root: Mapping[str, Any]) -> object:
         value = plain_json(text)
     except (ValueError, RecursionError):
         return text
-    return text if may_be(text, schema, root) and not may_be(value, schema, root) else value
+
+    def fits(each: object) -> bool:
+        return is_allowed(each, schema, root)
+
+    # Quotes belong to the string, unless anything may stand here.
+    quoted = isinstance(value, str) and not (fits(0) and fits([]))
+    return text if fits(text) and (quoted or not fits(value)) else value
 
 
-def may_be(value: object, schema: object, root: Mapping[str, Any], depth: int = 0) -> bool:
+def is_allowed(value: object, schema: object, root: Mapping[str, Any], depth: int = 0) -> bool:
     """Whether a value may stand under a schema, by what it says of types and of the values themselves, directly or in
     combinations and references. Whatever else it says is not looked at."""
     if not isinstance(schema, Mapping) or depth > _DEPTH:
@@ -48,11 +54,11 @@ def may_be(value: object, schema: object, root: Mapping[str, Any], depth: int = 
     if isinstance(named, list) and not any(_types_of(value) == _types_of(each) and value == each for each in named):
         return False
     target = schema.get("$ref")
-    if isinstance(target, str) and not may_be(value, _find(target, root), root, depth + 1):
+    if isinstance(target, str) and not is_allowed(value, _find(target, root), root, depth + 1):
         return False
     for combination, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
         parts = schema.get(combination)
-        if isinstance(parts, list) and not enough(may_be(value, part, root, depth + 1) for part in parts):
+        if isinstance(parts, list) and not enough(is_allowed(value, part, root, depth + 1) for part in parts):
             return False
     return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvarn.text.tool_calls.argument_values import read_value, takes_nothing
+from kvarn.text.tool_calls.argument_values import read_value, without_arguments
 from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 from kvarn.text.tool_calls.json_scan import to_json
 
@@ -52,7 +52,7 @@ class GlmParser(ToolCallParser):
     def _arguments(self, name: str) -> Waiting[None]:
         """Read up to the closing tag. A call that was forced has no arguments where its function takes none."""
         count = 0
-        empty = self._forced and takes_nothing(self._parameters.get(name, {}))
+        empty = self._forced and name in self._parameters and without_arguments(self._parameters[name])
         while (yield from self._comes(_KEY)):
             while (found := _PAIR.match(self._held)) is None and not self._final:
                 yield
