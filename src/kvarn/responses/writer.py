@@ -98,6 +98,8 @@ class ResponseWriter:
                 events += self._reasoning(part.text)
             elif part:
                 events += self._text(part)
+        if delta.cut_call:
+            events += self.close_item("incomplete")
         if delta.refusal:
             events += self.refuse(delta.refusal)
         if delta.warnings:

@@ -17,7 +17,8 @@ from kvarn.wire.openai.chat.request import ToolUse
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """Finds the tool calls in the text of one choice."""
+    """Finds the tool calls in the text of one choice. One that is cut off by the answer's end is no call: where its
+    beginning has been given out, the last delta says so (`cut_call`)."""
 
     use: ToolUse
     """Which tools the request has, and how they may be called."""
@@ -34,13 +35,15 @@ class ToolCallReader:
             parts += self._parts(self.parser.push(part)) if isinstance(part, str) else [part]
         delta.parts = parts
         if delta.finish_reason is not None:
-            delta.parts += self._parts(self.parser.flush())
+            cut_off = delta.finish_reason != "stop" or delta.stop_reason is not None
+            delta.parts += self._parts(self.parser.flush(cut_off=cut_off))
+            delta.cut_call = self.parser.is_open
         elif self.parser.satisfied:
             delta.finish_reason = "stop"
         delta.text = "".join(part for part in delta.parts if isinstance(part, str))
         if delta.finish_reason is None:
             return
-        if delta.finish_reason == "stop" and self.calls and self.use.named is None:
+        if delta.finish_reason == "stop" and self.calls and not delta.cut_call and self.use.named is None:
             delta.finish_reason = "function_call" if self.use.legacy else "tool_calls"
         delta.warnings = self._warnings()
 
@@ -66,6 +69,8 @@ class ToolCallReader:
             _check_call(index, name, "".join(arguments), required.get(name, ()))
             for index, (name, arguments) in enumerate(self.calls)
         ]
+        if self.parser.is_open:
+            found[-1] = f"Tool call {len(found) - 1} ({self.calls[-1][0]}) was cut off: it is no call."
         return [each for each in found if each is not None]
 
 

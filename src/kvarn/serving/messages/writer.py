@@ -73,6 +73,8 @@ class MessageWriter:
     blocks: list[_Block] = field(default_factory=list)
     open: bool = False
     """Whether the last block goes on."""
+    cut_call: bool = False
+    """Whether the last call was not finished: the whole message is without it."""
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     warnings: list[str] = field(default_factory=list)
@@ -95,10 +97,11 @@ class MessageWriter:
 
     def message(self) -> Message:
         """The message as far as it is written."""
+        blocks = self.blocks[:-1] if self.cut_call else self.blocks
         return Message(
             id=self.id,
             model=self.model,
-            content=[block.finished() for block in self.blocks],
+            content=[block.finished() for block in blocks],
             stop_reason=self.stop_reason,
             stop_sequence=self.stop_sequence,
             usage=self._usage(),
@@ -153,6 +156,7 @@ class MessageWriter:
 
     def _end(self, delta: ChoiceDelta) -> list[Event]:
         matched = delta.stop_reason if isinstance(delta.stop_reason, str) else None
+        self.cut_call = delta.cut_call
         self.stop_reason, self.stop_sequence = self._reason(delta, matched), matched
         self.warnings = delta.warnings
         closing = self._end_block()
@@ -172,7 +176,7 @@ class MessageWriter:
             return "refusal"
         if matched is not None:
             return "stop_sequence"
-        return "tool_use" if any(block.name for block in self.blocks) else "end_turn"
+        return "tool_use" if any(block.name for block in self.blocks) and not self.cut_call else "end_turn"
 
     def _usage(self) -> Usage:
         cached = self.tokens.cached_tokens
