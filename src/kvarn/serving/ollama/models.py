@@ -47,7 +47,7 @@ def running(model: Model, served: ServedModel) -> ListedModel:
         digest=_digest(model, served),
         details=_details(model, served.card),
         expires_at=NEVER,
-        size_vram=size if served.config.device != "cpu" else 0,
+        size_vram=size if served.card is not None and served.card.kernels == "triton" else 0,
         context_length=model.max_model_len or 0,
     )
 
