@@ -21,6 +21,7 @@ from published import plain_routes, published, served_part
 
 IGNORE_THE_QUERY = {
     "chat.create_chat_completion",
+    "chat.render_chat_completion",
     "completions.create_completion",
     "encoders.create_embeddings",
     "ollama.ollama_blob",
@@ -37,6 +38,7 @@ IGNORE_THE_QUERY = {
     "operation.health",
     "operation.load",
     "operation.docs",
+    "operation.favicon",
     "operation.metrics",
     "operation.ready",
     "operation.root",
@@ -46,6 +48,8 @@ IGNORE_THE_QUERY = {
     "models.get_model",
     "models.list_models",
     "encoders.create_moderation",
+    "encoders.classify",
+    "encoders.pool",
     "encoders.rerank",
     "encoders.score",
     "responses.count_tokens",

@@ -38,6 +38,7 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
+    vllm,
 )
 from kvarn.gateway.routes.organization import (
     audit_logs,
@@ -90,6 +91,7 @@ _ROUTERS = [
             batches,
             rollouts,
             operation,
+            vllm,
         ),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )

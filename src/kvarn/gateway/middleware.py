@@ -30,7 +30,9 @@ WARNING_HEADER = "x-kvarn-warning"  # header of an answer that names what of its
 _PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
-PUBLIC = frozenset({"/", "/api/version", "/docs", "/openapi.json", *_PROBES})  # paths that need no key
+PUBLIC = frozenset(
+    {"/", "/api/version", "/docs", "/favicon.ico", "/openapi.json", "/redoc", *_PROBES}
+)  # paths that need no key
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
 """Headers that decide who asks for what, and how it is read."""

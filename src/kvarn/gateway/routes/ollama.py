@@ -135,7 +135,7 @@ async def ollama_pull(gateway: GatewayDep, record: RecordDep, body: ModelRequest
     return Response(line(Progress(status="pulling manifest")) + line(done), media_type="application/x-ndjson")
 
 
-@router.post("/push", summary="Not served: says what to do")
+@router.post("/push", include_in_schema=False)
 @router.post("/create", include_in_schema=False)
 @router.post("/copy", include_in_schema=False)
 @router.delete("/delete", include_in_schema=False)

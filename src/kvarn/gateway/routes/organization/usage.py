@@ -34,7 +34,7 @@ router = APIRouter(
 )
 
 EMBEDDINGS = (  # operations of encoders
-    *("/v1/embeddings", "/api/embed", "/api/embeddings"),
+    *("/v1/embeddings", "/api/embed", "/api/embeddings", "/pooling", "/v1/pooling"),
     *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
 )
 MODERATIONS = ("/v1/moderations",)
