@@ -90,7 +90,6 @@ async def ollama_embeddings(
     return json_when_done(first(), held)
 
 
-@router.head("/tags", include_in_schema=False)
 @router.get("/tags", summary="List the served models, in Ollama's words")
 async def ollama_tags(gateway: GatewayDep, principal: PrincipalDep) -> ModelsAnswer:
     """Every model and adapter in the key's scope."""
@@ -98,7 +97,6 @@ async def ollama_tags(gateway: GatewayDep, principal: PrincipalDep) -> ModelsAns
     return ModelsAnswer(models=[listed(each, _served(gateway, each)) for each in models])
 
 
-@router.head("/ps", include_in_schema=False)
 @router.get("/ps", summary="List the models that are ready, in Ollama's words")
 async def ollama_running(gateway: GatewayDep, principal: PrincipalDep) -> ModelsAnswer:
     """Those that take requests now."""
@@ -113,7 +111,6 @@ async def ollama_show(gateway: GatewayDep, record: RecordDep, body: ModelRequest
     return shown(model, _served(gateway, model))
 
 
-@router.head("/version", include_in_schema=False)
 @router.get("/version", summary="The version of Ollama's API")
 async def ollama_version() -> Version:
     """The version of Ollama whose API this is."""
@@ -147,10 +144,10 @@ async def ollama_change() -> None:
     raise ApiError(400, message, code="unsupported_operation")
 
 
-@router.head("/blobs/{digest}", include_in_schema=False)
-async def ollama_blob(digest: str) -> Response:
-    """No blob is kept here."""
-    return Response(status_code=404)
+@router.get("/blobs/{digest}", include_in_schema=False)
+async def ollama_blob(digest: str) -> None:
+    """No blob is kept here, as a client finds out before it sends one."""
+    raise ApiError(404, f"There are no blobs here. {_GET_A_MODEL}.", code="not_found")
 
 
 async def _find(gateway: Gateway, record: RecordDep, body: ModelRequest) -> Model:

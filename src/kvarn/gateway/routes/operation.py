@@ -102,7 +102,6 @@ async def docs() -> HTMLResponse:
     return HTMLResponse(_page(), headers={"content-security-policy": _DOCS_POLICY})
 
 
-@router.head("/favicon.ico", include_in_schema=False)
 @router.get("/favicon.ico", include_in_schema=False)
 async def favicon() -> Response:
     """The picture that browsers ask every server for."""

@@ -23,10 +23,6 @@ _WHOLE_TEXT = "ignored 'options.repeat_last_n', penalties look at the whole text
 _OTHER_SAMPLERS = "ignored 'options.mirostat', 'typical_p' and 'tfs_z', this server does not draw so"
 
 
-def _not_empty(value: object) -> object:
-    return None if value in ("", [], {}) else value
-
-
 class Options(LenientModel):
     """How the tokens of an answer are drawn."""
 
@@ -35,7 +31,7 @@ class Options(LenientModel):
     top_p: float | None = None
     min_p: float | None = None
     seed: Whole = None  # -1: one that the server draws
-    stop: Annotated[str | Strings | None, BeforeValidator(_not_empty)] = None
+    stop: str | Strings | None = None
     num_predict: Whole = None  # tokens at most; 0 or below: as many as the context has room for
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
@@ -71,16 +67,14 @@ class Options(LenientModel):
 
 
 def _check_format(value: object) -> object:
-    if isinstance(value, str) and value not in ("", "json"):
+    if isinstance(value, str) and value != "json":
         raise validation_error("unsupported_value", "'format' may only be 'json' or a JSON schema.")
-    return _not_empty(value)
+    return value
 
 
 Format = Annotated[Literal["json"] | dict[str, Any] | None, BeforeValidator(_check_format)]
 """What the answer must match."""
-Think = Annotated[
-    bool | Literal["low", "medium", "high", "max", "none", "minimal", "xhigh"] | None, BeforeValidator(_not_empty)
-]
+Think = bool | Literal["low", "medium", "high", "max", "none", "minimal", "xhigh"] | None
 """Whether to reason, or how much."""
 
 
@@ -115,6 +109,8 @@ class WorkRequest(LenientModel):
 
 class AnswerRequest(WorkRequest):
     """A request for text."""
+
+    fields_that_may_be_empty = frozenset({"format"})
 
     stream: bool | None = None  # as lines of JSON, unless it is false
     format: Format = None

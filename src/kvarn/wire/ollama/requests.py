@@ -7,19 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from kvarn.wire.ollama.options import AnswerRequest, WorkRequest
-from kvarn.wire.openai.common import RequestModel, Strings, TokenIds, validation_error
+from kvarn.wire.openai.common import RequestModel, Strings, TokenIds, refused
 
 _ECHO = ConfigDict(extra="ignore")
 """Clients send back what they have added to an answer."""
 
 
-def _no_images(value: object) -> None:
-    if value not in (None, [], ""):
-        why = "'images' is not supported: the models of this server read text. Leave it out."
-        raise validation_error("unsupported_parameter", why)
-
-
-Images = Annotated[None, BeforeValidator(_no_images)]
+Images = Annotated[None, refused("the models of this server read text")]
 
 
 class CalledFunction(RequestModel):
@@ -83,17 +77,6 @@ class ChatRequest(AnswerRequest):
     tools: Annotated[list[Tool] | None, Field(fail_fast=True, max_length=128)] = None
 
 
-def _no_template(value: object) -> None:
-    if value not in (None, ""):
-        why = "'template' is not supported: send the finished prompt with 'raw', or leave the template to the model."
-        raise validation_error("unsupported_parameter", why)
-
-
-def _no_suffix(value: object) -> None:
-    if value not in (None, ""):
-        raise validation_error("unsupported_parameter", "'suffix' is not supported: these models do not fill in.")
-
-
 class GenerateRequest(AnswerRequest):
     """The body of `/api/generate`; without a prompt it has the model loaded."""
 
@@ -102,8 +85,8 @@ class GenerateRequest(AnswerRequest):
     context: TokenIds | None = None  # tokens of the turns before, as the last answer sent them
     raw: bool | None = None  # the prompt is what the model reads, without its template
     images: Images = None
-    template: Annotated[None, BeforeValidator(_no_template)] = None
-    suffix: Annotated[None, BeforeValidator(_no_suffix)] = None
+    template: Annotated[None, refused("send the finished prompt with 'raw', or leave it to the model's own")] = None
+    suffix: Annotated[None, refused("these models do not fill in")] = None
 
 
 class EmbedRequest(WorkRequest):
