@@ -13,7 +13,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
 
 from kvarn.replica.client.protocol import RequestRefusedError
-from kvarn.serving.messages.writer import INVALID
+from kvarn.serving.chat.tool_calls import INVALID
 from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.messages import RefusalReason

@@ -321,3 +321,19 @@ def test_a_wrong_effort_is_refused(client: httpx.Client) -> None:
     ):
         answer = client.post(path, json={"model": "tiny", **body})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollamas_answers_have_it_as_thinking(
+    server: Any, answering: Callable[..., None], client: httpx.Client, stream: bool
+) -> None:
+    def ask(**fields: Any) -> tuple[str, str]:
+        body = {"model": "tiny", "messages": HELLO, "stream": stream, **fields}
+        messages = [json.loads(line)["message"] for line in client.post("/api/chat", json=body).text.splitlines()]
+        return tuple("".join(each.get(name, "") for each in messages) for name in ("thinking", "content"))  # type: ignore[return-value]
+
+    answering(f"{THOUGHT}God dag.")
+    assert ask() == ask(think=True) == ask(think="low") == ("It is noon.", "God dag.")
+    assert prompt_of(server).endswith("<|assistant|>")
+    answering("God dag.")
+    assert ask(think=False) == ("", "God dag.") and prompt_of(server).endswith("</think>\n\n")

@@ -33,10 +33,12 @@ from kvarn.gateway.routes import (
     files,
     messages,
     models,
+    ollama,
     operation,
     responses,
     rollouts,
     tokens,
+    vllm,
 )
 from kvarn.gateway.routes.organization import (
     audit_logs,
@@ -78,6 +80,7 @@ _ROUTERS = [
             chat,
             completions,
             messages,
+            ollama,
             responses,
             conversations,
             encoders,
@@ -88,6 +91,7 @@ _ROUTERS = [
             batches,
             rollouts,
             operation,
+            vllm,
         ),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )

@@ -58,7 +58,8 @@ class BodyReader:
                 left, or it would be answered too late).
             ClientDisconnect: The client left in the middle of its body.
         """
-        _require_json(request)
+        if not record_of(request.scope).dialect.any_body_type or "origin" in request.headers:
+            _require_json(request)
         max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
         record = record_of(request.scope)
         held = HeldBytes(self._held, record)

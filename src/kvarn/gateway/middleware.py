@@ -33,7 +33,9 @@ IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 _PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
-PUBLIC = frozenset({"/", "/docs", "/openapi.json", *_PROBES})  # paths that need no key
+PUBLIC = frozenset(
+    {"/", "/api/version", "/docs", "/favicon.ico", "/openapi.json", "/redoc", *_PROBES}
+)  # paths that need no key
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
 """Headers that decide who asks for what, and how it is read."""

@@ -33,6 +33,8 @@ class Dialect:
     """Content type of a stream."""
     stream_error: Callable[[dict[str, Any]], bytes]
     """The item of a stream that carries the body of an error."""
+    any_body_type: bool = False
+    """Bodies are read as JSON whatever their content type says, where no page in a browser sends them."""
     stream_end: bytes = b""
     """Follows the last item of a stream that is whole."""
 

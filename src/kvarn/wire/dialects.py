@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from kvarn.wire.anthropic.dialect import ANTHROPIC
 from kvarn.wire.dialect import Dialect
+from kvarn.wire.ollama.dialect import OLLAMA
 from kvarn.wire.openai.dialect import OPENAI
 
-DIALECTS = (OPENAI, ANTHROPIC)
+DIALECTS = (OPENAI, ANTHROPIC, OLLAMA)
 
 
 def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialect:

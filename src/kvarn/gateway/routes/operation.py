@@ -23,6 +23,11 @@ from kvarn.serving.models import ServedModel
 router = APIRouter(tags=["operation"], route_class=JsonRoute)
 
 _DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><g stroke="#c60" stroke-width="2">'
+    '<path d="M8 1v14M1 8h14M3 3l10 10M13 3 3 13"/></g></svg>'
+)
+"""A mill's sails."""
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"description": "The progress of each model, in the same shape.", "content": {"application/json": {}}}
 }
@@ -90,10 +95,18 @@ async def root(gateway: GatewayDep) -> Root:
     return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
 
 
+@router.get("/redoc", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
 async def docs() -> HTMLResponse:
     """The operations of this server, on a page that needs nothing from the internet; it reads `/openapi.json`."""
     return HTMLResponse(_page(), headers={"content-security-policy": _DOCS_POLICY})
+
+
+@router.get("/favicon.ico", include_in_schema=False)
+async def favicon() -> Response:
+    """The picture that browsers ask every server for."""
+    headers = {"cache-control": "public, max-age=86400"}
+    return Response(_ICON, media_type="image/svg+xml", headers=headers)
 
 
 @cache

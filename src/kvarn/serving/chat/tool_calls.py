@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,9 @@ from kvarn.text.tool_calls.base import ToolCallParser
 from kvarn.text.tool_calls.events import TextDelta, ToolCallStart, ToolEvent
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.chat.request import ToolUse
+
+INVALID = "INVALID_JSON"
+"""Key under which arguments stand that are no JSON object: Anthropic's advice for sending them back to a model."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,15 @@ class ToolCallReader:
         if self.parser.is_open:
             found[-1] = f"Tool call {len(found) - 1} ({self.calls[-1][0]}) was cut off: it is no call."
         return [each for each in found if each is not None]
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call (JSON text) as an object; under `INVALID_JSON` where they are none."""
+    try:
+        parsed = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {INVALID: arguments}
 
 
 def _check_call(index: int, name: str, arguments: str, required: Sequence[str]) -> str | None:

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
+from kvarn.serving.chat.tool_calls import arguments_object
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.work import TokenUsage
 from kvarn.text.reasoning.splitter import Part, Reasoning
@@ -26,9 +26,6 @@ from kvarn.wire.anthropic.answer import (
 )
 from kvarn.wire.openai.chat.answer import ToolCallDelta
 
-INVALID = "INVALID_JSON"
-"""Key under which an input stands that is no JSON object: Anthropic's advice for sending one back to a model."""
-
 
 @dataclass(slots=True)
 class _Block:
@@ -45,7 +42,7 @@ class _Block:
 
     def finished(self) -> AnswerBlock:
         if self.name:
-            return AnswerToolUse(id=self.id, name=self.name, input=_input(self.text))
+            return AnswerToolUse(id=self.id, name=self.name, input=arguments_object(self.text))
         return (
             AnswerThinking(thinking=self.text, signature=self.signature) if self.thinks else AnswerText(text=self.text)
         )
@@ -185,11 +182,3 @@ class MessageWriter:
             output_tokens=self.tokens.completion_tokens,
             cache_read_input_tokens=cached,
         )
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        parsed = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {INVALID: arguments}

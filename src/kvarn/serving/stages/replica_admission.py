@@ -24,7 +24,9 @@ POLL_S = 0.01
 computed meanwhile, and for those that wait too long."""
 MANY_TOKENS = 1 << 20
 """More than any answer has."""
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+GENERATING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"}
+)
 """Paths of the operations whose bodies have these fields."""
 
 _MAX = 2**31
