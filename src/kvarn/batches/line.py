@@ -90,7 +90,7 @@ async def run_line(
 def given_up_answer(batch_id: str, refused: Refused) -> Answer:
     """The answer of a line that is not tried again: what it was refused with last."""
     record = RequestRecord(line_id(batch_id, refused.line.line))
-    return _answer(record, refused.line, refused.error.status, refused.error.body())
+    return _failed(record, refused.line, refused.error)
 
 
 def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str) -> bytes:
@@ -106,7 +106,11 @@ def _failure(record: RequestRecord, line: Line, exception: Exception) -> Answer 
         return Refused(line, error, float(after) if after else None)
     if error.status >= 500:
         _log.error("a line of a batch failed", exc_info=exception, extra={"request_id": record.request_id})
-    return _answer(record, line, error.status, error.body())
+    return _failed(record, line, error)
+
+
+def _failed(record: RequestRecord, line: Line, error: ApiError) -> Answer:
+    return _answer(record, line, error.status, record.dialect.error_body(error, record.request_id))
 
 
 def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:

@@ -88,7 +88,8 @@ class RequestMiddleware:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = new_record(scope)
         record.client_left = partial(client_left, receive)
-        id_header = (b"x-request-id", record.request_id.encode())
+        request_id = record.request_id.encode()
+        id_headers = [(name.encode(), request_id) for name in record.dialect.request_id_headers]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -96,7 +97,7 @@ class RequestMiddleware:
                 if record.warnings:
                     record.headers[WARNING_HEADER] = "; ".join(record.warnings)
                 own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
-                message = {**message, "headers": [*message.get("headers", []), id_header, *own]}
+                message = {**message, "headers": [*message.get("headers", []), *id_headers, *own]}
             elif not message.get("more_body", False):
                 # Before the client hears of the end: its next request shall find the tokens and the place of this one.
                 await record.close()

@@ -17,6 +17,8 @@ from kvarn.routing.router import ReplicaChoice
 from kvarn.serving.client_left import ClientLeft
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
+from kvarn.wire.dialect import Dialect
+from kvarn.wire.openai.dialect import OPENAI
 from kvarn.wire.openai.usage import Usage, usage
 
 _log = logging.getLogger("kvarn.gateway")
@@ -95,6 +97,8 @@ class RequestRecord:
     """The client left before the end of the answer."""
     endpoint: str = UNKNOWN
     """Path of the operation, such as `/v1/chat/completions`."""
+    dialect: Dialect = OPENAI
+    """What it is answered in, errors included."""
     principal: Principal = ANYBODY
     """Who it acts for."""
     best_priority: int | None = None

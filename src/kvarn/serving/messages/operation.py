@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,18 +9,14 @@ from dataclasses import dataclass
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.context import ServingContext
-from kvarn.serving.errors import to_api_error
 from kvarn.serving.external.chat import count_chat_tokens
 from kvarn.serving.messages.request import chat_request, in_anthropic_terms
 from kvarn.serving.messages.writer import MessageWriter
 from kvarn.serving.work import RequestRecord
 from kvarn.wire.anthropic.answer import Message, TokenCount
-from kvarn.wire.anthropic.errors import error_body
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.sse import named_event
-
-_log = logging.getLogger("kvarn.gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,6 @@ class MessageRun:
     """A message that has been taken; let `stream` or `collect` write it."""
 
     chat: ChatRun
-    request_id: str
     writer: MessageWriter
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -49,13 +43,6 @@ class MessageRun:
             async for delta in deltas:
                 self.writer.take(delta)
         return self.writer.message()
-
-    def error_event(self, error: Exception) -> bytes:
-        """An error in the middle of the stream, as one event."""
-        api_error = to_api_error(error)
-        if api_error.status == 500:
-            _log.error("a stream failed", exc_info=error)
-        return named_event("error", error_body(api_error, self.request_id))
 
 
 async def start_message(serving: ServingContext, record: RequestRecord, request: MessagesRequest) -> MessageRun:
@@ -81,7 +68,7 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
     asked = request.thinking is not None and request.thinking.type != "disabled"
     if asked and not run.model.reasons:
         record.warnings.append("ignored 'thinking', this model does not reason apart from its answer")
-    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.model.public_name, run.work.usage))
+    return MessageRun(run, MessageWriter(f"msg_{record.id}", run.model.public_name, run.work.usage))
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:
