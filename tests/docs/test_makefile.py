@@ -1,4 +1,4 @@
-"""The Makefile's stamps: what is installed is installed again when it has to be, and only then; and for which device."""
+"""What `make` installs: for which device, and again when it has to be, and only then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU_BUILD, CUDA_BUILD = f"{TORCH}+cpu", TORCH.replace("==", "===")
 
 @pytest.fixture
 def make(tmp_path: Path):
-    """Run make in a folder with this Makefile, with few programs and a Python and a Kvarn that only print their arguments.
+    """Run make in a folder with this Makefile and few programs: Python and Kvarn only print their arguments.
 
     pip finds torch's build for processors where `has_cpu_build`, and in PyTorch's index where `reaches_pytorch`.
     """
@@ -65,7 +65,7 @@ def _program(path: Path, script: str) -> None:
 
 
 def _installed(output: str) -> list[str]:
-    """What pip was asked to install, one text a call: without its options of form, and without make's echo of the line."""
+    """What pip was asked to install, one text a call."""
     lines = [line for line in output.splitlines() if line.startswith("-m pip install")]
     return [line.partition("-c constraints.txt ")[2] for line in lines]
 
