@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services test test-long chaos conformance lint smoke bench docs native clean
+.PHONY: install serve services test test-long chaos conformance clients lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -100,6 +100,20 @@ test-long: $(VENV)/.test services
 chaos: export KVARN_TEST_PROFILE := thorough
 chaos: $(VENV)/.test services
 	$(PYTEST) -m chaos $(ARGS)
+
+# Coding agents from npm and PyPI write a file each, with models that call their tools: not part of `make test`. What they sent is kept in
+# `$(CLIENTS)/requests`.
+CLIENTS := $(VENV)/clients
+$(CLIENTS)/.installed: tests/clients/package.json tests/clients/requirements.txt
+	@command -v npm >/dev/null || { echo "make clients needs npm, of Node 20 or newer"; exit 1; }
+	@mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)
+	npm install --prefix $(CLIENTS) --no-audit --no-fund
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@touch $@
+
+clients: $(VENV)/.test $(CLIENTS)/.installed
+	CODING_AGENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest tests/clients $(ARGS)
 
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
 OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))
