@@ -127,7 +127,6 @@ def test_load_counts_the_requests_that_are_being_answered(server: Any, client: h
     [
         ("/chat/completions", "/v1/chat/completions", "/v1"),
         ("/v1/v1/chat/completions", "/v1/chat/completions", "/v1"),
-        ("/v1/chat/completions/", "/v1/chat/completions", "/v1"),
         ("/embeddings", "/v1/embeddings", "/v1"),
         ("/models/tiny", "/v1/models/tiny", "/v1"),
         ("/organization/projects", "/v1/organization/projects", "/v1"),

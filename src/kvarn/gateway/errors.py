@@ -27,7 +27,7 @@ from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import field_error
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _HANDLED: tuple[type[Exception], ...] = (
     ApiError,
@@ -90,7 +90,7 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
 
 
 def _path_hint(request: Request) -> str | None:
-    """The path that was meant, where it lacks `/v1`, has it twice, or ends in a slash."""
+    """The path that was meant, where it lacks `/v1` or has it twice."""
     path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     bare = path.rstrip("/").removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{bare}", bare):
@@ -104,11 +104,12 @@ def _path_hint(request: Request) -> str | None:
 def _methods_of(request: Request, path: str) -> list[str]:
     routing = {"type": "http", "path": path, "root_path": request.scope.get("root_path", "")}
     routes = request.app.routes
-    return [
+    methods = [
         method
         for method in _METHODS
         if any(route.matches(routing | {"method": method})[0] is Match.FULL for route in routes)
     ]
+    return [*methods[:1], "HEAD", *methods[1:]] if "GET" in methods else methods
 
 
 async def _note_disconnect(request: Request, _: Exception) -> Response:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
+from kvarn.gateway.plain_requests import plain_request, without_body
 from kvarn.gateway.record import client_left, new_record
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
@@ -80,8 +81,9 @@ class RequestMiddleware:
             await self._app(scope, receive, _without_traceback(send))
             return
         self._open.count += 1
+        answers_head = scope["method"] == "HEAD"
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(plain_request(scope), receive, without_body(send) if answers_head else send)
         finally:
             self._open.count -= 1
 

@@ -165,7 +165,7 @@ def _structured_outputs(request: SamplingFields, markers: Mapping[str, int]) -> 
         "structural_tag": (given.structural_tag, lambda value: from_structural_tag(_object(value), markers)),
     }
     found = [_made(f"structured_outputs.{name}", *maker) for name, maker in makers.items() if maker[0] is not None]
-    if not found:
+    if not found and given.model_fields_set.isdisjoint({*makers, "json_"}):
         names = ", ".join(makers)
         raise invalid_request(f"'structured_outputs' must hold one of {names}.", "structured_outputs")
     return found

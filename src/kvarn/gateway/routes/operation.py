@@ -16,6 +16,7 @@ import kvarn
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.observe.merge import as_open_metrics
 from kvarn.quality.watch import QualityWatch
 from kvarn.serving.models import ServedModel
 
@@ -106,7 +107,7 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
     registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    body = encode(registry)
+    body = encode(as_open_metrics(registry) if "openmetrics" in content_type else registry)
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         body = gzip.compress(body, compresslevel=1)
@@ -130,17 +131,14 @@ async def load(gateway: GatewayDep) -> Load:
     return {"server_load": in_flight - 1}
 
 
-@router.head("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping", summary="`/health`, by the name that SageMaker asks for")
-@router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether the gateway's process lives")
 async def health() -> Health:
     """Answer 200 as long as the event loop turns, whatever the models do: restart the process when this fails."""
     return {"status": "ok"}
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
 async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models

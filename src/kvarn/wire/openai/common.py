@@ -69,9 +69,15 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
 
+def is_empty(value: object) -> bool:
+    """Whether a value asks for nothing, as null does: an empty text, list or object."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
 class LenientModel(RequestModel):
     """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
-    other servers know; those of `unsupported_fields` are refused.
+    other servers know; those of `unsupported_fields` are refused. What is empty is taken as null where that is the
+    field's default.
 
     Warnings go to the list that is given as the context of validation.
     """
@@ -79,19 +85,30 @@ class LenientModel(RequestModel):
     model_config = ConfigDict(extra="ignore")
     unsupported_fields: ClassVar[frozenset[str]] = frozenset()
     """Unknown fields without which the answer would be another."""
+    fields_that_may_be_empty: ClassVar[frozenset[str]] = frozenset()
+    """Fields of which an empty list or object is not null: an empty JSON schema lets through any JSON."""
 
     @model_validator(mode="before")
     @classmethod
     def _look_at_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = data.keys() - known if isinstance(data, dict) else set()
-        for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        unknown = data.keys() - known.keys()
+        for name in sorted(name for name in unknown & cls.unsupported_fields if not is_empty(data[name])):
             raise validation_error("unsupported_parameter", f"{name!r} is not supported.", name)
         for name in nsmallest(_MAX_WARNINGS + 1, unknown):
             near = get_close_matches(name[:_MAX_NAME], known, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
             _warn(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
-        return data
+        empty = [
+            name
+            for name in data.keys() & known.keys()
+            if is_empty(data[name])
+            and known[name].default is None
+            and (data[name] == "" or name not in cls.fields_that_may_be_empty)
+        ]
+        return data | dict.fromkeys(empty) if empty else data
 
 
 def _warn(info: ValidationInfo, warning: str) -> None:
@@ -104,21 +121,22 @@ def _warn(info: ValidationInfo, warning: str) -> None:
 
 def ignored(why: str, *without_warning: object) -> BeforeValidator:
     """Marks a field that is taken and has no effect: what it asks for is only a wish. A warning says why, unless the
-    value is null or one of these."""
+    value is empty or one of these."""
 
     def check(value: object, info: ValidationInfo) -> object:
-        if value is not None and value not in without_warning:
+        if not is_empty(value) and value not in without_warning:
             _warn(info, why)
         return value
 
     return BeforeValidator(check)
 
 
-def refused(hint: str = "") -> BeforeValidator:
-    """Marks a field that OpenAI defines and Kvarn does not serve: null is fine, anything else is a 400."""
+def refused(hint: str = "", *, even_empty: bool = False) -> BeforeValidator:
+    """Marks a field that an API defines and Kvarn does not serve: null is fine, and (unless `even_empty`) what is
+    empty; anything else is a 400."""
 
     def check(value: object, info: ValidationInfo) -> None:
-        if value is not None:
+        if value is not None and (even_empty or not is_empty(value)):
             raise validation_error(
                 "unsupported_parameter", f"{info.field_name!r} is not supported{hint and ': '}{hint}."
             )
@@ -130,13 +148,15 @@ Refused = Annotated[None, refused()]
 
 
 def only(*values: object, types: Collection[str] = (), why: str = "") -> BeforeValidator:
-    """Let through the named values, objects with one of these `types`, and null; anything else is a 400 that says
-    why."""
+    """Let through the named values, objects with one of these `types`, and null, as which what is empty is taken;
+    anything else is a 400 that says why."""
 
     def check(value: object, info: ValidationInfo) -> object:
+        if is_empty(value):
+            return None
         is_typed = isinstance(value, dict) and value.get("type") in types
         known = is_typed or any(value == each and type(value) is type(each) for each in values)
-        if value is not None and not known:
+        if not known:
             message = why or f"{info.field_name!r} may only be {' or '.join(map(repr, values))}."
             raise validation_error("unsupported_value", message)
         return value
@@ -200,6 +220,7 @@ class StructuredOutputs(LenientModel):
     json_object: Literal[True] | None = None
     structural_tag: dict[str, Any] | str | None = None
 
+    fields_that_may_be_empty = frozenset({"json"})
     unsupported_fields = frozenset({"whitespace_pattern", "disable_additional_properties"})
     backend: object = None  # hints for vLLM, without any effect here
     disable_any_whitespace: object = None
@@ -211,6 +232,7 @@ class SamplingFields(LenientModel):
     checked where they become `SamplingParams` (`kvarn.text.sampling`)."""
 
     unsupported_fields = FIELDS_OF_OTHER_SERVERS
+    fields_that_may_be_empty = frozenset({"guided_json"})
 
     model: str
     temperature: float | None = Field(None, ge=0, le=2)

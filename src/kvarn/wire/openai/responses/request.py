@@ -116,6 +116,7 @@ class ContextFields(LenientModel):
     """What makes a response's prompt."""
 
     unsupported_fields = SAMPLING_FIELDS
+    fields_that_may_be_empty = frozenset({"input"})
 
     input: str | InputItems | None = None
     instructions: str | None = None
