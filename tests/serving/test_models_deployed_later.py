@@ -11,8 +11,8 @@ import pytest
 from fake_replica import GENERATE_CARD, FakeReplica
 from gateway_fixtures import GatewayServer, make_server, running
 from kvarn.config.schema import ModelConfig
+from kvarn.sandbox.process import SandboxLimits
 from kvarn.serving.models import ServedModel
-from kvarn.text.template_process import TemplateLimits
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +33,7 @@ class Running:
         config = ModelConfig.model_validate({"name": "late", **SETTINGS, **settings})
         replica = FakeReplica(GENERATE_CARD)
         model = ServedModel("late", config, [replica], self._directory)
-        self._server.do(model.load_text(None, TemplateLimits(10, 2**30)))
+        self._server.do(model.load_text(None, SandboxLimits(10, 2**30)))
         self._server.gateway.metrics.add_model("late", self._server.config.slo_of(config))
         self._server.served["late"] = model
         return replica

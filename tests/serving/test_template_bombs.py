@@ -49,7 +49,7 @@ def bomb_server(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pyt
             server.config = server.config.model_copy(update={"models": [*server.config.models, model]})
             server.served[name] = ServedModel(name, model, [FakeReplica(GENERATE_CARD)], directory)
 
-    with serve(prepare, template_timeout_s=2, template_memory_bytes=192 * MIB) as server:
+    with serve(prepare, client_work_timeout_s=2, client_work_memory_bytes=192 * MIB) as server:
         with server.client() as client:
 
             def settled(name: str) -> bool:
@@ -106,7 +106,7 @@ def test_every_path_that_renders_is_bounded(bomb_server: Any, path: str) -> None
     with bomb_server.client() as client:
         answer = client.post(path, json=PATHS[path])
         assert answer.status_code == 400, answer.text
-        assert "within 2 s (gateway.template_timeout_s)" in answer.json()["error"]["message"]
+        assert "within 2 s (gateway.client_work_timeout_s)" in answer.json()["error"]["message"]
 
 
 def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server: Any) -> None:
@@ -151,13 +151,13 @@ def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(
 ) -> None:
     with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        process = server.served["tiny"].text.chat_template.process
+        processes = server.served["tiny"].text.chat_template.processes
         for _ in range(3):
-            killed = process.pid
+            (killed,) = processes.pids
             os.kill(killed, signal.SIGKILL)
             assert client.post("/v1/chat/completions", json=chat("tiny")).status_code == 200
-            assert process.pid != killed
-        last = process.pid
+            assert processes.pids != [killed]
+        (last,) = processes.pids
         assert Path(f"/proc/{last}").exists()
-        assert server.served["vec"].text.chat_template.process.pid, "it has a template too"
+        assert server.served["vec"].text.chat_template.processes.pids, "it has a template too"
     assert not Path(f"/proc/{last}").exists()

@@ -1,4 +1,4 @@
-"""What a client sends: a proxy before a server that keeps each request, and one that lets nothing through to elsewhere."""
+"""A proxy that keeps each request a client sends, and one that lets nothing through to other hosts."""
 
 from __future__ import annotations
 

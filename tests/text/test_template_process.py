@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.sandbox.process import SandboxLimits
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLimitError
-from kvarn.text.template_process import TemplateLimits
 
-LIMITS = TemplateLimits(timeout_s=2.0, memory_bytes=128 * 1024 * 1024)
+LIMITS = SandboxLimits(timeout_s=2.0, memory_bytes=128 * 1024 * 1024)
 FOR_EVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DOUBLING = (
     "{% set all = namespace(text='x') %}{% for i in range(99) %}{% set all.text = all.text ~ all.text %}{% endfor %}"
@@ -31,7 +31,7 @@ Make = Callable[..., ChatTemplate]
 async def make(tmp_path: Path) -> AsyncGenerator[Make, None]:
     made: list[ChatTemplate] = []
 
-    def template(source: str, limits: TemplateLimits = LIMITS) -> ChatTemplate:
+    def template(source: str, limits: SandboxLimits = LIMITS) -> ChatTemplate:
         made.append(ChatTemplate.load(tmp_path, "{# #}" + source, limits))
         return made[-1]
 
@@ -42,6 +42,11 @@ async def make(tmp_path: Path) -> AsyncGenerator[Make, None]:
 
 async def render(chat: ChatTemplate, text: str = "hi", **variables: object) -> str:
     return await chat.render(chat.request([{"role": "user", "content": text}], variables=variables))
+
+
+def pid_of(chat: ChatTemplate) -> int | None:
+    """Of the one process that a single tenant has."""
+    return next(iter(chat.processes.pids), None)
 
 
 def alive(pid: int) -> bool:
@@ -61,10 +66,10 @@ def until_gone(pid: int, seconds: float = 30) -> None:
 
 async def test_the_error_names_the_limit_and_the_next_chat_is_rendered(make: Make) -> None:
     chat = make(ECHO)
-    with pytest.raises(TemplateLimitError, match=r"cannot render .* within 2 s \(gateway.template_timeout_s\)"):
+    with pytest.raises(TemplateLimitError, match=r"cannot render .* within 2 s \(gateway.client_work_timeout_s\)"):
         await render(chat, wait=True)
     assert await render(chat) == "hi"
-    with pytest.raises(TemplateLimitError, match=r"cannot render .* in 128 MiB of memory \(gateway.template_memory"):
+    with pytest.raises(TemplateLimitError, match=r"cannot render .* in 128 MiB of memory \(gateway.client_work_memory"):
         await render(make(DOUBLING))
 
 
@@ -102,21 +107,21 @@ def test_a_source_of_any_length_is_not_even_read(tmp_path: Path) -> None:
 
 
 async def test_a_chat_that_was_rendered_in_time_counts_though_the_event_loop_was_held_up(make: Make) -> None:
-    chat = make(ECHO, TemplateLimits(timeout_s=1))
+    chat = make(ECHO, SandboxLimits(timeout_s=1))
     await chat.start()
-    pid = chat.process.pid
+    pid = pid_of(chat)
     running = asyncio.create_task(render(chat))
     await asyncio.sleep(0)
     time.sleep(1.5)  # noqa: ASYNC251  the loop is to be held up
     assert await running == "hi"
-    assert chat.process.pid == pid
+    assert pid_of(chat) == pid
 
 
 async def test_the_process_does_not_inherit_the_servers_secrets(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVARN_API_KEY", "secret")
     chat = make(ECHO)
     await chat.start()
-    with open(f"/proc/{chat.process.pid}/environ", "rb") as environment:  # noqa: ASYNC230, PTH123
+    with open(f"/proc/{pid_of(chat)}/environ", "rb") as environment:  # noqa: ASYNC230, PTH123
         assert b"secret" not in environment.read()
 
 
@@ -139,28 +144,28 @@ async def test_the_text_of_an_error_is_bounded(make: Make) -> None:
 async def test_a_process_that_is_killed_is_started_again(make: Make) -> None:
     chat = make(ECHO)
     assert await render(chat) == "hi"
-    first = chat.process.pid
+    first = pid_of(chat)
     assert first is not None
     os.kill(first, signal.SIGKILL)
     assert await render(chat) == "hi"  # whether or not its end has been noticed
-    assert chat.process.pid not in (None, first)
+    assert pid_of(chat) not in (None, first)
 
 
 async def test_a_chat_whose_process_is_killed_is_rendered_by_another_one(make: Make) -> None:
-    chat = make(ECHO, TemplateLimits(timeout_s=60))
+    chat = make(ECHO, SandboxLimits(timeout_s=60))
     await chat.start()
-    pids = [chat.process.pid]
+    pids = [pid_of(chat)]
     running = asyncio.create_task(render(chat, wait=True))
     for _ in range(2):
         await asyncio.sleep(0.2)
         assert not running.done()
-        pid = chat.process.pid
+        pid = pid_of(chat)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         until_gone(pid)
-        while chat.process.pid in (pid, None) and not running.done():  # noqa: ASYNC110
+        while pid_of(chat) in (pid, None) and not running.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        pids.append(chat.process.pid)
+        pids.append(pid_of(chat))
     with pytest.raises(ChatTemplateError, match="was ended by SIGKILL"):
         await running
     assert len(set(pids)) == 3
@@ -180,7 +185,7 @@ async def test_a_chat_that_is_given_up_leaves_no_reply_to_the_next_one(make: Mak
 async def test_no_process_is_left_when_it_is_closed(make: Make) -> None:
     chat = make(ECHO)
     await chat.start()
-    pid = chat.process.pid
+    pid = pid_of(chat)
     assert pid is not None and alive(pid)
     await chat.close()
     assert not alive(pid)
@@ -191,12 +196,12 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from kvarn.text.chat_template import ChatTemplate
-from kvarn.text.template_process import TemplateLimits
+from kvarn.sandbox.process import SandboxLimits
 
 async def main():
-    chat = ChatTemplate.load(Path(sys.argv[1]), sys.argv[2], TemplateLimits(timeout_s=2))
+    chat = ChatTemplate.load(Path(sys.argv[1]), sys.argv[2], SandboxLimits(timeout_s=2))
     await chat.start()
-    print(chat.process.pid, flush=True)
+    print(*chat.processes.pids, flush=True)
     await chat.render(chat.request([]))
     print("rendered", flush=True)
     await asyncio.sleep(600)

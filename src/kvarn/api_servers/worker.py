@@ -42,9 +42,9 @@ from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.safety.errors import SafetyError
 from kvarn.serving.live_models import LiveModels
+from kvarn.serving.models import limits_of
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
-from kvarn.text.template_process import TemplateLimits
 
 _EXIT_LOST = 1  # the main process is gone, or a tokenizer cannot be loaded
 _EXIT_NOT_STARTED = 2
@@ -80,7 +80,7 @@ class Worker:
         live = self._models
         assert live is not None
         # Before it takes connections: the main process is ready by now.
-        limits = TemplateLimits(config.gateway.template_timeout_s, config.gateway.template_memory_bytes)
+        limits = limits_of(config.gateway)
         loading = [model.load_text(None, limits) for model in live.versions]
         await asyncio.gather(*loading, return_exceptions=True)  # a failure is kept by the model
         for model in live.versions:

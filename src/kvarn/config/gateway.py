@@ -92,14 +92,13 @@ class GatewayConfig(Section):
     tokenize_threads: int = Field(2, ge=1)
     """Threads that tokenize, so that a long prompt never blocks the event loop. Organisations take turns at them."""
 
-    template_timeout_s: float = Field(5.0, gt=0)
-    """Seconds that rendering one chat, or compiling the chat templates of a checkpoint, may take. Templates are
-    programs that come with a checkpoint: each checkpoint's run in a process of their own, which is killed when it
-    passes a limit, and the chat gets 400."""
+    client_work_timeout_s: float = Field(2.0, gt=0)
+    """Seconds that one piece of work on what a client or a checkpoint sends may take: rendering a chat or compiling the
+    chat templates of a checkpoint, compiling a grammar or a JSON schema, checking a finished answer. It is done in
+    processes that are killed when they pass a limit and started again at once; the request gets 400."""
 
-    template_memory_bytes: int = Field(512 * 1024 * 1024, ge=64 * 1024 * 1024)
-    """Memory of a process that renders chats (its address space). macOS has no such limit: there only time is
-    bounded."""
+    client_work_memory_bytes: int = Field(512 * 1024 * 1024, ge=64 * 1024 * 1024)
+    """Memory of each such process (its address space). macOS has no such limit: there only time is bounded."""
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is stopped."""

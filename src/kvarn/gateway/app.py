@@ -225,6 +225,7 @@ async def _lifespan(
         await gateway.golden.stop()
         await gateway.shadows.stop()
         await gateway.models.close()
+        await gateway.grammars.close()
         await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

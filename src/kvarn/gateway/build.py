@@ -23,11 +23,12 @@ from kvarn.serving.autoscaling import Autoscaling
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
 from kvarn.serving.golden import GoldenModels
+from kvarn.serving.grammar_pool import GrammarPool
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.model_table import ModelTable
-from kvarn.serving.models import ReplicasByModel, ServedModel
+from kvarn.serving.models import ReplicasByModel, ServedModel, limits_of
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.rollouts import Rollouts
 from kvarn.serving.routing_metrics import RoutingCollector
@@ -85,6 +86,7 @@ def build_gateway(
         moderation=Moderation(config.safety, table, text),
         prompts=services.prompts,
         text=text,
+        grammars=GrammarPool(limits_of(config.gateway)),
         held_requests=requests,
         storage_quota=StorageQuota(store, config.retention.max_stored_bytes),
         held=held,

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvarn.grammar.asked import Calls, Function
 from kvarn.grammar.text import from_json_schema, joined, literal, quoted
 from kvarn.text.reasoning.harmony import CHANNEL, CONSTRAIN, MESSAGE
 from kvarn.text.tool_calls.argument_values import without_arguments
 from kvarn.text.tool_calls.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
-from kvarn.wire.openai.chat.request import FunctionDefinition, ToolUse
 
 _LEXEMES = re.compile(r'"[^"]*"|[{}]|[^"{}]+')
 NAME = "\0"
@@ -65,56 +65,53 @@ def syntax_of(opening: str) -> CallSyntax | None:
     return next((each for each in _SYNTAXES if opening and each.prefix("f").startswith(opening)), None)
 
 
-def calls_grammar(
-    syntax: CallSyntax, use: ToolUse, opening: str, markers: Mapping[str, int], schemas: Mapping[str, object]
-) -> str:
+def calls_grammar(syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]) -> str:
     """One call at least, of the functions that may be called, each with arguments that match its schema.
 
     Args:
         syntax: How the model writes calls.
-        use: Which functions, and how many calls.
-        opening: What stands of the first call in the prompt.
+        calls: Which functions, how many calls, and what stands of the first in the prompt.
         markers: Ids of tokens that are no text, by name.
         schemas: Of the arguments, by function.
     """
-    rules, parts = _calls(syntax, use, markers, schemas)
+    rules, parts = _calls(syntax, calls, markers, schemas)
     first = " | ".join(
-        _sequence(literal(syntax.prefix(function.name)[len(opening) :], markers), f"@args{number}", "after")
-        for number, function in enumerate(use.functions)
-        if use.named in (None, function.name) and syntax.prefix(function.name).startswith(opening)
+        _sequence(literal(syntax.prefix(function.name)[len(calls.opening) :], markers), f"@args{number}", "after")
+        for number, function in enumerate(calls.functions)
+        if calls.named in (None, function.name) and syntax.prefix(function.name).startswith(calls.opening)
     )
     return joined(f"start: first {rules['more']} end\nfirst: {first}\n{rules['text']}", **parts)
 
 
 def text_or_calls_grammar(
-    syntax: CallSyntax, use: ToolUse, content: str | None, markers: Mapping[str, int], schemas: Mapping[str, object]
+    syntax: CallSyntax, calls: Calls, content: str | None, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> str:
     """What an answer may be where the model decides whether to call.
 
     Args:
-        syntax, use, markers, schemas: See `calls_grammar`.
+        syntax, calls, markers, schemas: See `calls_grammar`.
         content: The grammar of an answer that calls nothing; None: any text, which may also stand before calls.
     """
-    rules, parts = _calls(syntax, use, markers, schemas)
+    rules, parts = _calls(syntax, calls, markers, schemas)
     first = " | ".join(
         _sequence(literal(syntax.prefix(function.name), markers), f"@args{number}", "after")
-        for number, function in enumerate(use.functions)
+        for number, function in enumerate(calls.functions)
     )
     if content is not None and not syntax.marker:  # the answer may be an object too: the same lexemes for both
         first = " | ".join(
             _sequence(*map(quoted, _LEXEMES.findall(syntax.prefix(function.name))), f"@args{number}", "after")
-            for number, function in enumerate(use.functions)
+            for number, function in enumerate(calls.functions)
         )
-    calls = f"calls: first {rules['more']} end\nfirst: {first}\n{rules['text']}"
+    rule = f"calls: first {rules['more']} end\nfirst: {first}\n{rules['text']}"
     if content is not None:
-        return joined(f"start: content | calls\ncontent: @content\n{calls}", content=content, **parts)
+        return joined(f"start: content | calls\ncontent: @content\n{rule}", content=content, **parts)
     text = "TEXT: /(.|\\n)*/"
     if syntax.marker in markers:
-        return joined(f"start: TEXT calls?\n{text}\n{calls}", **parts)
+        return joined(f"start: TEXT calls?\n{text}\n{rule}", **parts)
     # The lexer leaves the text as soon as the marker is complete.
     behind = " | ".join(
         _sequence(literal(syntax.prefix(function.name)[len(syntax.marker) :], markers), f"@args{number}", "after")
-        for number, function in enumerate(use.functions)
+        for number, function in enumerate(calls.functions)
     )
     begin = f"begin[lazy]: TEXT {quoted(syntax.marker)}"
     lark = f"start: begin first {rules['more']} end | TEXT\n{begin}\n{text}\nfirst: {behind}\n{rules['text']}"
@@ -122,19 +119,19 @@ def text_or_calls_grammar(
 
 
 def _calls(
-    syntax: CallSyntax, use: ToolUse, markers: Mapping[str, int], schemas: Mapping[str, object]
+    syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What the grammars have in common: rules, and the grammars of arguments by name."""
-    parts = {f"args{number}": _arguments(schemas[each.name]) for number, each in enumerate(use.functions)}
+    parts = {f"args{number}": _arguments(schemas[each.name]) for number, each in enumerate(calls.functions)}
     another = " | ".join(
         _sequence(
             literal((syntax.separator or "") + syntax.call.replace(NAME, each.name), markers), f"@args{number}", "after"
         )
-        for number, each in enumerate(use.functions)
+        for number, each in enumerate(calls.functions)
     )
     text = f"after: {literal(syntax.after, markers)}\nend: {literal(syntax.end, markers)}\n"
     more = ""
-    if use.max_calls is None and syntax.separator is not None:
+    if calls.max_calls is None and syntax.separator is not None:
         text += f"another: {another}\n"
         more = "another*"
     return {"text": text, "more": more}, parts
@@ -148,7 +145,7 @@ def _sequence(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def argument_schema(function: FunctionDefinition) -> dict[str, object]:
+def argument_schema(function: Function) -> dict[str, object]:
     """The schema of a function's arguments: an object, whatever else is said of it, and an empty one where its schema
     tells of no argument."""
     given = function.parameters or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -31,3 +31,14 @@ async def until_client_leaves(result: asyncio.Future[ResultT], client_left: Clie
     finally:
         for gone in waited - {result}:
             gone.cancel()
+
+
+async def cancel_with_client(work: Coroutine[Any, Any, ResultT], client_left: ClientLeft) -> ResultT:
+    """What work gives; it is cancelled where this is or the client leaves. Raises as `until_client_leaves` does."""
+    task = asyncio.create_task(work)
+    try:
+        return await until_client_leaves(task, client_left)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])

@@ -13,6 +13,7 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.safety.prompt_log import PromptLog
+from kvarn.serving.grammar_pool import GrammarPool
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.held_requests import HeldRequests
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
@@ -61,6 +62,7 @@ class ServingContext:
     moderation: Moderation
     prompts: PromptLog
     text: TextPool
+    grammars: GrammarPool
     storage_quota: StorageQuota
     held_requests: HeldRequests
     held: ByteBudget

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from kvarn.grammar.requests import AnswerGrammar, chat_grammar, completion_grammar
+from kvarn.grammar.asked import Asked
+from kvarn.grammar.requests import chat_asked, completion_asked
 from kvarn.serving.chat.prompt import opening_of, phase_after_prompt
+from kvarn.serving.client_left import cancel_with_client
 from kvarn.serving.context import ServingContext
+from kvarn.serving.grammar_pool import encode
 from kvarn.serving.models import ModelText, ReadyModel
-from kvarn.serving.text_pool import INLINE_BYTES
 from kvarn.serving.work import RequestRecord
 from kvarn.text.reasoning.splitter import ReasoningPhase
 from kvarn.wire.messages import Grammar
@@ -26,8 +26,8 @@ async def grammar_of_completion(
     """
     if not request.is_structured or request.max_tokens == 0:
         return None
-    markers = model.text.tokenizer.markers
-    text = await _made(serving, record, lambda: completion_grammar(request, markers))
+    asked = completion_asked(request, model.text.tokenizer.markers)
+    text = None if asked is None else await _made(serving, record, asked)
     return None if text is None else Grammar(text=text)
 
 
@@ -49,17 +49,16 @@ async def grammar_of_chat(
     """
     if not request.is_structured:
         return None
-    text, opening = model.text, opening_of(request, model)
-    grammar = await _made(
-        serving, record, lambda: chat_grammar(request, opening, text.tool_format.opening("f"), text.tokenizer.markers)
-    )
+    text = model.text
+    asked = chat_asked(request, opening_of(request, model), text.tool_format.opening("f"), text.tokenizer.markers)
+    grammar = None if asked is None else await _made(serving, record, asked)
     return None if grammar is None else _behind_reasoning(grammar, text, phase_after_prompt(request, model, prompt))
 
 
-async def _made(serving: ServingContext, record: RequestRecord, make: Callable[[], AnswerGrammar]) -> str | None:
-    """In a thread however short the request is: a short grammar may be a large one."""
-    size = max(record.body_bytes, INLINE_BYTES + 1)
-    made = await serving.text.run(record.principal.organization_id, size, make)
+async def _made(serving: ServingContext, record: RequestRecord, asked: Asked) -> str | None:
+    tenant = record.principal.organization_id
+    payload = await serving.run(record, lambda: encode(asked))
+    made = await cancel_with_client(serving.grammars.make(tenant, asked, payload), record.client_left)
     record.warnings += [warning for warning in made.warnings if warning not in record.warnings]
     return made.text
 

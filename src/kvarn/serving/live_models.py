@@ -11,8 +11,7 @@ from kvarn.config.gateway import GatewayConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
-from kvarn.serving.models import ServedModel
-from kvarn.text.template_process import TemplateLimits
+from kvarn.serving.models import ServedModel, limits_of
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -31,7 +30,7 @@ class LiveModels:
         """Of each model the version that has most ready replicas. The same object always."""
         self.on_added: Callable[[ServedModel], None] = lambda model: None
         """Told of each version before it serves."""
-        self._limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
+        self._limits = limits_of(config)
         self._process = process
         self._versions: dict[tuple[str, int], ServedModel] = {}
         self._loading: dict[tuple[str, int], ServedModel] = {}

@@ -11,8 +11,7 @@ from concurrent.futures import Executor
 from kvarn.config.gateway import GatewayConfig
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.model_choice import split_version
-from kvarn.serving.models import ServedModel
-from kvarn.text.template_process import TemplateLimits
+from kvarn.serving.models import ServedModel, limits_of
 from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import model_not_found
 
@@ -92,7 +91,7 @@ class ModelTable:
 
     async def load_text(self, threads: Executor, config: GatewayConfig) -> None:
         """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""
-        limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
+        limits = limits_of(config)
         loads = [model.load_text(threads, limits) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):

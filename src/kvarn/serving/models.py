@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kvarn
+from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.replica.spec import configured_adapters, replica_names
+from kvarn.sandbox.process import SandboxLimits
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.serving.replicas import ReplicaSet
 from kvarn.serving.text_pool import TextPool
@@ -28,7 +29,6 @@ from kvarn.text.config_files import read_generation_config
 from kvarn.text.prompt import PromptBuilder
 from kvarn.text.reasoning.formats import ReasoningFormat, find_reasoning_format
 from kvarn.text.sampling import SamplingDefaults
-from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import AdapterInfo, ModelCard
@@ -64,8 +64,6 @@ class ModelText:
     """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults
     """Sampling parameters of requests that leave them out."""
-    template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
-    """Tenants take turns at the template's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class ReadyModel:
 
         Args:
             pool: Threads for what is long.
-            tenant: Who takes turns with others at them, and at the template's process.
+            tenant: Who takes turns with others at them, and at the template's processes.
             size: Bytes of what the prompt is made from.
             messages: Makes the messages.
             options: See `PromptBuilder`.
@@ -146,9 +144,7 @@ class ReadyModel:
             size,
             lambda: PromptBuilder(text.chat_template, text.tokenizer, messages(), context_length=longest, **options),
         )
-        rendered = await text.template_turns.run(
-            tenant, lambda: asyncio.create_task(text.chat_template.render(builder.request))
-        )
+        rendered = await text.chat_template.render(builder.request, tenant)
         return await pool.run(tenant, len(rendered), lambda: builder.token_ids(rendered))
 
     @property
@@ -284,7 +280,7 @@ class ServedModel:
             return f"starting ({stage}, {fraction:.0%})"
         return "loading its tokenizer" if state is ReplicaState.READY and not self._has_text else str(state)
 
-    async def load_text(self, threads: Executor | None, limits: TemplateLimits) -> None:
+    async def load_text(self, threads: Executor | None, limits: SandboxLimits) -> None:
         """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
         if self._has_text:
             return
@@ -324,6 +320,11 @@ class ServedModel:
         """End what runs for its text."""
         if self._template is not None:
             await self._template.close()
+
+
+def limits_of(config: GatewayConfig) -> SandboxLimits:
+    """What work on what clients and checkpoints send may take."""
+    return SandboxLimits(config.client_work_timeout_s, config.client_work_memory_bytes)
 
 
 class ReplicasByModel(Mapping[str, Mapping[str, ReplicaClient]]):

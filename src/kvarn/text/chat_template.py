@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvarn.text.errors import ChatTemplateError
+from kvarn.sandbox.errors import ClosedError, LimitPassedError, ProcessEndedError
+from kvarn.sandbox.pool import SandboxPool
+from kvarn.sandbox.process import SandboxLimits
+from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLimitError
 from kvarn.text.json_file import read_json, token_text
 from kvarn.text.messages import normalize_messages
-from kvarn.text.template_process import TemplateLimits, TemplateProcess
 
 MAX_CHARACTERS = 32 * 1024 * 1024
 """Longest prompt where the model's context sets no other bound."""
@@ -35,20 +37,21 @@ class RenderRequest:
 
 
 class ChatTemplate:
-    """The chat template of one checkpoint, perhaps with a variant for tools. It runs in a process of its own."""
+    """The chat template of one checkpoint, perhaps with a variant for tools. It runs in processes of its own."""
 
     def __init__(
-        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: TemplateLimits | None = None
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: SandboxLimits | None = None
     ) -> None:
         """Hold the sources by name (`default`, `tool_use`) and the special tokens they may write."""
         self.source = "\n".join(sources.values())
         """The text of all its variants: tells what the model was trained to write."""
-        self.process = TemplateProcess(sources, limits or TemplateLimits())
+        setup = json.dumps({"sources": dict(sources)}).encode()
+        self.processes = SandboxPool("kvarn.text.template_worker", limits or SandboxLimits(), setup=setup)
         self._names = frozenset(sources)
         self._special_tokens = dict(special_tokens)
 
     @classmethod
-    def load(cls, directory: Path, override: str | None = None, limits: TemplateLimits | None = None) -> ChatTemplate:
+    def load(cls, directory: Path, override: str | None = None, limits: SandboxLimits | None = None) -> ChatTemplate:
         """Read the template of a checkpoint.
 
         It stands in `chat_template.jinja` (variants in `additional_chat_templates/`) or in tokenizer_config.json, as
@@ -79,12 +82,12 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: It is not valid, or passes a limit while it is compiled.
         """
-        if self.exists:
-            await self.process.start()
+        if self.exists and (reply := await _done(self.processes.start(), "be compiled")):
+            _read_reply(reply)
 
     async def close(self) -> None:
-        """End its process; nothing is rendered from here on."""
-        await self.process.close()
+        """End its processes; nothing is rendered from here on."""
+        await self.processes.close()
 
     def request(
         self,
@@ -131,14 +134,15 @@ class ChatTemplate:
             raise ChatTemplateError("The messages nest too deeply for a chat template.") from None
         return RenderRequest(payload.encode(), continue_final_message)
 
-    async def render(self, request: RenderRequest) -> str:
-        """The prompt of a conversation. One at a time: see `TemplateProcess`.
+    async def render(self, request: RenderRequest, tenant: str = "") -> str:
+        """The prompt of a conversation. Tenants take turns, and none takes all processes.
 
         Raises:
             ChatTemplateError: The template refuses the messages, cannot render them, or passes a limit.
             PromptTooLongError: The prompt is longer than the request allows.
         """
-        text = await self.process.render(request.payload)
+        reply = await _done(self.processes.call(tenant, request.payload), "render these messages")
+        text = _read_reply(reply)
         return _cut_at_mark(text) if request.continues else text
 
     def _pick(self, *, with_tools: bool) -> str:
@@ -149,6 +153,27 @@ class ChatTemplate:
         raise ChatTemplateError(
             "This model has no chat template: use /v1/completions, or give the checkpoint a chat_template.jinja."
         )
+
+
+async def _done(work: Coroutine[None, None, bytes], what: str) -> bytes:
+    """The reply that work comes to; `what` is what the template then does."""
+    try:
+        return await work
+    except LimitPassedError as error:
+        raise TemplateLimitError(f"The chat template cannot {what} {error}.") from None
+    except ProcessEndedError as error:
+        raise ChatTemplateError(f"The process that renders the chat template {error}.") from None
+    except ClosedError:
+        raise ChatTemplateError("The server is shutting down: no more chats are rendered.") from None
+
+
+def _read_reply(reply: bytes) -> str:
+    kind, text = reply[:1], reply[1:].decode("utf-8", "surrogatepass")
+    if kind == b"-":
+        raise ChatTemplateError(text)
+    if kind == b">":
+        raise PromptTooLongError(text)
+    return text
 
 
 def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

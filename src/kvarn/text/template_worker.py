@@ -1,31 +1,21 @@
-"""The process that renders chat templates: `python template_worker.py MEMORY_BYTES TIMEOUT_S`.
+"""Renders chat templates, in a process of `kvarn.sandbox`: they are programs that come with a checkpoint.
 
-Started by `TemplateProcess`. A script that imports jinja2 and nothing of Kvarn's, so that it starts in a tenth of a
-second. It reads requests from standard input and writes replies to standard output, each behind its length in 8 bytes;
-the first reply comes without a request, once it is ready. A request is JSON: the sources of the templates first, then
-conversations. A reply is a kind (one byte) and a text: `+` the result, `-` an error, `>` the prompt is too
-long. The end of standard input ends the process, as do the limits.
+Imports jinja2 and nothing of Kvarn's, so that it starts in a tenth of a second. A request is JSON: the sources of the
+templates first, then conversations. A reply is a kind (one byte) and a text: `+` the result, `-` an error, `>` the
+prompt is too long.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-_OUT_OF_MEMORY = 3
-"""Exit status; `TemplateProcess` knows it."""
 
 _GROWTH = 4
 """Characters of a prompt for each byte of the messages: what is around a short message is longer than the message."""
@@ -34,55 +24,36 @@ _ERROR_CHARACTERS = 2000
 """Longest text of an error: a template can raise one of any length."""
 
 
-def main(arguments: list[str]) -> int:
-    """Compile and render until standard input ends."""
-    _limit_memory(int(arguments[0]))
-    timeout_s = float(arguments[1])
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    templates: dict[str, Template] = {}
-    _write(replies, b"+")
-    while size := requests.read(8):
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)  # ends this process; `TemplateProcess` knows the status
-        try:
-            reply = _answer(templates, requests.read(int.from_bytes(size, "big")))
-            _write(replies, reply)
-        except MemoryError:
-            os._exit(_OUT_OF_MEMORY)  # unwinding would need memory
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return 0
+_templates: dict[str, Template] = {}
+"""Those of the checkpoint: the process has one, and does one thing at a time."""
+_problems: list[str] = []
+"""Why they cannot be rendered."""
 
 
-def _limit_memory(memory_bytes: int) -> None:
-    with suppress(ValueError, OSError):  # macOS has no such limit; elsewhere the system's own is lower already
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-
-
-def _write(replies: BinaryIO, reply: bytes) -> None:
-    replies.write(len(reply).to_bytes(8, "big"))
-    replies.write(reply)
-    replies.flush()
-
-
-def _answer(templates: dict[str, Template], payload: bytes) -> bytes:
+def answer(payload: bytes) -> bytes:
+    """The reply to a request."""
     request = json.loads(payload)
     if "sources" in request:
-        kind, text = _compile(templates, request["sources"])
+        kind, text = _compile(request["sources"])
+    elif _problems:
+        kind, text = b"-", _problems[0]
     else:
         # What somebody sent may be counted, too, where it is longer than the model's context.
         limit = max(request["max_characters"], _GROWTH * len(payload))
-        kind, text = _render(templates[request["template"]], request["variables"], limit)
+        kind, text = _render(_templates[request["template"]], request["variables"], limit)
     return kind + text.encode("utf-8", "surrogatepass")
 
 
-def _compile(templates: dict[str, Template], sources: Mapping[str, str]) -> tuple[bytes, str]:
+def _compile(sources: Mapping[str, str]) -> tuple[bytes, str]:
     environment = TemplateEnvironment()
     for name, source in sources.items():
         try:
-            templates[name] = environment.from_string(source)
+            _templates[name] = environment.from_string(source)
         except MemoryError:
             raise
         except Exception as error:  # what jinja2 makes of a source may be no valid Python, or nest too deeply for it
-            return b"-", f"The chat template {name!r} is not valid: {_text(error)}"
+            _problems.append(f"The chat template {name!r} is not valid: {_text(error)}")
+            return b"-", _problems[0]
     return b"+", ""
 
 
@@ -155,7 +126,3 @@ def _to_json(
 ) -> str:
     # Not jinja2's own filter: that one escapes <, >, & and ' for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from kvarn.serving.client_left import cancel_with_client
 from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ModelText, ReadyModel
 from kvarn.serving.work import RequestRecord
@@ -24,7 +25,7 @@ async def render_chat(
 ) -> list[int]:
     """The token ids of a chat. Raises as `ReadyModel.render` does."""
     variables = _reasoning_variables(request, record, model.text) | (request.chat_template_kwargs or {})
-    return await model.render(
+    rendered = model.render(
         serving.text,
         record.principal.organization_id,
         record.body_bytes,
@@ -37,6 +38,7 @@ async def render_chat(
         continue_final_message=request.continue_final_message,
         variables=variables,
     )
+    return await cancel_with_client(rendered, record.client_left)
 
 
 def phase_after_prompt(request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]) -> ReasoningPhase:

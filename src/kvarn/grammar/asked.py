@@ -1,0 +1,71 @@
+"""What a request says of its answer's form, as it goes to the process that makes a grammar, and what comes back."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One field that says what the answer must match."""
+
+    param: str
+    kind: Kind
+    value: Any
+    """As the client sent it."""
+    subject: str
+    """What is wrong where it cannot be enforced."""
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function that may be called."""
+
+    name: str
+    parameters: dict[str, Any] | None
+    strict: bool
+    param: str
+    """The field that holds its schema."""
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """Calls that an answer may hold."""
+
+    functions: list[Function]
+    forced: bool
+    named: str | None
+    """Only this function may be called."""
+    max_calls: int | None
+    opening: str
+    """What stands of a forced call in the prompt."""
+    plain_opening: str
+    """How the model begins a call of a function `f`."""
+
+
+class Asked(msgspec.Struct, frozen=True, tag="asked"):
+    """All that one request says of its answer's form."""
+
+    wanted: Wanted | None
+    calls: Calls | None
+    markers: dict[str, int]
+    """Ids of the tokens that are no text, by name (`Tokenizer.markers`)."""
+    ignore_eos: bool = False
+    """Whether the answer is to go on behind its end."""
+
+
+class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
+    """The grammar of a request's answer."""
+
+    text: str | None
+    """None: it may be anything."""
+    warnings: list[str] = []
+    """What is not enforced all the same."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """Why it cannot be enforced: a 400."""
+
+    message: str
+    param: str

@@ -1,0 +1,65 @@
+"""Processes that share the work of one kind, and tenants that share the processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.sandbox.errors import LimitPassedError, ProcessEndedError
+from kvarn.sandbox.process import SandboxLimits, SandboxProcess
+
+_log = logging.getLogger(__name__)
+
+
+class SandboxPool:
+    """Does work in processes that are started as they are needed. One tenant has half of them at most.
+
+    Args:
+        module: Does the work; see `kvarn.sandbox.worker`.
+        limits: Of each call.
+        size: Processes at most.
+        setup: See `SandboxProcess`.
+    """
+
+    def __init__(self, module: str, limits: SandboxLimits, size: int = 2, setup: bytes = b"") -> None:
+        self._processes = [SandboxProcess(module, limits, setup) for _ in range(size)]
+        self._idle = self._processes[::-1]
+        """The one used last stands last: what it keeps is the newest."""
+        self._turns = FairSemaphore(size, per_tenant=max(1, size // 2))
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes that run."""
+        return [each.pid for each in self._processes if each.pid is not None]
+
+    async def call(self, tenant: str, request: bytes) -> bytes:
+        """The reply to a request; a process that is lost without passing a limit is replaced once. A call that is
+        cancelled ends its process.
+
+        Raises:
+            LimitPassedError: The work passes a limit.
+            ProcessEndedError: Its process ended twice.
+            ClosedError: After `close`.
+        """
+        async with self._turns.place(tenant):
+            process = self._idle.pop()
+            try:
+                try:
+                    return await process.call(request)
+                except ProcessEndedError as error:
+                    _log.warning("a worker process %s; it is started again", error)
+                return await process.call(request)
+            except LimitPassedError as error:
+                _log.warning("work that a client or a checkpoint sent was not done %s", error)
+                raise
+            finally:
+                self._idle.append(process)
+
+    async def start(self) -> bytes:
+        """Start the first process. Returns the reply to `setup`. Raises as `call` does."""
+        return await self._idle[-1].start()
+
+    async def close(self) -> None:
+        """End the processes; nothing is done from here on. Idempotent."""
+        await asyncio.gather(*[process.close() for process in self._processes])

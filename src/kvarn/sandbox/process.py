@@ -1,0 +1,154 @@
+"""One process that does work whose time and memory are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvarn.sandbox.errors import ClosedError, LimitPassedError, ProcessEndedError
+from kvarn.sandbox.worker import OUT_OF_MEMORY
+
+_START_TIMEOUT_S = 60.0
+"""For the interpreter and its imports: some tenths of a second, unless the machine is very busy."""
+
+_ENVIRONMENT = frozenset({"PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TZ", "LANG"})
+"""Variables that the process inherits: where Python and its libraries are, and the time zone for templates."""
+
+_BUFFER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """What one piece of work may take."""
+
+    timeout_s: float = 2.0
+    """Seconds."""
+    memory_bytes: int = 512 * 1024 * 1024
+    """Address space of the process, some 25 to 80 MiB of which are its own."""
+
+
+class SandboxProcess:
+    """Does one piece of work at a time. It is started when it is needed, and killed when it passes a limit.
+
+    Belongs to one event loop; `call` may not be called again while it runs.
+
+    Args:
+        module: Does the work; see `kvarn.sandbox.worker`.
+        limits: Of each call.
+        setup: Work that comes first whenever the process is started; its reply is read by nobody.
+    """
+
+    def __init__(self, module: str, limits: SandboxLimits, setup: bytes = b"") -> None:
+        self._module = module
+        self._limits = limits
+        self._setup = setup
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._restart: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None where it does not run."""
+        return None if self._process is None else self._process.pid
+
+    async def call(self, request: bytes) -> bytes:
+        """The reply to a request. A call that is cancelled ends the process.
+
+        Raises:
+            LimitPassedError: It passes a limit.
+            ProcessEndedError: The process ended.
+            ClosedError: After `close`.
+        """
+        await self.start()
+        try:
+            return await self._exchange(request, self._limits.timeout_s)
+        except BaseException:
+            self._restart = asyncio.create_task(self._start_again())
+            raise
+
+    async def start(self) -> bytes:
+        """Start the process; does nothing where it runs. Returns the reply to `setup`. Raises as `call` does."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return b""
+            if self._closed:
+                raise ClosedError("the server is shutting down")
+            timeout_s, memory_bytes = self._limits.timeout_s, self._limits.memory_bytes
+            arguments = ["-P", "-m", "kvarn.sandbox.worker", self._module, str(memory_bytes), str(timeout_s)]
+            # A session of its own: Ctrl-C in the terminal reaches the gateway only, which then lets requests finish.
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_BUFFER_BYTES,
+                start_new_session=True,
+                # None of the server's secrets; what the interpreter needs.
+                env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
+            )
+            try:
+                await self._exchange(b"", _START_TIMEOUT_S)
+                return await self._exchange(self._setup, timeout_s) if self._setup else b""
+            except BaseException:
+                await self._kill()
+                raise
+
+    async def close(self) -> None:
+        """Kill the process; nothing is done from here on. Idempotent."""
+        self._closed = True
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait([self._restart])
+        await self._kill()
+
+    async def _start_again(self) -> None:
+        """At once, so that the next call does not wait for it; what is wrong is told to that."""
+        with suppress(LimitPassedError, ProcessEndedError, ClosedError, OSError):
+            await self.start()
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):  # it has ended
+                process.kill()
+            await process.wait()
+
+    async def _exchange(self, request: bytes, timeout_s: float) -> bytes:
+        """Send a request, if there is one, and read a reply. Where there is none the process is gone."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            # The process ends itself at the time limit: were it this side's clock, work that is done would count as
+            # late whenever the event loop was held up.
+            async with asyncio.timeout(2 * timeout_s):
+                if request:
+                    process.stdin.write(len(request).to_bytes(8, "big"))
+                    process.stdin.write(request)
+                    await process.stdin.drain()
+                size = int.from_bytes(await process.stdout.readexactly(8), "big")
+                return await process.stdout.readexactly(size)
+        except TimeoutError:
+            await self._kill()
+            raise _time_error(timeout_s, request) from None
+        except (OSError, asyncio.IncompleteReadError):
+            self._process = None
+            status = await process.wait()  # not killed first: that may take the status from asyncio
+            if status == -signal.SIGALRM:
+                raise _time_error(timeout_s, request) from None
+            if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # the latter is how libraries end without memory
+                mib = self._limits.memory_bytes // 2**20
+                raise LimitPassedError(f"in {mib} MiB of memory (gateway.client_work_memory_bytes)") from None
+            raise ProcessEndedError(status) from None
+        except asyncio.CancelledError:
+            await self._kill()  # its reply would be taken for that to the next request
+            raise
+
+
+def _time_error(timeout_s: float, request: bytes) -> LimitPassedError:
+    setting = " (gateway.client_work_timeout_s)" if request else ""
+    return LimitPassedError(f"within {timeout_s:g} s{setting}")
