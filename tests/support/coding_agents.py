@@ -75,8 +75,6 @@ AGENTS = (
         {"filePath": f"FOLDER/{FILE}", "content": CONTENT},
         may_ask=("registry.npmjs.org:443",),
     ),
-    Agent(
-        "qwen", "Qwen Code", "write_file", {"file_path": f"FOLDER/{FILE}", "content": CONTENT}, obeys_proxy=False
-    ),
+    Agent("qwen", "Qwen Code", "write_file", {"file_path": f"FOLDER/{FILE}", "content": CONTENT}, obeys_proxy=False),
     Agent("aider", "aider", None, {}),
 )
