@@ -11,8 +11,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from kvarn.text.chat_template import read_template
 from kvarn.text.checkpoint import resolve_checkpoint, resolve_tokenizer
+from kvarn.text.config_files import read_generation_config
 from kvarn.text.errors import CheckpointError
+from kvarn.text.local_path import local_path
 
 
 def checkpoint_at(directory: Path, **config: Any) -> Path:
@@ -138,3 +141,12 @@ def test_importing_the_room_brings_no_heavy_library() -> None:
     code = f"import sys, kvarn.text; sys.exit(str([name for name in {heavy} if name in sys.modules] or '') or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\0", "~nobody-of-that-name/x", "\ud800"])
+def test_what_no_file_can_be_called_is_no_path(text: str) -> None:
+    for read in (local_path, resolve_checkpoint, read_template):
+        with pytest.raises(CheckpointError, match="is no path"):
+            read(text)
+    with pytest.raises(CheckpointError, match="is no path"):
+        read_generation_config(Path(), text)

@@ -37,7 +37,7 @@ from kvarn.models.parallel import Parallel
 from kvarn.models.reranker import load_score_head, ranks
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import WeightLoader
-from kvarn.text.architectures import CLASSIFIER, find_architecture, why_unsupported
+from kvarn.text.architectures import CLASSIFIER, find_architecture, describe_unsupported
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
 """No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
@@ -173,7 +173,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
     found = find_architecture(config.architectures, config.model_type)
     if found is None:
         where = str(checkpoint.path / "config.json")
-        raise UnsupportedModelError(why_unsupported(where, config.architectures, config.model_type))
+        raise UnsupportedModelError(describe_unsupported(where, config.architectures, config.model_type))
     return found
 
 

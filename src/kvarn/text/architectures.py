@@ -58,7 +58,7 @@ def find_architecture(architectures: Sequence[str], model_type: str) -> str | No
     return None
 
 
-def why_unsupported(where: str, architectures: Sequence[str], model_type: str) -> str:
+def describe_unsupported(where: str, architectures: Sequence[str], model_type: str) -> str:
     """What an error says of an unknown architecture; `where` it is named."""
     what = f"architecture {architectures[0][:80]!r}" if architectures else f"model_type {model_type[:80]!r}"
     decoders = ", ".join(name.removesuffix("ForCausalLM") for name in DECODERS)

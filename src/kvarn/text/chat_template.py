@@ -10,6 +10,7 @@ from typing import Any
 
 from kvarn.text.errors import ChatTemplateError
 from kvarn.text.json_file import read_json, token_text
+from kvarn.text.local_path import local_path
 from kvarn.text.messages import normalize_messages
 from kvarn.text.template_process import TemplateLimits, TemplateProcess
 
@@ -170,8 +171,9 @@ def read_template(override: str) -> str:
 
     Raises:
         ChatTemplateError: The file cannot be read, or is too long.
+        CheckpointError: No file can have that name.
     """
-    return override if "{" in override else _read(Path(override).expanduser())
+    return override if "{" in override else _read(local_path(override))
 
 
 def _read(path: Path) -> str:

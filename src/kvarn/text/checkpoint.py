@@ -9,9 +9,10 @@ from typing import Any
 
 import kvarn
 from kvarn.config.extras import missing_extra
-from kvarn.text.architectures import HEADS, find_architecture, why_unsupported
+from kvarn.text.architectures import HEADS, find_architecture, describe_unsupported
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json
+from kvarn.text.local_path import local_path
 
 Progress = Callable[[str, float], None]
 """Told a stage and the fraction of it that is done."""
@@ -57,7 +58,7 @@ def resolve_adapter(path: str, *, progress: Progress | None = None) -> Path:
     Raises:
         CheckpointError: There is none, or it cannot be downloaded.
     """
-    directory = Path(path).expanduser()
+    directory = local_path(path)
     if not directory.is_dir() and path in PACKAGED_ADAPTERS:
         directory = packaged_adapter(path)
     elif not directory.is_dir():
@@ -78,7 +79,7 @@ def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
 
 def _local(path: str) -> Path | None:
     """The directory that a path names; None where it is a hub id."""
-    directory = Path(path).expanduser()
+    directory = local_path(path)
     if directory.is_dir():
         return directory
     if path in PACKAGED:
@@ -100,7 +101,7 @@ def _check_architecture(path: str, directory: Path) -> None:
     if not isinstance(named, list) or not all(isinstance(each, str) for each in [*named, model_type]):
         return  # the engine says what is wrong with it
     if find_architecture(named, model_type) is None and not set(named) & set(HEADS):
-        raise CheckpointError(f"{why_unsupported(f'the config.json of {path}', named, model_type)}.")
+        raise CheckpointError(f"{describe_unsupported(f'the config.json of {path}', named, model_type)}.")
 
 
 def _download(path: str, progress: Progress | None, files: list[str]) -> Path:

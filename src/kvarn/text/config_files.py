@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json, validate
+from kvarn.text.local_path import local_path
 from kvarn.text.sampling import SamplingDefaults
 
 _MAX_ID = 2**31 - 1
@@ -73,7 +74,7 @@ def read_generation_config(directory: Path, setting: str = "auto") -> Generation
         CheckpointError: The file is broken, or the named folder has none.
     """
     own = setting in ("auto", "none")
-    path = (directory if own else Path(setting).expanduser()) / "generation_config.json"
+    path = (directory if own else local_path(setting)) / "generation_config.json"
     if not own and not path.is_file():
         raise CheckpointError(
             f"generation_config names {setting!r}, but there is no {path}: use auto, none or a folder."
