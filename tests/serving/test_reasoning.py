@@ -168,6 +168,18 @@ def test_a_forced_call_ends_reasoning_that_the_prompt_has_opened(
     assert prompt_of(server).endswith(f"<think>\n\n</think>\n\n{HERMES.opening('f')}")
 
 
+def test_reasoning_in_the_content_of_an_earlier_answer_is_told_from_it(server: Any, client: httpx.Client) -> None:
+    answers = [THOUGHT + "Hello.", "No end: <think>", "It is noon.</think>Hello."]
+    messages = [each for text in answers for each in (*HELLO, {"role": "assistant", "content": text})]
+    client.post("/v1/chat/completions", json={"model": "tiny", "messages": [*messages, *HELLO]}).raise_for_status()
+    thought = "<think>It is noon.</think>Hello."
+    for answer in (thought, "No end: <think>", thought):
+        assert f"<|assistant|>{answer}<|user|>" in prompt_of(server)
+    begun = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    client.post("/v1/chat/completions", json={"model": "tiny"} | begun).raise_for_status()
+    assert prompt_of(server).endswith(answers[-1])
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_what_was_thought_goes_back_to_the_template(server: Any, sdk: openai.OpenAI, name: str) -> None:
     history = [*HELLO, {"role": "assistant", "content": "God dag.", name: "It is noon."}, *HELLO]
