@@ -38,6 +38,7 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
+    uploads,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -88,6 +89,7 @@ _ROUTERS = [
             models,
             adapters,
             files,
+            uploads,
             batches,
             rollouts,
             operation,

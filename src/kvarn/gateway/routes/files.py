@@ -13,8 +13,10 @@ from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, check_query, list_answer
+from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import PURPOSES, describe_file, take_file
 from kvarn.serving.held_bytes import HeldBytes
+from kvarn.serving.work import RequestRecord
 from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileObject
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -23,7 +25,7 @@ router = APIRouter(prefix="/v1/files", tags=["files"], route_class=JsonRoute, de
 
 _UPLOAD_BYTES = 2 * 1024 * 1024
 """Memory that an upload takes at most while it is written: a megabyte, and the same on its way to the database."""
-_FORM_BYTES = 64 * 1024  # what a form may hold besides its file
+FORM_BYTES = 64 * 1024  # what a form may hold besides its file
 _MAX_LISTED = 10_000
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -63,13 +65,18 @@ class _Content(StreamingResponse):
 @router.post("", summary="Upload a file", openapi_extra=_FORM)
 async def create_file(request: Request, gateway: GatewayDep, record: RecordDep, owner: OwnerDep) -> FileObject:
     """Keep a file; it is read and written piece by piece. One larger than `retention.max_file_bytes` gets a 413."""
-    max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
+    hold_upload(request, gateway, record)
+    max_bytes = gateway.config.retention.max_file_bytes + FORM_BYTES
+    receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
+    return await take_file(gateway, owner, request, receive)
+
+
+def hold_upload(request: Request, gateway: Gateway, record: RequestRecord) -> None:
+    """Count the memory that a form with a file takes while it is read."""
     declared = request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
     held = HeldBytes(gateway.held, record)
     held.take(min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
-    receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
-    return await take_file(gateway, owner, request, receive)
 
 
 @router.get("", summary="List files")
