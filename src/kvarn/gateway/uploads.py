@@ -39,7 +39,11 @@ _DAY_S = 24 * 3600
 EXPIRY = "Files with an expiry (expires_after) go by themselves."
 
 
-async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: Receive) -> FileObject:
+ReadForm = Callable[[FormData], tuple[UploadFile, str, int | None]]
+"""Reads a form: the file, what it is for, and seconds that it is kept where it says so. Raises `ApiError`."""
+
+
+async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: Receive, read: ReadForm) -> File:
     """Read an upload to its end by `receive` and keep its file. Of one that is refused nothing is left.
 
     Raises:
@@ -47,7 +51,7 @@ async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: R
         StoreAwayError: The file cannot be written.
         ClientDisconnect: The client left in the middle.
     """
-    return await read_form(request, receive, lambda form: _keep(gateway, owner, form))
+    return await read_form(request, receive, lambda form: _keep(gateway, owner, form, read))
 
 
 async def read_form(request: Request, receive: Receive, keep: Callable[[FormData], Awaitable[KeptT]]) -> KeptT:
@@ -66,36 +70,35 @@ async def read_form(request: Request, receive: Receive, keep: Callable[[FormData
         raise invalid_request(f"The request body is not a valid form: {why}.", code="invalid_form") from None
 
 
-async def _keep(gateway: Gateway, owner: Owner, form: FormData) -> FileObject:
-    retention = gateway.config.retention
-    file, purpose, expiry = _check(form, retention.max_file_bytes)
+async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) -> File:
+    file, purpose, keep_s = read(form)
+    check_size(file.size or 0, gateway.config.retention.max_file_bytes, "file")
     writer = FileWriter(gateway.store, owner)
     try:
         while data := await file.read(PIECE_BYTES):
             await writer.write(data)
         file_id = await writer.finish()
         now = int(gateway.store.now())
-        seconds = expiry.seconds if expiry is not None else default_keep_s(gateway)
+        seconds = default_keep_s(gateway) if keep_s is None else keep_s
         expires_at = now + seconds if seconds else None
         name = safe_name(file.filename or "")
         async with gateway.store.transaction() as session:
-            kept = await publish_file(session, file_id, filename=name, purpose=purpose, now=now, expires_at=expires_at)
+            return await publish_file(session, file_id, filename=name, purpose=purpose, now=now, expires_at=expires_at)
     except StorageFullError as error:
         await writer.discard()
         raise storage_full(error, "file", EXPIRY) from None
     except BaseException:
         await writer.discard()
         raise
-    return describe_file(kept)
 
 
-def _check(form: FormData, max_bytes: int) -> tuple[UploadFile, str, FileExpiry | None]:
-    """The file, what it is for, and when it goes by itself."""
+def openai_form(form: FormData) -> tuple[UploadFile, str, int | None]:
+    """The form of OpenAI's clients; see `ReadForm`."""
     file = file_field(form, "file", ("purpose",), _OPTIONAL)
     purpose = str(form["purpose"])
-    check_size(file.size or 0, max_bytes, "file")
     check_purpose(purpose)
-    return file, purpose, _expiry(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+    expiry = _expiry(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+    return file, purpose, None if expiry is None else expiry.seconds
 
 
 def file_field(form: FormData, name: str, required: Collection[str] = (), optional: Collection[str] = ()) -> UploadFile:
@@ -147,14 +150,18 @@ def default_keep_s(gateway: Gateway) -> int | None:
 def _expiry(anchor: object, seconds: object) -> FileExpiry | None:
     if anchor is None and seconds is None:
         return None
-    if isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10:
-        seconds = int(seconds)
     try:
-        return FileExpiry.model_validate({"anchor": anchor, "seconds": seconds})
+        return FileExpiry.model_validate({"anchor": anchor, "seconds": whole_number(seconds)})
     except ValidationError as error:
         wrong = error.errors()[0]
         where = f"expires_after[{wrong['loc'][0]}]"
         raise invalid_request(f"Invalid value for {where!r}: {wrong['msg']}", where) from None
+
+
+def whole_number(given: object) -> object:
+    """A field of a form that is a number, as one."""
+    is_number = isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 10
+    return int(given) if isinstance(given, str) and is_number else given
 
 
 def describe_file(file: File) -> FileObject:
