@@ -108,7 +108,7 @@ def test_no_route_reads_its_query_by_hand() -> None:
 
 def test_the_document_has_the_parameters_of_the_routes(document: dict[str, Any]) -> None:
     files = described(document, "/v1/files")
-    assert list(files) == ["limit", "after", "order", "purpose"]
+    assert list(files) == ["limit", "after", "order", "purpose", "page", "after_id", "before_id", "ids"]
     limit = {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
     assert files["limit"]["schema"].items() >= limit.items()
     order = {"type": "string", "enum": ["asc", "desc"], "default": "desc"}

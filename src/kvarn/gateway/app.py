@@ -31,6 +31,7 @@ from kvarn.gateway.routes import (
     conversations,
     encoders,
     files,
+    message_batches,
     messages,
     models,
     ollama,
@@ -38,6 +39,7 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
+    uploads,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -80,6 +82,7 @@ _ROUTERS = [
             chat,
             completions,
             messages,
+            message_batches,
             ollama,
             responses,
             conversations,
@@ -88,6 +91,7 @@ _ROUTERS = [
             models,
             adapters,
             files,
+            uploads,
             batches,
             rollouts,
             operation,

@@ -41,13 +41,14 @@ async def list_models(
 ) -> Annotated[ModelList | ModelPage, ModelList]:
     """Every model and adapter in the key's scope, with readiness and capacity. Clients that send `anthropic-version`
     get those that write, page by page, in Anthropic's shape."""
-    models = _visible_models(gateway, record.principal)
+    models = visible_models(gateway, record.principal)
     if record.dialect is ANTHROPIC:
         return _page([model_info(model) for model in models if model.kind in (None, "generate")], query)
     return ModelList(data=models)
 
 
-def _visible_models(gateway: Gateway, principal: Principal) -> list[Model]:
+def visible_models(gateway: Gateway, principal: Principal) -> list[Model]:
+    """The models, adapters and routes that a principal may use."""
     models = [model for model in gateway.models if may_use_model(principal, model.name)]
     adapters = [
         _describe_adapter(model, adapter)
@@ -80,11 +81,16 @@ def _page(models: list[ModelInfo], query: ModelQuery) -> ModelPage:
 @router.get("/{model:path}", summary="Describe one model")
 async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Annotated[Model | ModelInfo, Model]:
     """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
-    found = _find_model(gateway, record, model)
+    found = find_model(gateway, record, model)
     return model_info(found) if record.dialect is ANTHROPIC else found
 
 
-def _find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
+def find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
+    """One of these, which the record notes.
+
+    Raises:
+        ApiError: 404 `model_not_found`: it is not served, or not in scope.
+    """
 
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)

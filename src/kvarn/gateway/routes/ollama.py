@@ -11,7 +11,7 @@ import kvarn
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.routes.models import get_model, list_models
+from kvarn.gateway.routes.models import find_model, visible_models
 from kvarn.gateway.state import Gateway
 from kvarn.serving.models import ServedModel
 from kvarn.serving.ollama.embeddings import start_embed
@@ -93,21 +93,21 @@ async def ollama_embeddings(
 @router.get("/tags", summary="List the served models, in Ollama's words")
 async def ollama_tags(gateway: GatewayDep, principal: PrincipalDep) -> ModelsAnswer:
     """Every model and adapter in the key's scope."""
-    models = (await list_models(gateway, principal)).data
+    models = visible_models(gateway, principal)
     return ModelsAnswer(models=[listed(each, _served(gateway, each)) for each in models])
 
 
 @router.get("/ps", summary="List the models that are ready, in Ollama's words")
 async def ollama_running(gateway: GatewayDep, principal: PrincipalDep) -> ModelsAnswer:
     """Those that take requests now."""
-    models = (await list_models(gateway, principal)).data
+    models = visible_models(gateway, principal)
     return ModelsAnswer(models=[running(each, _served(gateway, each)) for each in models if each.ready])
 
 
 @router.post("/show", summary="Describe one model, in Ollama's words")
 async def ollama_show(gateway: GatewayDep, record: RecordDep, body: ModelRequest) -> ShowAnswer:
     """One model: what kind it is, what it can do, its template."""
-    model = await _find(gateway, record, body)
+    model = _find(gateway, record, body)
     return shown(model, _served(gateway, model))
 
 
@@ -121,7 +121,7 @@ async def ollama_version() -> Version:
 async def ollama_pull(gateway: GatewayDep, record: RecordDep, body: ModelRequest) -> Annotated[Response, Progress]:
     """Success for a model that is served; nothing is downloaded for a client."""
     try:
-        await _find(gateway, record, body)
+        _find(gateway, record, body)
     except ApiError as error:
         raise ApiError(
             error.status, f"{error.message} Nothing is pulled here. {_GET_A_MODEL}.", code=error.code
@@ -150,10 +150,10 @@ async def ollama_blob(digest: str) -> None:
     raise ApiError(404, f"There are no blobs here. {_GET_A_MODEL}.", code="not_found")
 
 
-async def _find(gateway: Gateway, record: RecordDep, body: ModelRequest) -> Model:
+def _find(gateway: Gateway, record: RecordDep, body: ModelRequest) -> Model:
     if not body.model_name:
         raise invalid_request("Missing required parameter: model", "model", "missing_required_parameter")
-    return await get_model(gateway, record, served_name(gateway, body.model_name))
+    return find_model(gateway, record, served_name(gateway, body.model_name))
 
 
 def _served(gateway: Gateway, model: Model) -> ServedModel:
