@@ -1,4 +1,4 @@
-"""What a client sends: a proxy before a server that keeps each request, and one that lets nothing through to elsewhere."""
+"""Proxies of the tests: one before a server that keeps each request, one that lets nothing through to elsewhere."""
 
 from __future__ import annotations
 
