@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from starlette.routing import Route
@@ -20,13 +20,15 @@ from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 from kvarn.serving.errors import shutting_down, to_api_error
 from kvarn.serving.work import RequestRecord
+from kvarn.wire.openai.common import ignored_fields
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
-_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter")
+_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
 """How warnings begin that go on with what the client wrote."""
-WARNING_HEADER = "x-kvarn-warning"  # header of an answer that names what of its request was ignored
+WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
+IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 
 _PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
@@ -97,7 +99,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 if record.warnings:
-                    record.headers[WARNING_HEADER] = "; ".join(record.warnings)
+                    record.headers |= _warning_headers(record.warnings)
                 own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), *id_headers, *own]}
             elif not message.get("more_body", False):
@@ -154,6 +156,12 @@ class RequestMiddleware:
                 **({"warnings": "; ".join(map(_without_client_text, record.warnings))} if record.warnings else {}),
             },
         )
+
+
+def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:
+    fields = ignored_fields(warnings)
+    named = {IGNORED_HEADER: ", ".join(fields)} if fields else {}
+    return {WARNING_HEADER: "; ".join(warnings), **named}
 
 
 def _without_traceback(send: Send) -> Send:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.work import TokenUsage
@@ -17,6 +17,7 @@ from kvarn.wire.anthropic.answer import (
     AnswerText,
     AnswerThinking,
     AnswerToolUse,
+    AppliedEdit,
     Delta,
     Event,
     Message,
@@ -67,6 +68,8 @@ class MessageWriter:
     model: str
     """What answers."""
     tokens: TokenUsage
+    applied_edits: list[AppliedEdit] | None = None
+    """What was left out of the prompt; None: nothing was to be."""
     blocks: list[_Block] = field(default_factory=list)
     open: bool = False
     """Whether the last block goes on."""
@@ -99,8 +102,13 @@ class MessageWriter:
             stop_reason=self.stop_reason,
             stop_sequence=self.stop_sequence,
             usage=self._usage(),
+            context_management=self._managed,
             warnings=self.warnings or UNSET,
         )
+
+    @property
+    def _managed(self) -> dict[str, list[AppliedEdit]] | UnsetType:
+        return UNSET if self.applied_edits is None else {"applied_edits": self.applied_edits}
 
     def _take_text(self, part: Part) -> list[Event]:
         thinks = isinstance(part, Reasoning)
@@ -152,6 +160,7 @@ class MessageWriter:
             type="message_delta",
             delta=Delta(stop_reason=self.stop_reason, stop_sequence=matched),
             usage=self._usage(),
+            context_management=self._managed,
             warnings=self.warnings or UNSET,
         )
         return [*closing, last, Event(type="message_stop")]

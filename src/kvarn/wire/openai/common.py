@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from heapq import nsmallest
 from math import isfinite
@@ -27,6 +28,7 @@ _MAX_METADATA = 16
 _MAX_WARNINGS = 8  # about one request: they go into a header, and each takes a look at all known names
 _MAX_NAME = 40  # characters of an unknown field that are shown
 _MORE = "ignored more"
+_IGNORED = re.compile(r"ignored [a-z ]*'([^']*)'")
 
 FIELDS_OF_OTHER_SERVERS = frozenset(
     {
@@ -100,7 +102,7 @@ class LenientModel(RequestModel):
         for name in nsmallest(_MAX_WARNINGS + 1, unknown):
             near = get_close_matches(name[:_MAX_NAME], known, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            _warn(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
+            warn_ignored(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
         empty = [
             name
             for name in data.keys() & known.keys()
@@ -111,12 +113,19 @@ class LenientModel(RequestModel):
         return data | dict.fromkeys(empty) if empty else data
 
 
-def _warn(info: ValidationInfo, warning: str) -> None:
+def warn_ignored(info: ValidationInfo, warning: str) -> None:
+    """Tell the client that a field is ignored: `ignored`, then its name or path in quotes, then why."""
     warnings: list[str] = [] if info.context is None else info.context
     if len(warnings) < _MAX_WARNINGS and warning not in warnings:
         warnings.append(warning)
     elif warning not in warnings and warnings[-1] != _MORE:
         warnings.append(_MORE)
+
+
+def ignored_fields(warnings: Iterable[str]) -> list[str]:
+    """The fields that are ignored, by warnings that say so: `ignored 'speed', there is one`."""
+    found = (_IGNORED.match(warning) for warning in warnings)
+    return [match[1] for match in found if match]
 
 
 def ignored(why: str, *without_warning: object) -> BeforeValidator:
@@ -125,7 +134,7 @@ def ignored(why: str, *without_warning: object) -> BeforeValidator:
 
     def check(value: object, info: ValidationInfo) -> object:
         if not is_empty(value) and value not in without_warning:
-            _warn(info, why)
+            warn_ignored(info, why)
         return value
 
     return BeforeValidator(check)
