@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 
@@ -53,6 +54,7 @@ def check(answer: httpx.Response, status: int, kind: str) -> None:
         ({"url": "/v1/messages/none", "content": ASK, "headers": JSON}, 404, "not_found_error"),
         ({"method": "GET"}, 405, "invalid_request_error"),
         ({"method": "GET", "url": "/v1/models/none", "headers": VERSION}, 404, "not_found_error"),
+        ({"method": "GET", "url": "/v1/models?limit=0", "headers": VERSION}, 400, "invalid_request_error"),
         ({"method": "GET", "url": "/v1/none", "headers": VERSION}, 404, "not_found_error"),
     ],
 )
@@ -67,3 +69,23 @@ def test_an_answer_has_its_id_in_both_headers(client: httpx.Client) -> None:
     assert answer.status_code == 200
     assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
     assert "request-id" not in client.get("/v1/models").headers
+
+
+def test_anthropics_client_lists_and_reads_models(server: Any) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        page = claude.models.list()
+        assert [model.id for model in page] == ["tiny"] and (page.has_more, page.first_id) == (False, "tiny")
+        model = claude.models.retrieve("tiny")
+        assert (model.type, model.display_name, model.max_input_tokens) == ("model", "tiny", 512)
+        assert model.created_at.year > 2000
+        assert claude.models.list(after_id="tiny").data == []
+        assert [each.id for each in claude.models.list(limit=1)] == ["tiny"]
+        with pytest.raises(anthropic.NotFoundError):
+            claude.models.retrieve("none")
+        with pytest.raises(anthropic.BadRequestError):
+            claude.models.list(after_id="none")
+
+
+def test_openais_client_gets_all_models_in_openais_shape(client: httpx.Client) -> None:
+    listed = client.get("/v1/models?limit=1").json()
+    assert listed["object"] == "list" and [model["id"] for model in listed["data"]] == ["tiny", "vec"]

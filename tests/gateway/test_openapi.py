@@ -33,7 +33,6 @@ IGNORE_THE_QUERY = {
     "messages.count_message_tokens",
     "messages.create_message",
     "models.get_model",
-    "models.list_models",
     "encoders.create_moderation",
     "encoders.rerank",
     "encoders.score",
