@@ -100,6 +100,22 @@ def test_an_agents_session(session: Session, roomy: Any, client: httpx.Client, a
     assert RESULT in prompt_of(roomy) and prompt_of(roomy).index(TOLD) < prompt_of(roomy).index(RESULT)
 
 
+def test_a_picture_that_claude_code_has_read_does_not_end_its_session(roomy: Any, client: httpx.Client) -> None:
+    body = {"model": "tiny", **CLAUDE.first}
+    turn = CLAUDE.second("toolu_1")
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    turn[1]["content"][0]["content"] = [picture, {"type": "text", "text": RESULT}]
+    answer = client.post(CLAUDE.path, json=body | {"messages": [*body["messages"], *turn]}, headers=CLAUDE.headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-kvarn-ignored"] == "tool_result.content.image, thinking"
+    assert f"[image: this model reads text only]\n{RESULT}" in prompt_of(roomy)
+
+
+def test_sessions_of_claude_code_share_a_prefix(roomy: Any, client: httpx.Client) -> None:
+    assert client.post(CLAUDE.path, json={"model": "tiny", **CLAUDE.first}).status_code == 200
+    assert prompt_of(roomy).partition("<|user|>")[0].endswith("<|system|>You are an agent.\nUse the tools.")
+
+
 def test_requests_beside_a_session(roomy: Any, client: httpx.Client, answering: Callable[..., None]) -> None:
     answering("A title")
     assert client.head("/").status_code == 200  # Claude Code, before its first request

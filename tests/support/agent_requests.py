@@ -65,6 +65,7 @@ CLAUDE = Session(
             {"role": "system", "content": "Kinds of agents: one."},
         ],
         "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.9eb; cc_entrypoint=sdk-cli;"},
             {"type": "text", "text": "You are an agent.", **CACHED},
             {"type": "text", "text": "Use the tools.", **CACHED},
         ],
