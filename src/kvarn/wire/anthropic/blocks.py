@@ -55,7 +55,7 @@ class ToolReferenceBlock(Cached):
         return f"Tool found: {self.tool_name}"
 
 
-class UnseenBlock(Cached):
+class ImageBlock(Cached):
     """A picture or a document that a tool has read: the model is told that it was there. A client sends it again with
     each later request, so that to refuse it would end its session."""
 
@@ -64,7 +64,7 @@ class UnseenBlock(Cached):
     type: Literal["image", "document"]
 
     @model_validator(mode="after")
-    def _warn(self, info: ValidationInfo) -> UnseenBlock:
+    def _warn(self, info: ValidationInfo) -> ImageBlock:
         warn_ignored(info, f"ignored 'tool_result.content.{self.type}', models read text only")
         return self
 
@@ -74,7 +74,7 @@ class UnseenBlock(Cached):
         return f"[{self.type}: this model reads text only]"
 
 
-ResultBlock = Annotated[TextBlock | ToolReferenceBlock | UnseenBlock, Field(discriminator="type")]
+ResultBlock = Annotated[TextBlock | ToolReferenceBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(Cached):
