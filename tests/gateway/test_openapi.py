@@ -36,6 +36,7 @@ IGNORE_THE_QUERY = {
     "encoders.create_moderation",
     "encoders.rerank",
     "encoders.score",
+    "responses.compact_response",
     "responses.count_tokens",
     "responses.create_response",
     "tokens.detokenize",
