@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs/coding_agents.md"
-PRINTED_URL, PRINTED_MODEL = "http://127.0.0.1:8000", "kvarn-demo"
+PRINTED_URL, PRINTED_MODEL = "http://127.0.0.1:8000", "coder"
 FILE, CONTENT, DONE = "hello.txt", "hello\n", "The file is written."
 """What each agent is told to write, and what the model says at the end."""
 
@@ -28,8 +28,8 @@ def printed_settings(title: str, url: str, model: str) -> Settings:
     """The settings under a heading of the page, for a server and a model of its own."""
     section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert section is not None, f"{PAGE} has no section {title!r}"
-    text = section[1].replace(PRINTED_URL, url).replace(PRINTED_MODEL, model)
-    files = dict(re.findall(r"^`~/(\S+)`.*:\n\n```\w+\n(.*?)```", text, re.MULTILINE))
+    text = re.sub(rf"\b{PRINTED_MODEL}\b", model, section[1].replace(PRINTED_URL, url))
+    files = dict(re.findall(r"^`~/([^`]+)`[^\n]*:\n\n```\w+\n(.*?)```", text, re.MULTILINE | re.DOTALL))
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     (command,) = (shlex.split(line) for line in lines if FILE in line)
     return Settings(files, variables_of(lines), command)

@@ -1,4 +1,4 @@
-"""A proxy that keeps each request a client sends, and one that lets nothing through to other hosts."""
+"""Proxies of the tests: one before a server that keeps each request, one that lets nothing through to elsewhere."""
 
 from __future__ import annotations
 

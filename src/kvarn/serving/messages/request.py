@@ -20,6 +20,9 @@ _ANTHROPIC_NAMES = {
     "reasoning_effort": "output_config.effort",
 }
 """What fields of a chat request are called here."""
+_CLIENTS_LINE = "x-anthropic-billing-header:"
+"""Begins a block that Claude Code puts before its instructions, with a hash of the conversation's first words: no two
+conversations would have a prefix in common."""
 
 
 def has_late_instructions(request: MessagesPrompt) -> bool:
@@ -76,8 +79,8 @@ def in_anthropic_terms(error: ApiError) -> ApiError:
 def _messages(request: MessagesPrompt, late_instructions_from: str) -> list[dict[str, Any]]:
     """Messages as a chat has them: tool results in messages of their own, turns of one side in one message."""
     messages: list[dict[str, Any]] = []
-    if request.system is not None:
-        messages.append({"role": "system", "content": text_of(request.system)})
+    if instructions := _instructions(request.system or ""):
+        messages.append({"role": "system", "content": instructions})
     last_user = max((i for i, each in enumerate(request.messages) if isinstance(each, UserMessage)), default=0)
     for number, message in enumerate(request.messages):
         if isinstance(message, SystemMessage):
@@ -93,6 +96,12 @@ def _messages(request: MessagesPrompt, late_instructions_from: str) -> list[dict
             else:
                 messages.append(plain)
     return messages
+
+
+def _instructions(system: str | list[TextBlock]) -> str:
+    if isinstance(system, str):
+        return system
+    return text_of([block for block in system if not block.text.startswith(_CLIENTS_LINE)])
 
 
 def _joined(first: str | None, second: str | None) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
-from kvarn.wire.openai.common import Refused, RequestModel, only
+from kvarn.wire.openai.common import Refused, RequestModel, only, warn_ignored
 
 
 class CacheControl(RequestModel):
@@ -55,7 +55,26 @@ class ToolReferenceBlock(Cached):
         return f"Tool found: {self.tool_name}"
 
 
-ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+class ImageBlock(Cached):
+    """A picture or a document that a tool has read: the model is told that it was there. A client sends it again with
+    each later request, so that to refuse it would end its session."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["image", "document"]
+
+    @model_validator(mode="after")
+    def _warn(self, info: ValidationInfo) -> ImageBlock:
+        warn_ignored(info, f"ignored 'tool_result.content.{self.type}', models read text only")
+        return self
+
+    @property
+    def text(self) -> str:
+        """What the model is shown."""
+        return f"[{self.type}: this model reads text only]"
+
+
+ResultBlock = Annotated[TextBlock | ToolReferenceBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(Cached):
