@@ -69,6 +69,9 @@ class Submit(Message, frozen=True, kw_only=True):
     """Of a request that goes on here: the tokens that each choice has so far, None for one that has ended. All choices
     then draw what they would have drawn where they began."""
 
+    ttft_left_s: float | None = None  # until its target for the first token is missed; None: it has none (any more)
+    tpot_target_s: float | None = None  # seconds for each token after the first; None: it has no target
+
     gateway: int = 0  # number of the gateway process that asks, and is answered
 
     @property
