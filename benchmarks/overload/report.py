@@ -70,7 +70,7 @@ def _row(results: Results, level: float, mode: str) -> list[str]:
         middle(lambda each: each.offered_per_s, ".1f"),
         middle(lambda each: each.good_per_s, ".1f"),
         middle(lambda each: each.good_cost_per_s, ",.0f"),
-        *(middle(lambda each, name=tenant.name: each.shares[name], ".1%") for tenant in _tenants(results)),  # type: ignore[misc]
+        *(middle(lambda each, name=tenant.name: each.shares[name], ".1%") for tenant in _tenants(results)),
         middle(lambda each: each.ttft_p50_ms, ",.0f", " ms"),
         middle(lambda each: each.ttft_p95_ms, ",.0f", " ms"),
         middle(lambda each: each.tpot_p95_ms, ",.0f", " ms"),
