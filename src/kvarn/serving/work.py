@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvarn.admission.demand import Demand
+from kvarn.config.platform import SloConfig
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.candidate import RouteRequest
@@ -171,6 +172,8 @@ class Work:
     """OpenAI's name of that tier."""
     sequences: int = 1
     """Answers it asks for, over all its prompts."""
+    slo: SloConfig | None = None
+    """Its latency targets in the engine; None: it has none."""
     usage: TokenUsage = field(default_factory=TokenUsage)
     closing: ExitStack = field(default_factory=ExitStack)
     """How the stages that took it are settled, last one first: `outcome` and `usage` say what came of it."""
