@@ -23,25 +23,34 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Kvarn needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
-# torch first and alone: the pinned CPU build, never the newest CUDA one.
-$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) $(COMPILER) | $(VENV)/bin/python
-	@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
-	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
-	$(PIP) "torch==2.13.0"
-	$(PIP) --editable .
-	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
-	  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --editable . shows why"
-	@touch $@
+# All that is asked for in one go. torch first and alone: the pinned CPU build, never the newest CUDA one. Not in pip's own
+# build environment, a new folder each time, with headers of another name: what is compiled would be compiled again.
+COMMA := ,
+BUILD := scikit-build-core nanobind cmake ninja
+define INSTALL
+@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
+@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
+$(PIP) "torch==2.13.0"
+$(PIP) $(BUILD)
+$(PIP) --no-build-isolation --editable '.$(1)'
+@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
+  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --no-build-isolation --editable . shows why"
+@touch $@
+endef
+SOURCES := pyproject.toml constraints.txt $(NATIVE) $(COMPILER)
+
+$(VENV)/.serve: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL)
+
+$(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,[test])
+	@touch $(VENV)/.serve
+
+$(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,[test$(COMMA)lint])
+	@touch $(VENV)/.serve $(VENV)/.test
 
 $(VENV)/.compiler: | $(VENV)/bin/python
-	@touch $@
-
-$(VENV)/.test: $(VENV)/.serve
-	$(PIP) --editable '.[test]'
-	@touch $@
-
-$(VENV)/.lint: $(VENV)/.test
-	$(PIP) --editable '.[test,lint]'
 	@touch $@
 
 serve: $(VENV)/.serve
@@ -107,7 +116,7 @@ docs: $(VENV)/.serve
 
 # Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
 native: $(VENV)/.serve
-	$(PIP) scikit-build-core nanobind ninja
+	$(PIP) $(BUILD)
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
 	  || { $(BIN)/python -m pip install -v --no-deps --no-build-isolation --editable .; \

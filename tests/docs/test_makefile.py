@@ -15,7 +15,7 @@ TOOLS = ("sh", "find", "touch", "test", "true", "echo")
 
 @pytest.fixture
 def make(tmp_path: Path):
-    """Run `make install` in a folder with this Makefile, with few programs and a pip that only prints its arguments."""
+    """Run make in a folder with this Makefile, with few programs and a pip that only prints its arguments."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "csrc").mkdir()
@@ -31,12 +31,12 @@ def make(tmp_path: Path):
     made = shutil.which("make")
     assert made is not None
 
-    def run(*, compiler: bool) -> str:
+    def run(goal: str = "install", *, compiler: bool) -> str:
         (programs / "g++").unlink(missing_ok=True)
         if compiler:
             (programs / "g++").symlink_to(programs / "true")
         environment = {"PATH": str(programs), "HOME": os.environ["HOME"]}
-        command = [made, "install", "PIP=@echo pip install"]
+        command = [made, goal, "PIP=@echo pip install"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -56,3 +56,9 @@ def test_a_compiler_installed_later_is_noticed(make) -> None:
 def test_compiled_kernels_stay_when_the_compiler_goes(make) -> None:
     assert "--editable ." in make(compiler=True)
     assert "pip install" not in make(compiler=False)
+
+
+def test_what_lint_installs_serves_and_tests_too(make) -> None:
+    assert make(".venv/.lint", compiler=True).count("--editable .[test,lint]") == 1
+    for goal in ("install", ".venv/.test", ".venv/.lint"):
+        assert "pip install" not in make(goal, compiler=True)
