@@ -12,7 +12,6 @@ import pytest
 from kvarn.observe.logging import configure_logging
 from kvarn.observe.redaction import redact
 
-
 OWN = ("kvarn.x", "kvarn.alone", "somebody.elses.library")
 """Loggers of these tests: a server that an earlier test left to itself may still say something."""
 
