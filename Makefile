@@ -49,23 +49,33 @@ $(VENV)/.device-cpu: constraints.txt | $(VENV)/bin/python
 	  || $(PIP) "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu || $(PIP) "torch==$(TORCH)"
 	@rm -f $(VENV)/.device-*; touch $@
 
-$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) $(COMPILER) $(VENV)/.device-$(DEVICE) | $(VENV)/bin/python
-	@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
-	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
-	$(PIP) --editable $(if $(filter cuda,$(DEVICE)),'.[gpu]',.)
-	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
-	  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --editable . shows why"
-	@touch $@
+# All that is asked for in one go. Not in pip's own build environment, a new folder each time, with headers of another name: what is
+# compiled would be compiled again.
+COMMA := ,
+BUILD := scikit-build-core nanobind cmake ninja
+define INSTALL
+@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
+@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
+$(PIP) $(BUILD)
+$(PIP) --no-build-isolation --editable $(if $(1),'.[$(1)]',.)
+@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
+  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --no-build-isolation --editable . shows why"
+@touch $@
+endef
+SOURCES := pyproject.toml constraints.txt $(NATIVE) $(COMPILER) $(VENV)/.device-$(DEVICE)
+
+$(VENV)/.serve: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,$(if $(filter cuda,$(DEVICE)),gpu))
+
+$(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,test)
+	@touch $(VENV)/.serve
+
+$(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,test$(COMMA)lint)
+	@touch $(VENV)/.serve $(VENV)/.test
 
 $(VENV)/.compiler: | $(VENV)/bin/python
-	@touch $@
-
-$(VENV)/.test: $(VENV)/.serve
-	$(PIP) --editable '.[test]'
-	@touch $@
-
-$(VENV)/.lint: $(VENV)/.test
-	$(PIP) --editable '.[test,lint]'
 	@touch $@
 
 serve: $(VENV)/.serve
@@ -145,7 +155,7 @@ docs: $(VENV)/.serve
 
 # Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
 native: $(VENV)/.serve
-	$(PIP) scikit-build-core nanobind ninja
+	$(PIP) $(BUILD)
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
 	  || { $(BIN)/python -m pip install -v --no-deps --no-build-isolation --editable .; \

@@ -65,9 +65,10 @@ def _program(path: Path, script: str) -> None:
 
 
 def _installed(output: str) -> list[str]:
-    """What pip was asked to install, one text a call."""
+    """What pip was asked to install, one text a call, without the programs that build Kvarn."""
     lines = [line for line in output.splitlines() if line.startswith("-m pip install")]
-    return [line.partition("-c constraints.txt ")[2] for line in lines]
+    asked = [line.partition("-c constraints.txt ")[2].removeprefix("--no-build-isolation ") for line in lines]
+    return [each for each in asked if "scikit-build-core" not in each]
 
 
 def test_a_compiler_installed_later_is_noticed(make) -> None:
@@ -127,3 +128,9 @@ def test_another_device_later_installs_the_other_build_once(make) -> None:
 
 def test_an_unknown_device_is_refused_with_those_there_are(make) -> None:
     assert "must be cpu or cuda" in make("install", "DEVICE=gpu", status=2)
+
+
+def test_what_lint_installs_serves_and_tests_too(make) -> None:
+    assert make(".venv/.lint").count("--editable .[test,lint]") == 1
+    for goal in ("install", ".venv/.test", ".venv/.lint"):
+        assert _installed(make(goal)) == []
