@@ -50,6 +50,7 @@ IGNORE_THE_QUERY = {
     "encoders.classify",
     "encoders.pool",
     "encoders.rerank",
+    "encoders.rerank_as_cohere",
     "encoders.score",
     "responses.compact_response",
     "responses.count_tokens",
