@@ -35,6 +35,7 @@ IGNORE_THE_QUERY = {
     "models.get_model",
     "encoders.create_moderation",
     "encoders.rerank",
+    "encoders.rerank_as_cohere",
     "encoders.score",
     "responses.compact_response",
     "responses.count_tokens",
