@@ -101,7 +101,7 @@ CODEX_CALL = {"cmd": "echo hello > hello.txt"}
 
 def _said(role: str, *texts: str) -> Body:
     content = [{"type": "input_text", "text": text} for text in texts]
-    return {"type": "message", "id": f"msg_{role}-0b1c", "role": role, "content": content}
+    return {"type": "message", "id": f"msg_{abs(hash(texts)):x}-0b1c", "role": role, "content": content}
 
 
 def _codex_function(name: str, *names: str) -> Body:
@@ -153,7 +153,7 @@ CODEX = Session(
     ],
     history="input",
     shown=("You are a coding agent.", "The sandbox is read-only.", "/work</cwd>", "spawn_agent"),
-    ignored="tools[2]",
+    ignored="reasoning.summary, tools[2]",
 )
 
 
@@ -211,4 +211,4 @@ QWEN = Session(
     _chat_turn(None, [{"type": "text", "text": RESULT}], "write_file", QWEN_CALL),
     shown=("You are an agent.", "The folder is /work."),
 )
-SESSIONS = {"claude": CLAUDE, "opencode": OPENCODE, "qwen": QWEN}
+SESSIONS = {"claude": CLAUDE, "codex": CODEX, "opencode": OPENCODE, "qwen": QWEN}
