@@ -37,7 +37,7 @@ from kvarn.models.parallel import Parallel
 from kvarn.models.reranker import load_score_head, ranks
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import WeightLoader
-from kvarn.text.architectures import CLASSIFIER, find_architecture, describe_unsupported
+from kvarn.text.architectures import CLASSIFIER, describe_unsupported, find_architecture
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
 """No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import kvarn
 from kvarn.config.extras import missing_extra
-from kvarn.text.architectures import HEADS, find_architecture, describe_unsupported
+from kvarn.text.architectures import HEADS, describe_unsupported, find_architecture
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json
 from kvarn.text.local_path import local_path
