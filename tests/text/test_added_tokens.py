@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import transformers
 
+from kvarn.grammar.errors import GrammarError
+from kvarn.grammar.vocabulary import Vocabulary
 from kvarn.text.added_tokens import read_tokenizer_text
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.errors import CheckpointError, TokenizerError
@@ -104,11 +106,20 @@ def test_broken_files_are_refused(directory: Path, files: dict[str, Any]) -> Non
         Tokenizer.load(written(directory, files))
 
 
-@pytest.mark.parametrize("key", ["added_tokens", "model"])
-def test_a_tokenizer_that_nests_is_refused(directory: Path, key: str) -> None:
-    (directory / "tokenizer.json").write_text(f'{{"{key}":{"[" * 100_000}{"]" * 100_000}}}')
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    "text", [f'{{"added_tokens":{DEEP}}}', f'{{"model":{DEEP}}}', DEEP, "[]", "7", '{"added_tokens":5}']
+)
+def test_a_tokenizer_that_nests_or_is_no_object_is_refused(directory: Path, text: str, named: bool) -> None:
+    written(directory, FILES["a token is new" if named else "nothing"])
+    (directory / "tokenizer.json").write_text(text)
     with pytest.raises(TokenizerError, match="Cannot read"):
         Tokenizer.load(directory)
+    with pytest.raises(GrammarError, match="cannot read"):
+        Vocabulary(text, 300, [1])
 
 
 @pytest.mark.parametrize("tools", [False, True])

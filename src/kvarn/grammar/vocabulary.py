@@ -35,10 +35,10 @@ class Vocabulary:
         self.end_ids = [token for token in end_ids if 0 <= token < vocab_size]
         if not self.end_ids:
             raise GrammarError("the model names no end token, so no answer could end: set eos_token_id in config.json")
-        hidden, self._named = _with_hidden_names(tokenizer, vocab_size)
         try:
+            hidden, self._named = _with_hidden_names(tokenizer, vocab_size)
             self.library = LLTokenizer(hidden, n_vocab=vocab_size, eos_token=self.end_ids)
-        except Exception as error:  # of the library: plain ones
+        except Exception as error:  # of the library plain ones, of a broken file any
             raise GrammarError(f"llguidance cannot read the tokenizer: {error}") from error
 
     @classmethod

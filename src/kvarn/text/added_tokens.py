@@ -81,7 +81,10 @@ def _with_tokens(text: str, lacking: list[Mapping[str, Any]]) -> str:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Library
 
-    library = Library.from_str(text)
+    try:
+        library = Library.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(str(error)) from None
     for token in lacking:
         name = token["content"]
         if not token.get(_IF_KNOWN) or library.token_to_id(name) is not None:

@@ -52,7 +52,7 @@ from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.server.warm_up import compile_ahead, warm_up
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
-from kvarn.text.errors import CheckpointError
+from kvarn.text.errors import TextError
 from kvarn.text.rerank_template import QWEN3
 from kvarn.wire.messages import ModelCard
 from kvarn.worker import (
@@ -156,7 +156,7 @@ def _grammar_masks(spec: ReplicaSpec, vocab_size: int) -> GrammarMasks:
     try:
         directory = resolve_tokenizer(config.tokenizer) if config.tokenizer else checkpoint
         vocabulary = Vocabulary.load(directory, checkpoint, config.generation_config, vocab_size)
-    except CheckpointError as error:  # the gateway, which reads the same files, tells of it
+    except TextError as error:  # the gateway, which reads the same files, tells of it
         return GrammarMasks(str(error))
     except (GrammarError, OSError) as error:
         log.warning("no grammars for this model", extra={"model": config.name, "reason": str(error)})

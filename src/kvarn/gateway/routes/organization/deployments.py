@@ -26,7 +26,7 @@ from kvarn.store.repositories import deployments
 from kvarn.store.repositories.rollouts import note_rollout, save_rollout
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.text.chat_template import read_template
-from kvarn.text.errors import ChatTemplateError, TextError
+from kvarn.text.errors import TextError
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.deployments import (
@@ -225,7 +225,7 @@ def _changed(gateway: Gateway, version: DeploymentVersion | None, body: Deployme
         if model.chat_template is not None:  # its text: a file may change
             text = read_template(model.chat_template)
             model = model.model_copy(update={"chat_template": text}) if "{" in text else model
-    except ChatTemplateError as error:
+    except TextError as error:
         raise invalid_request(f"settings.chat_template: {error}", "settings.chat_template") from None
     except ValidationError as error:
         detail = error.errors()[0]
