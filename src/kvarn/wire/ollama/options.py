@@ -117,9 +117,7 @@ class AnswerRequest(WorkRequest):
     think: Think = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    truncate: Annotated[
-        bool | None, ignored("ignored 'truncate', a prompt that is too long is refused, not cut", False)
-    ] = None
+    truncate: bool | None = None  # leave out the oldest messages of a chat that is too long, unless it is false
     shift: Annotated[bool | None, ignored("ignored 'shift', an answer ends where the context does", False)] = None
 
     @property
