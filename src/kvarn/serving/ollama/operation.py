@@ -104,8 +104,11 @@ async def start_ollama_generate(
         if not request.raw:
             return await _start_chat(serving, record, request, prompt_chat(request, name), request.context or ())
 
+        external = serving.find_model(record, name).external
+        most = MAX_INT if external is None else external.config.max_output_tokens  # here it is lowered to what fits
+
         async def start(max_tokens: int | None) -> CompletionRun:
-            completion = raw_completion(request, name, MAX_INT if max_tokens is None else max_tokens)
+            completion = raw_completion(request, name, most if max_tokens is None else max_tokens)
             return await start_completion(serving, record, completion)
 
         run = await _fitted(record, request.sampling.max_tokens, start)
