@@ -31,8 +31,6 @@ from kvarn.wire.openai.errors import invalid_request
 
 router = APIRouter(route_class=JsonRoute)
 
-_COHERE = "/v2/rerank"  # here texts are sent back only where the request says so
-
 
 @router.post("/v1/embeddings", summary="Embed texts", tags=["embeddings"])
 async def create_embeddings(
@@ -45,10 +43,17 @@ async def create_embeddings(
 
 @router.post("/v1/rerank", summary="Rank texts by relevance", tags=["rerank"])
 @router.post("/rerank", include_in_schema=False)
-@router.post(_COHERE, include_in_schema=False)
 async def rerank(gateway: GatewayDep, record: RecordDep, body: RerankRequest) -> Annotated[Response, RerankAnswer]:
     """Rank documents by how near they are to a query, with an embedding model."""
-    return json_when_done(await start_rerank(gateway, record, body, show_documents=record.endpoint != _COHERE))
+    return json_when_done(await start_rerank(gateway, record, body, show_documents=True))
+
+
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank_as_cohere(
+    gateway: GatewayDep, record: RecordDep, body: RerankRequest
+) -> Annotated[Response, RerankAnswer]:
+    """The same, by Cohere's path: texts are sent back only where the request says so."""
+    return json_when_done(await start_rerank(gateway, record, body, show_documents=False))
 
 
 @router.post("/v1/score", summary="Compare texts in pairs", tags=["rerank"])

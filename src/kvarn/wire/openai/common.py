@@ -88,7 +88,7 @@ class LenientModel(RequestModel):
     unsupported_fields: ClassVar[frozenset[str]] = frozenset()
     """Unknown fields without which the answer would be another."""
     fields_that_may_be_empty: ClassVar[frozenset[str]] = frozenset()
-    """Fields of which an empty list or object is not null: an empty JSON schema lets through any JSON."""
+    """Fields of which an empty value is not null: an empty JSON schema lets through any JSON."""
 
     @model_validator(mode="before")
     @classmethod
@@ -103,14 +103,8 @@ class LenientModel(RequestModel):
             near = get_close_matches(name[:_MAX_NAME], known, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
             warn_ignored(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
-        empty = [
-            name
-            for name in data.keys() & known.keys()
-            if is_empty(data[name])
-            and known[name].default is None
-            and (data[name] == "" or name not in cls.fields_that_may_be_empty)
-        ]
-        return data | dict.fromkeys(empty) if empty else data
+        empty = {name for name in data.keys() & known.keys() if is_empty(data[name]) and known[name].default is None}
+        return data | dict.fromkeys(empty - cls.fields_that_may_be_empty)
 
 
 def warn_ignored(info: ValidationInfo, warning: str) -> None:
@@ -217,12 +211,14 @@ class StreamOptions(LenientModel):
 
 
 JsonSchema = dict[str, Any] | bool
+SchemaOrText = Annotated[JsonSchema | str | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""A JSON schema, also as text."""
 
 
 class StructuredOutputs(LenientModel):
     """What the answer's text must match: one of these, with vLLM's names and meanings."""
 
-    json_: JsonSchema | str | None = Field(None, alias="json")  # a JSON schema, or its text
+    json_: SchemaOrText = Field(None, alias="json")  # a JSON schema, or its text
     regex: str | None = None
     choice: Strings | None = None
     grammar: str | None = None  # in Lark's syntax or as GBNF
@@ -277,7 +273,7 @@ class SamplingFields(LenientModel):
     """Only requests with the same salt share cached prompts."""
     return_token_ids: bool = False  # send the token ids of prompt and answer beside the text
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | str | None = None  # what `structured_outputs.json` was before 2025-12, and so on
+    guided_json: SchemaOrText = None  # what `structured_outputs.json` was before 2025-12, and so on
     guided_regex: str | None = None
     guided_choice: Strings | None = None
     guided_grammar: str | None = None
