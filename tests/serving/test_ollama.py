@@ -15,6 +15,7 @@ import pytest
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.serving.chat.tool_calls import INVALID
 from kvarn.serving.ollama.request import chat_request, raw_completion
+from kvarn.store.owner import Scopes
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest
 from kvarn.wire.openai.errors import ApiError
@@ -130,7 +131,7 @@ def test_options_say_how_tokens_are_drawn(options: Any, fields: dict[str, Any]) 
         ({"options": {"temprature": 1}}, "'temprature', did you mean 'temperature'?"),
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"repeat_last_n": 128}}, "repeat_last_n"),
-        ({"truncate": True}, "truncate"),
+        ({"shift": True}, "shift"),
         ({"foo": 1}, "'foo'"),
     ],
 )
@@ -236,6 +237,27 @@ def test_logprobs_stand_beside_their_text(local: ollama.Client) -> None:
     assert len(tokens) == 21 and tokens[0].token == "H" and len(tokens[0].top_logprobs or ()) == 2
 
 
+def test_the_oldest_messages_are_left_out_of_a_chat_that_is_too_long(server: Any, client: httpx.Client) -> None:
+    turn = [{"role": "user", "content": "q" * 100}, {"role": "assistant", "content": "a" * 100}]
+    call = {"function": {"name": "f", "arguments": {"n": 1}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "call"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "result"},
+        *turn * 3,
+        {"role": "user", "content": "Well?"},
+    ]
+    asked = {"model": "tiny", "messages": messages, "stream": False}
+    answer = client.post("/api/chat", json=asked)
+    assert answer.status_code == 200 and answer.json()["prompt_eval_count"] < 512 * 0.8
+    assert "left out 7 of the oldest messages" in answer.headers["x-kvarn-warning"]
+    last = f"<|user|>{'q' * 100}<|assistant|>{'a' * 100}<|user|>Well?<|assistant|>"
+    assert prompt_of(server) == f"<bos><|system|>Be brief.{last}"
+    refused = client.post("/api/chat", json={**asked, "truncate": False})
+    assert refused.status_code == 400 and "exceeds the context length" in refused.json()["error"]
+
+
 def test_an_answer_is_cut_to_what_the_context_has_left(answering: Callable[..., None], client: httpx.Client) -> None:
     answering("x" * 600, end=False)
     ask = {"model": "tiny", "prompt": "Hej", "stream": False, "options": {"num_predict": 10_000, "num_ctx": 131_072}}
@@ -309,3 +331,23 @@ def test_bodies_are_checked_as_everywhere(client: httpx.Client) -> None:
     assert client.get("/api/none").json()["error"].startswith("Unknown request URL")
     with pytest.raises(ApiError, match="messages"):
         chat_of(messages=[{"role": "wizard", "content": ""}])
+
+
+def test_what_ollamas_clients_use_is_on_the_ledger(server: Any, wait_for: Callable[..., None]) -> None:
+    start = int(server.gateway.store.now()) - 10
+
+    def used(client: httpx.Client, kind: str) -> list[tuple[int, int]]:
+        answer = client.get(f"/v1/organization/usage/{kind}", params={"start_time": start, "limit": 1})
+        return [(each["num_model_requests"], each["input_tokens"]) for each in answer.json()["data"][0]["results"]]
+
+    with server.add_tenant("ollama") as client:
+        chat = client.post("/api/chat", json={"model": "tiny", "messages": HELLO, "stream": False}).json()
+        client.post("/api/embed", json={"model": "vec", "input": "abc"})
+        wait_for(lambda: used(client, "embeddings") == [(1, 3)], "the embedding's usage")
+        wait_for(lambda: used(client, "completions") == [(1, chat["prompt_eval_count"])], "the chat's usage")
+
+
+def test_a_key_that_may_not_chat_hears_so_in_ollamas_shape(server: Any) -> None:
+    with server.add_tenant("ollama-scoped", scopes=Scopes(endpoints=("/v1/chat",))) as client:
+        answer = client.post("/api/chat", json={"model": "tiny", "messages": HELLO})
+    assert answer.status_code == 403 and "endpoints:/api/chat" in answer.json()["error"]

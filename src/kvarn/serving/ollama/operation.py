@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from kvarn.serving.completions import start_completion
 from kvarn.serving.context import ServingContext
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes
+from kvarn.serving.ollama.history import without_oldest
 from kvarn.serving.ollama.names import served_name
 from kvarn.serving.ollama.request import chat_request, in_ollama_terms, prompt_chat, raw_completion
 from kvarn.serving.ollama.writer import AnswerWriter, Written, loaded
@@ -65,7 +66,8 @@ class OllamaRun:
 
 
 async def start_ollama_chat(serving: ServingContext, record: RequestRecord, request: ChatRequest) -> OllamaRun | Answer:
-    """Check a chat and take it in; without messages its model is made ready, and the answer is there at once.
+    """Check a chat and take it in; without messages its model is made ready, and the answer is there at once. Where the
+    messages are longer than the context, the oldest are left out, unless the client will not have it.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
@@ -74,25 +76,42 @@ async def start_ollama_chat(serving: ServingContext, record: RequestRecord, requ
     name = served_name(serving, request.model)
     if not request.messages:
         return await _load(serving, record, request, name, is_chat=True)
-    return await _start_chat(serving, record, request, chat_request(request, name))
+    messages, asked = request.messages, request
+    with _in_ollama_terms():
+        while True:
+            try:
+                run = await _start_chat(serving, record, asked, chat_request(asked, name))
+                break
+            except ContextLengthError as error:
+                rest = without_oldest(messages, error.prompt_tokens, error.limit)
+                if rest is None or request.truncate is False:
+                    raise
+            messages, asked = rest, request.model_copy(update={"messages": rest})
+    if len(messages) < len(request.messages):
+        left_out = len(request.messages) - len(messages)
+        record.warnings.append(f"left out {left_out} of the oldest messages, which the context has no room for")
+    return run
 
 
 async def start_ollama_generate(
     serving: ServingContext, record: RequestRecord, request: GenerateRequest
 ) -> OllamaRun | Answer:
-    """As `start_ollama_chat`, for one prompt. Raises as it does."""
+    """As `start_ollama_chat`, for one prompt, which is not cut. Raises as it does."""
     name = served_name(serving, request.model)
     if not request.prompt:
         return await _load(serving, record, request, name, is_chat=False)
-    if not request.raw:
-        return await _start_chat(serving, record, request, prompt_chat(request, name), request.context or ())
-    asked = request.sampling.max_tokens
+    with _in_ollama_terms():
+        if not request.raw:
+            return await _start_chat(serving, record, request, prompt_chat(request, name), request.context or ())
 
-    async def start(max_tokens: int | None) -> CompletionRun:
-        completion = raw_completion(request, name, MAX_INT if max_tokens is None else max_tokens)
-        return await start_completion(serving, record, completion)
+        external = serving.find_model(record, name).external
+        most = MAX_INT if external is None else external.config.max_output_tokens  # here it is lowered to what fits
 
-    run = await _fitted(record, asked, start)
+        async def start(max_tokens: int | None) -> CompletionRun:
+            completion = raw_completion(request, name, most if max_tokens is None else max_tokens)
+            return await start_completion(serving, record, completion)
+
+        run = await _fitted(record, request.sampling.max_tokens, start)
     writer = AnswerWriter(record, run.model, run.usage, is_chat=False)
     return OllamaRun(_with_logprobs(run), writer, run.held)
 
@@ -121,15 +140,21 @@ async def _fitted(
 ) -> RunT:
     """An answer with as many tokens as asked for, or as the context has left: it ends there, as Ollama's do."""
     try:
-        try:
-            return await start(max_tokens)
-        except ContextLengthError as error:
-            if error.prompt_tokens >= error.limit:
-                raise
-            rest = error.limit - error.prompt_tokens
-            if max_tokens is not None:
-                record.warnings.append(f"lowered 'options.num_predict' to {rest}, the context's rest")
-            return await start(rest)
+        return await start(max_tokens)
+    except ContextLengthError as error:
+        if error.prompt_tokens >= error.limit:
+            raise
+        rest = error.limit - error.prompt_tokens
+        if max_tokens is not None:
+            record.warnings.append(f"lowered 'options.num_predict' to {rest}, the context's rest")
+        return await start(rest)
+
+
+@contextmanager
+def _in_ollama_terms() -> Iterator[None]:
+    """What goes wrong in the block is said of Ollama's request."""
+    try:
+        yield
     except ApiError as error:
         raise in_ollama_terms(error) from None
 

@@ -13,7 +13,7 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest, FunctionDefini
 from kvarn.wire.openai.chat.request import Tool as ChatTool
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import ApiError, ContextLengthError, invalid_request
-from kvarn.wire.openai.parse import RequestT, validate
+from kvarn.wire.openai.parse import validate
 
 _NAMES = {
     "max_tokens": "options.num_predict",
@@ -36,7 +36,7 @@ def chat_request(request: ChatRequest, model: str) -> ChatCompletionRequest:
     """The chat that answers `/api/chat`.
 
     Raises:
-        ApiError: 400 in Ollama's words: what chat refuses is refused here.
+        ApiError: 400: what chat refuses is refused here, in its words (`in_ollama_terms` has Ollama's).
     """
     messages = request.messages or []
     data: dict[str, Any] = {"model": model, "messages": _messages(messages), **_answer_fields(request)}
@@ -45,14 +45,14 @@ def chat_request(request: ChatRequest, model: str) -> ChatCompletionRequest:
     last = messages[-1]
     if last.role == "assistant" and last.content and not last.tool_calls:
         data |= {"continue_final_message": True, "add_generation_prompt": False}
-    return _validated(ChatCompletionRequest, data)
+    return validate(ChatCompletionRequest, data)
 
 
 def prompt_chat(request: GenerateRequest, model: str) -> ChatCompletionRequest:
     """The chat that answers a prompt of `/api/generate`. Raises as `chat_request` does."""
     system = [{"role": "system", "content": request.system}] if request.system else []
     messages = [*system, {"role": "user", "content": request.prompt}]
-    return _validated(ChatCompletionRequest, {"model": model, "messages": messages, **_answer_fields(request)})
+    return validate(ChatCompletionRequest, {"model": model, "messages": messages, **_answer_fields(request)})
 
 
 def raw_completion(request: GenerateRequest, model: str, max_tokens: int) -> CompletionRequest:
@@ -66,7 +66,7 @@ def raw_completion(request: GenerateRequest, model: str, max_tokens: int) -> Com
     if request.format is not None:
         schema = request.format
         data["structured_outputs"] = {"json_object": True} if schema == "json" else {"json": schema}
-    return _validated(CompletionRequest, data)
+    return validate(CompletionRequest, data)
 
 
 def in_ollama_terms(error: ApiError) -> ApiError:
@@ -82,13 +82,6 @@ def in_ollama_terms(error: ApiError) -> ApiError:
         return error
     message = error.message.replace(repr(error.param), repr(theirs))
     return ApiError(error.status, message, type=error.type, code=error.code, param=theirs, headers=error.headers)
-
-
-def _validated(kind: type[RequestT], data: dict[str, Any]) -> RequestT:
-    try:
-        return validate(kind, data)
-    except ApiError as error:
-        raise in_ollama_terms(error) from None
 
 
 def _answer_fields(request: AnswerRequest) -> dict[str, Any]:
@@ -146,6 +139,8 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 calls.append({"id": call_id, "type": "function", "function": _called(call.function)})
         if message.role == "tool":
             data["tool_call_id"] = _call_of(message, waiting)
+            if message.tool_name:
+                data["name"] = message.tool_name
         plain.append(data)
     return plain
 

@@ -23,18 +23,18 @@ _REASONS = {"length": "length", "content_filter": "content_filter"}
 class Written:
     """What was written: of one line, or of the whole answer."""
 
-    text: str = ""
-    thinking: str = ""
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.thinking or self.calls or self.logprobs)
+        return any((*self.texts, *self.thoughts, self.calls, self.logprobs))
 
     def add(self, other: Written) -> None:
         """What comes after it."""
-        self.text += other.text
-        self.thinking += other.thinking
+        self.texts += other.texts
+        self.thoughts += other.thoughts
         self.calls += other.calls
         self.logprobs += other.logprobs
 
@@ -63,11 +63,11 @@ class AnswerWriter:
             if isinstance(part, ToolCallDelta):
                 self._read_call(part, new)
             elif isinstance(part, Reasoning):
-                new.thinking += part.text
+                new.thoughts.append(part.text)
             else:
-                new.text += part
+                new.texts.append(part)
         if delta.refusal:  # there is no field to say it in
-            new.text += f"\n[{delta.refusal}]"
+            new.texts.append(f"\n[{delta.refusal}]")
         if delta.finish_reason is not None:
             self._end_call(new)
         if self.context is not None:
@@ -96,13 +96,13 @@ class AnswerWriter:
 
     def _answer(self, written: Written, fields: dict[str, Any]) -> Answer:
         fields |= {"model": self.model, "created_at": datetime.now(UTC), "logprobs": written.logprobs or UNSET}
-        thinking = written.thinking or UNSET
+        text, thinking = "".join(written.texts), "".join(written.thoughts) or UNSET
         if self.is_chat:
             calls = written.calls or UNSET
-            message = AnswerMessage(content=written.text, thinking=thinking, tool_calls=calls)
+            message = AnswerMessage(content=text, thinking=thinking, tool_calls=calls)
             return ChatAnswer(message=message, **fields)
         context = self.context if fields["done"] and self.context is not None else UNSET
-        return GenerateAnswer(response=written.text, thinking=thinking, context=context, **fields)
+        return GenerateAnswer(response=text, thinking=thinking, context=context, **fields)
 
     def _read_call(self, call: ToolCallDelta, new: Written) -> None:
         if isinstance(call.id, str) and isinstance(call.function.name, str):

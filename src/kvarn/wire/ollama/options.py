@@ -20,7 +20,7 @@ Hint = object
 """Says how Ollama loads a model: there is nothing of it to decide here."""
 
 _WHOLE_TEXT = "ignored 'options.repeat_last_n', penalties look at the whole text"
-_OTHER_SAMPLERS = "ignored 'options.mirostat', 'typical_p' and 'tfs_z', this server does not draw so"
+_OTHER_SAMPLER = "ignored 'options.{}', this server does not draw so"
 
 
 class Options(LenientModel):
@@ -39,9 +39,9 @@ class Options(LenientModel):
     num_ctx: Whole = None  # of no effect: the context is the model's
 
     repeat_last_n: Annotated[Any, ignored(_WHOLE_TEXT, 0, -1, 64)] = None  # 0: no penalty; 64: Ollama's default
-    mirostat: Annotated[Any, ignored(_OTHER_SAMPLERS, 0)] = None
-    typical_p: Annotated[Any, ignored(_OTHER_SAMPLERS, 1)] = None
-    tfs_z: Annotated[Any, ignored(_OTHER_SAMPLERS, 1)] = None
+    mirostat: Annotated[Any, ignored(_OTHER_SAMPLER.format("mirostat"), 0)] = None
+    typical_p: Annotated[Any, ignored(_OTHER_SAMPLER.format("typical_p"), 1)] = None
+    tfs_z: Annotated[Any, ignored(_OTHER_SAMPLER.format("tfs_z"), 1)] = None
     mirostat_tau: Hint = None
     mirostat_eta: Hint = None
     penalize_newline: Hint = None
@@ -67,9 +67,9 @@ class Options(LenientModel):
 
 
 def _check_format(value: object) -> object:
-    if isinstance(value, str) and value != "json":
+    if isinstance(value, str) and value not in ("", "json"):
         raise validation_error("unsupported_value", "'format' may only be 'json' or a JSON schema.")
-    return value
+    return None if value == "" else value
 
 
 Format = Annotated[Literal["json"] | dict[str, Any] | None, BeforeValidator(_check_format)]
@@ -117,9 +117,7 @@ class AnswerRequest(WorkRequest):
     think: Think = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    truncate: Annotated[
-        bool | None, ignored("ignored 'truncate', a prompt that is too long is refused, not cut", False)
-    ] = None
+    truncate: bool | None = None  # leave out the oldest messages of a chat that is too long, unless it is false
     shift: Annotated[bool | None, ignored("ignored 'shift', an answer ends where the context does", False)] = None
 
     @property
