@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services test test-long chaos conformance clients lint smoke bench docs native clean
+.PHONY: install serve services test test-long kernels chaos conformance clients lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -105,6 +105,12 @@ test: $(VENV)/.test services
 test-long: export KVARN_TEST_PROFILE := thorough
 test-long: $(VENV)/.test services
 	$(PYTEST) $(ARGS)
+
+# All tests of Triton's kernels; then they are recorded as tested, and the short profile runs a sample until they change.
+kernels: export KVARN_TEST_PROFILE := thorough
+kernels: $(VENV)/.test
+	$(PYTEST) tests/kernels/triton $(ARGS)
+	$(BIN)/python tests/support/kernel_digest.py
 
 # Engines that are killed, stopped and drained under load, hundreds of times.
 chaos: export KVARN_TEST_PROFILE := thorough

@@ -32,6 +32,7 @@ from hypothesis import settings
 from sqlalchemy import make_url
 
 from certificates import write_certificate
+from kernel_digest import kernels_differ
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from mock_kafka import MockKafka
@@ -65,12 +66,15 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files of the folders that start servers come first, so that none of these is left for the end; see `Makefile`.
-    In the short profile tests marked `thorough` are left out, and one outside `ON_BOTH_DATABASES` runs on one database:
+    In the short profile tests marked `thorough` are left out, so are most of Triton's kernels while these are those
+    recorded (`kernel_digest`), and one outside `ON_BOTH_DATABASES` runs on one database:
     half of these tests on each."""
     items.sort(key=lambda item: _folder(item) not in FIRST)
     if THOROUGH:
         return
     _drop(config, items, [item for item in items if item.get_closest_marker("thorough")])
+    if not kernels_differ():
+        _drop(config, items, [item for item in items if _is_of_triton(item) and not item.get_closest_marker("sample")])
     if _initdb() is None:
         return
     variants: defaultdict[str, list[pytest.Item]] = defaultdict(list)
@@ -83,6 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _is_of_triton(item: pytest.Item) -> bool:
+    return Path(__file__).parent / "kernels" / "triton" in item.path.parents
 
 
 def _drop(config: pytest.Config, items: list[pytest.Item], dropped: list[pytest.Item]) -> None:

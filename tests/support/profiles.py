@@ -20,6 +20,12 @@ def examples(count: int) -> int:
     return effort(max(10, count // 3), 4 * count)
 
 
+def sample(*values: Any) -> Any:
+    """A value (or a row of values) of a parameter that every profile runs, in a file whose other tests run only where
+    the kernels differ from those recorded; see `kernel_digest`."""
+    return pytest.param(*values, marks=pytest.mark.sample)
+
+
 def thorough(*values: Any) -> Any:
     """A value (or a row of values) of a parameter that only the thorough profile runs; `pytest.mark.thorough` on a test
     leaves all of it to that profile."""

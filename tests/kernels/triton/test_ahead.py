@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from profiles import thorough
+from profiles import sample, thorough
 
 ROOT = Path(__file__).parents[3]
 DENSE = ("llama", "hidden_size=512", "intermediate_size=1536", "head_dim=64", "num_attention_heads=8")
@@ -32,7 +32,7 @@ def run_apart(*command: str, **variables: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(
     "model",
-    [DENSE, thorough(("gemma2",)), ("deepseek-v2",), thorough(("qwen3-next",)), thorough(("Roberta",))],
+    [sample(DENSE), thorough(("gemma2",)), ("deepseek-v2",), thorough(("qwen3-next",)), thorough(("Roberta",))],
     ids=lambda model: model[0],
 )
 def test_plain_serving_launches_no_kernel_that_was_not_compiled_ahead(model: tuple[str, ...]) -> None:

@@ -131,6 +131,7 @@ def test_a_cache_of_bfloat16_is_read_as_it_is_written(kernels: Kernels, referenc
     torch.testing.assert_close(torch.cat(case.run(kernels, rows)), want, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.sample
 def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, reference: Kernels) -> None:
     heads, context = HeadShape(4, 2, 16), 40
     batch = PagedBatch(

@@ -60,6 +60,7 @@ def test_sequences_that_share_a_prefix_have_the_bits_they_have_alone(kernels: Ke
     )
 
 
+@pytest.mark.sample
 def test_each_segment_is_read_by_as_few_programs_as_its_sequences_fill(kernels: Kernels) -> None:
     every = list(range(len(CONTEXTS)))
     members = attention.plan_attention(make_batch(every, shared=True), HEADS, None).members

@@ -26,6 +26,7 @@ def test_steps_of_any_mix_equal_the_definition(kernels: Kernels, dims: DeltaDime
         torch.testing.assert_close(torch.cat(parts).double(), world.defined(sequence), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.sample
 def test_states_and_copies_are_those_of_the_reference(kernels: Kernels, reference: Kernels) -> None:
     worlds = [Sequences(each, ODD, [9, 6]) for each in (kernels, reference)]
     for world in worlds:

@@ -14,6 +14,8 @@ from kvarn.kernels.linear import Linear
 from kvarn.kernels.triton.groups import sort_rows
 from kvarn.kernels.weights import Weight
 
+pytestmark = pytest.mark.sample
+
 EXPERTS, HIDDEN, INNER, EACH = 5, 72, 40, 2
 FORMATS = ["float32", "bfloat16", "int8", "int4"]
 CLAMP = (0.7, 1.702)

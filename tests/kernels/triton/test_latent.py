@@ -75,6 +75,7 @@ def test_heads_beyond_those_of_one_program_are_computed_by_others(
         torch.testing.assert_close(found[token].double(), weights @ keys[:context, :VALUE], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sample
 def test_products_by_head_equal_their_definition(kernels: Kernels) -> None:
     weight, x = torch.randn(3, 40, 24), torch.randn(70, 3, 30)[..., 6:]
     found = kernels.head_products(weight)(x)

@@ -19,7 +19,7 @@ from kvarn.replica.server.experts import ExpertLoads
 from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PipelinedExecutor
-from profiles import thorough
+from profiles import sample, thorough
 from tiny_adapters import make_adapter
 from tiny_checkpoints import make_decoder
 
@@ -53,7 +53,13 @@ def tokens(executor: InProcessExecutor) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("family", "quantization"),
-    [("qwen3", None), thorough("qwen3", "fp8"), ("gpt-oss", None), thorough("qwen2-moe", None), ("deepseek-v3", None)],
+    [
+        sample("qwen3", None),
+        thorough("qwen3", "fp8"),
+        ("gpt-oss", None),
+        thorough("qwen2-moe", None),
+        ("deepseek-v3", None),
+    ],
 )
 def test_a_model_answers_as_with_the_reference(tmp_path: Path, family: str, quantization: Quantization | None) -> None:
     make_decoder(family, tmp_path, **({"num_hidden_layers": 2} if family != "qwen3" else {}))

@@ -118,6 +118,7 @@ def test_rows_of_a_weight_are_what_it_stands_for(kernels: Kernels, form: str) ->
     torch.testing.assert_close(found.float(), weight.dequantized()[ids])
 
 
+@pytest.mark.sample
 def test_a_layer_takes_adapters_and_leaves_the_bits_of_other_rows(kernels: Kernels) -> None:
     layer = kernels.pack_linear(make_weight("bfloat16", 2 * OUTPUTS), None, "silu")
     layer.adapter_layer = 0
@@ -140,6 +141,7 @@ def test_nothing_gives_nothing(kernels: Kernels) -> None:
     assert kernels.pack_linear(make_weight("float32"))(inputs(0, torch.float32)).shape == (0, OUTPUTS)
 
 
+@pytest.mark.sample
 def test_a_norm_is_added_where_it_is_asked_to_be(kernels: Kernels) -> None:
     x, norm, onto = torch.randn(7, 48), Norm(torch.rand(48), 1e-5), torch.randn(7, 48)
     want = onto + Kernels().rms_norm(x, norm)
@@ -159,6 +161,7 @@ def test_rows_of_another_size_are_refused(kernels: Kernels) -> None:
         kernels.pack_linear(make_weight("float32"))(torch.randn(2, 299))
 
 
+@pytest.mark.sample
 def test_the_kernels_of_gpus_are_refused_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvarn.kernels.triton.backend import TritonKernels
 
@@ -167,6 +170,7 @@ def test_the_kernels_of_gpus_are_refused_in_main_memory(monkeypatch: pytest.Monk
         TritonKernels(torch.device("cpu"))
 
 
+@pytest.mark.sample
 def test_triton_that_is_missing_is_named_with_what_installs_it() -> None:
     message = str(MissingTritonError(ImportError("No module named 'triton'")))
     assert message == "Triton cannot be loaded (No module named 'triton'): install it with `pip install kvarn[gpu]`"

@@ -17,6 +17,8 @@ from kvarn.kernels.weights import Quantization
 from kvarn.models import Decoder, load_model
 from tiny_checkpoints import make_decoder
 
+pytestmark = pytest.mark.sample
+
 
 class Memory(TorchDispatchMode):
     """Bytes that tensors made meanwhile hold, now and at most. Mapped files are not counted, nor single tensors of more

@@ -18,7 +18,7 @@ from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PipelinedExecutor
-from profiles import thorough
+from profiles import sample, thorough
 from recorded_steps import RecordedSteps
 from tiny_adapters import make_adapter
 from tiny_checkpoints import make_decoder
@@ -85,7 +85,7 @@ class Guesses(FreeProposer):
         return [(token + 1) % 199 if place % 4 == 3 else token for place, token in guessed]
 
 
-@pytest.mark.parametrize("family", ["qwen3", thorough("deepseek-v3")])
+@pytest.mark.parametrize("family", [sample("qwen3"), thorough("deepseek-v3")])
 def test_steps_of_all_kinds_are_repeated_with_the_same_bits(tmp_path: Path, family: str) -> None:
     """Rows that are drawn on the device, rows that are not, rows with guesses, and blocks that are stored."""
     make_decoder(family, tmp_path, **(SIZES if family == "qwen3" else {"num_hidden_layers": 1}))

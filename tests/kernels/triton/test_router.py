@@ -8,6 +8,8 @@ import torch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.router import RouterSpec
 
+pytestmark = pytest.mark.sample
+
 SPECS = {
     "softmax": (6, 3, RouterSpec()),
     "softmax without renormalising": (5, 2, RouterSpec(renormalize=False)),

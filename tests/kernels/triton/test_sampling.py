@@ -38,6 +38,7 @@ def test_drawn_tokens_are_those_of_the_definition(
     assert found.tolist() == reference.draw_tokens(logits, rows, row_max, params).tolist()
 
 
+@pytest.mark.sample
 def test_the_most_likely_token_is_the_lowest_id_of_the_largest_logit(kernels: Kernels) -> None:
     logits = make_logits(1)
     logits[2, [140, 7]] = torch.nan
@@ -49,6 +50,7 @@ def test_the_most_likely_token_is_the_lowest_id_of_the_largest_logit(kernels: Ke
     torch.testing.assert_close(maxima, logits[torch.arange(6), tokens], equal_nan=True)
 
 
+@pytest.mark.sample
 def test_masks_leave_the_tokens_they_allow(kernels: Kernels, reference: Kernels) -> None:
     bits = torch.randint(0, 256, (20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     masks = {4: bits.numpy().tobytes(), 1: b"\xff" * 20}

@@ -9,6 +9,8 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.triton import segments
 from kvarn.kernels.triton.segments import SplitPlan
 
+pytestmark = pytest.mark.sample
+
 TOGETHER = 16
 """Queries of a tile."""
 
