@@ -24,7 +24,7 @@ def validator(schema: str) -> Callable[[Any], bool]:
     try:
         return jsonschema_rs.validator_for(json.loads(schema), validate_formats=True, offline=True).is_valid
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise GrammarError(f"it is not a valid JSON schema: {str(error)[:200]}") from None
+        raise GrammarError(f"it is not a valid JSON schema: {str(error).splitlines()[0][:200]}") from None
 
 
 def check_answer(answered: Answered) -> Checked:
