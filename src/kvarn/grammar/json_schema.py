@@ -25,6 +25,7 @@ _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
 """Keywords that hold schemas, by how they hold them."""
 
+_COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties", "Contains"))
 _IN_PLACE = frozenset(
     ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref", "$dynamicRef", "$recursiveRef")
 )
@@ -46,6 +47,7 @@ def _rewritten(schema: Any, fractional: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     node = {key: _below(key, value, fractional) for key, value in schema.items() if key != "x-guidance"}
+    _count_in_integers(node)
     _drop_what_has_no_effect(node)
     if node.get("not") in (True, {}):
         return False
@@ -54,6 +56,13 @@ def _rewritten(schema: Any, fractional: bool) -> Any:
     _write_out_format(node)
     _name_unevaluated(node)
     return as_choices(node)
+
+
+def _count_in_integers(node: dict[str, Any]) -> None:
+    """Counts may be written as 2.0."""
+    for key in _COUNTS & node.keys():
+        if isinstance(node[key], float) and node[key].is_integer():
+            node[key] = int(node[key])
 
 
 def _below(key: str, value: Any, fractional: bool) -> Any:

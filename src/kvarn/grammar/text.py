@@ -183,6 +183,8 @@ _TOO_COMPLEX = "it is too complex"
 _MEANINGS = (
     ("^oneOf constraints", "'oneOf' cannot be enforced where an answer may match several of its schemas"),
     ("^min/maxProperties", "'minProperties' and 'maxProperties' cannot be enforced beside properties of other schemas"),
+    ("^Resource '(.*?)' is not present", r"'$ref' to '\1' cannot be enforced: other documents are not read"),
+    ("^patternProperty regexes", "'patternProperties' cannot be enforced where a name may match several of them"),
     ("^Unknown format: (.*)", r"the 'format' \1 cannot be enforced"),
     ("[Tt]oo many items|[Cc]urrent row has|fuel|too many expressions|too many states|limits\\.", _TOO_COMPLEX),
 )
