@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services test test-long kernels chaos conformance clients lint smoke bench docs native clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -99,11 +99,19 @@ JOBS  := $(shell echo $$(( $(CORES) < 2 ? 2 : $(CORES) > 8 ? 8 : $(CORES) )))
 PYTEST := $(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Hundreds of tests start processes and wait for them: where one fails on a busy machine it must pass alone, and is named.
 AGAIN  := $(BIN)/python -X faulthandler -m pytest --last-failed --last-failed-no-failures none --maxfail 1 -m "not smoke"
-test: $(VENV)/.test services
+# JSON Schema's own test suite comes in the source distribution of jsonschema (npm's package of it ends at draft 4).
+SUITE := tests/.schema_suite
+schema-suite: $(VENV)/.test
+	@[ -d $(SUITE)/draft2020-12 ] || { rm -rf $(SUITE) && mkdir -p $(SUITE)/source \
+	  && $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary jsonschema --dest $(SUITE)/source "jsonschema==4.26.0" \
+	  && tar -xzf $(SUITE)/source/*.tar.gz -C $(SUITE)/source && mv $(SUITE)/source/*/json/tests/draft2020-12 $(SUITE)/; \
+	} || echo "note: JSON Schema's test suite cannot be fetched: its tests will be skipped"
+
+test: $(VENV)/.test services schema-suite
 	$(PYTEST) -m "not smoke" $(ARGS) || { [ $$? = 1 ] && echo "UNSTABLE, or wrong: the tests above that failed run once more, alone" && $(AGAIN) -v; }
 
 test-long: export KVARN_TEST_PROFILE := thorough
-test-long: $(VENV)/.test services
+test-long: $(VENV)/.test services schema-suite
 	$(PYTEST) $(ARGS)
 
 # All tests of Triton's kernels; then they are recorded as tested, and the short profile runs a sample until they change.

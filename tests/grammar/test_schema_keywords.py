@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -36,6 +37,31 @@ ENFORCED: list[tuple[dict[str, Any], Any, Any]] = [
     ({"type": "object", "additionalProperties": INTEGER}, {"b": 1}, {"b": "x"}),
     ({"type": "object", "patternProperties": {"^a$": INTEGER}, **CLOSED}, {"a": 1}, {"b": 1}),
     ({"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "minProperties": 1, **CLOSED}, {"a": 1}, {}),
+    ({"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "minProperties": 1}, {"c": "x"}, {"a": "x"}),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, **CLOSED},
+        {"a": 1, "c": 1},
+        {"b": 1},
+    ),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "required": ["b"], "maxProperties": 2, **CLOSED},
+        {"b": 1, "c": 1},
+        {"a": 1, "b": 1, "c": 1},
+    ),
+    ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+    ({"type": "array", "prefixItems": [{}], "unevaluatedItems": INTEGER}, ["a", 1], ["a", "a"]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, 0.25, 0),
+    ({"type": "number", "exclusiveMaximum": 0, "minimum": -0.5}, -0.5, 0),
+    ({"type": "number", "allOf": [{"exclusiveMinimum": 1}, {"maximum": 1.5}]}, 1.5, 1),
+    ({"type": "number", "minimum": 0, "maximum": 0.999}, 0.9, 1),
+    ({"type": "number", "multipleOf": 0.25}, 0.5, 0.2),
+    ({"type": "integer", "maximum": 2**63 - 1}, 2**53 - 1, 2**53 + 1),
+    ({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29"),
+    ({"type": "string", "format": "date"}, "0004-02-29", "0000-01-01"),
+    ({"type": "string", "format": "time"}, "23:59:60Z", "22:59:60Z"),
+    ({"type": "string", "format": "date-time"}, "1998-12-31T15:59:60-08:00", "1998-12-31T15:59:60-07:00"),
+    ({"type": "string", "format": "hostname"}, ".".join(["a" * 49] * 5), ".".join(["a" * 50] * 5)),
+    ({"type": "string", "format": "email"}, "a" * 64 + "@b.se", "a" * 65 + "@b.se"),
     (
         {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "maxProperties": 1, **CLOSED},
         {"b": 1},
@@ -93,10 +119,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "array", "contains": INTEGER, "minContains": 1, "maxContains": 2}, "'contains'"),
     ({"type": "object", "propertyNames": {"pattern": "^a"}}, "'propertyNames'"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired'"),
-    ({"type": "object", "dependentSchemas": {"a": {}}}, "'dependentSchemas'"),
+    ({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, "'dependentSchemas'"),
     ({"type": "object", "dependencies": {"a": ["b"]}}, "'dependencies'"),
-    ({"type": "object", "unevaluatedProperties": False}, "'unevaluatedProperties'"),
-    ({"type": "array", "unevaluatedItems": False}, "'unevaluatedItems'"),
+    ({"type": "object", "anyOf": [{"required": ["a"]}], "unevaluatedProperties": False}, "'unevaluatedProperties'"),
+    ({"type": "array", "anyOf": [{"minItems": 1}], "unevaluatedItems": False}, "'unevaluatedItems'"),
+    ({"const": 2**53 + 1}, "'const'"),
+    ({"enum": [1, {"a": -(10**30)}]}, "'enum'"),
+    ({"type": "integer", "minimum": 2**53}, "'minimum'"),
+    ({"type": "integer", "exclusiveMaximum": -(2**60)}, "'exclusiveMaximum'"),
+    ({"type": "integer", "multipleOf": 99_999_989}, "'multipleOf'"),
+    ({"const": "a\x01"}, "control character"),
+    ({"enum": ["a\x7f"]}, "control character"),
+    ({"$ref": "#/x", "x": INTEGER}, "'$defs'"),
+    ({"type": "object", "properties": {each: {} for each in "abcdefghijklmn"}, "minProperties": 7}, "'minProperties'"),
+    ({"type": "object", "properties": {"a": {}}, "maxProperties": 1}, "'maxProperties'"),
     ({"$dynamicRef": "#a"}, "'$dynamicRef'"),
     ({"$recursiveRef": "#"}, "'$recursiveRef'"),
     ({"$ref": "http://example.com/schema"}, "http://example.com/schema"),
@@ -125,6 +161,12 @@ def test_a_keyword_that_cannot_be_enforced_is_refused_by_name(schema: dict[str, 
 @pytest.mark.parametrize(
     "more",
     [
+        {"uniqueItems": False, "then": TEXT, "else": False, "minContains": 2, "maxContains": 1, "not": False},
+        {"if": TEXT},
+        {"if": TEXT, "then": True},
+        {"contains": TEXT, "minContains": 0},
+        {"dependentRequired": {}, "dependentSchemas": {"a": True}, "propertyNames": True, "unevaluatedItems": {}},
+        {"unevaluatedProperties": True, "minProperties": 0, "minItems": 0, "required": []},
         {"title": "a", "description": "b", "default": 1, "examples": [1], "deprecated": True, "readOnly": True},
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": "c", "$id": "http://example.com/a"},
         {"format": "int32", "nullable": True, "discriminator": {"propertyName": "a"}, "x-order": 1},
@@ -134,6 +176,59 @@ def test_what_has_no_effect_in_json_schema_has_none(vocabulary: Vocabulary, more
     grammar = from_json_schema({**INTEGER, **more})
     check(grammar)
     assert accepts(vocabulary, grammar, "12") and not accepts(vocabulary, grammar, "null")
+
+
+def test_a_name_is_written_in_one_way_only(vocabulary: Vocabulary) -> None:
+    """Else one that is written otherwise would pass for another, or stand there twice."""
+    schema = {
+        "type": "object",
+        "properties": {"a": INTEGER, "b\n\x02\x7f": INTEGER},
+        "patternProperties": {"^c\t": INTEGER},
+    }
+    grammar = from_json_schema(schema)
+    check(grammar)
+    for text in ('{"a": 1}', '{"b\\n\\u0002\x7f": 1}', '{"c\\t": 1}', '{"d\\n\\"": "x"}'):
+        assert accepts(vocabulary, grammar, text), text
+    for text in (
+        '{"\\u0061": 1}',
+        '{"b\\u000a\\u0002\x7f": "x"}',
+        '{"c\\u0009": "x"}',
+        '{"\\u0063\\t": "x"}',
+        '{"d\\/": 1}',
+    ):
+        assert not accepts(vocabulary, grammar, text), text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (from_ebnf('?start: "a" | b\n!b: "b"'), ["a", "b"], ["!"]),
+        (from_ebnf('!start: "a"\n?x: "b"'), ["a"], ["b"]),
+        (from_ebnf('root ::= "\\u0041\\u00e9\\x42" [\\u0043-\\u0045] "\\U0001F600"'), ["AéBC😀", "AéBE😀"], ["AéBF😀"]),
+        (from_ebnf('root ::= "\\u0022\\u005c" | "\\\\u0041"'), ['"\\', "\\u0041"], ["A"]),
+        (from_choices(["a\x7f", "\x00", "a\nb", 'a"', "\\"]), ["a\x7f", "\x00", "a\nb", 'a"', "\\"], ["a"]),
+        (from_choices([f"c{number}" for number in range(4096)]), ["c0", "c4095"], ["c4096"]),
+    ],
+)
+def test_grammars_and_choices_mean_what_they_say(
+    vocabulary: Vocabulary, grammar: str, right: list[str], wrong: list[str]
+) -> None:
+    check(grammar)
+    for text in right:
+        assert accepts(vocabulary, grammar, text), text
+    for text in wrong:
+        assert not accepts(vocabulary, grammar, text), text
+
+
+def test_problems_are_told_without_llguidances_options() -> None:
+    for schema in (
+        {"oneOf": [{"type": "number"}, INTEGER]},
+        {"allOf": [{"type": "object", "minProperties": 1}, {"properties": {"a": INTEGER, "b": INTEGER}}]},
+        {"type": "object", "properties": {f"p{number}": {} for number in range(1500)}},
+    ):
+        with pytest.raises(GrammarError) as error:
+            check(from_json_schema(schema))
+        assert not re.search("coerce|option|limit|row|fuel|verbose|recursive", str(error.value)), error.value
 
 
 def test_white_space_is_fixed_whatever_a_schema_says(vocabulary: Vocabulary) -> None:

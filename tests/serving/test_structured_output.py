@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from fake_replica import answer_text
+
+CUT_OFF = {"max_tokens": 4}
+"""The replica answers with a greeting, which matches nothing: what is not finished need not."""
 HELLO = [{"role": "user", "content": "Hej"}]
 CITY = {
     "type": "object",
@@ -14,6 +20,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+LUND = '{"city": "Lund"}'
 NOT: dict[str, Any] = {"type": "object", "not": {}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": CITY, "strict": True}}
@@ -51,7 +58,7 @@ PLAIN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", IN_CHAT)
 def test_a_chat_gets_a_grammar(server: Any, client: httpx.Client, fields: dict[str, Any]) -> None:
-    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, **fields})
+    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, **CUT_OFF, **fields})
     assert answer.status_code == 200, answer.text
     assert server.chat.submitted[-1].grammar is not None
     assert "x-kvarn-warning" not in answer.headers
@@ -59,7 +66,7 @@ def test_a_chat_gets_a_grammar(server: Any, client: httpx.Client, fields: dict[s
 
 @pytest.mark.parametrize("fields", PLAIN)
 def test_a_chat_without_a_form_gets_none(server: Any, client: httpx.Client, fields: dict[str, Any]) -> None:
-    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, **fields})
+    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, **CUT_OFF, **fields})
     assert answer.status_code == 200, answer.text
     assert server.chat.submitted[-1].grammar is None
 
@@ -68,7 +75,7 @@ def test_a_chat_without_a_form_gets_none(server: Any, client: httpx.Client, fiel
 def test_each_prompt_of_a_completion_gets_the_grammar(
     server: Any, client: httpx.Client, fields: dict[str, Any]
 ) -> None:
-    answer = client.post("/v1/completions", json={"model": "tiny", "prompt": ["Hej", "Tack"], **fields})
+    answer = client.post("/v1/completions", json={"model": "tiny", "prompt": ["Hej", "Tack"], **CUT_OFF, **fields})
     assert answer.status_code == 200, answer.text
     first, second = server.chat.submitted[-2:]
     assert first.grammar == second.grammar is not None
@@ -76,6 +83,7 @@ def test_each_prompt_of_a_completion_gets_the_grammar(
 
 @pytest.mark.parametrize("form", [FLAT, {**FLAT, "strict": True}, {"type": "json_object"}])
 def test_a_response_gets_the_grammar_of_its_format(server: Any, client: httpx.Client, form: dict[str, Any]) -> None:
+    server.chat.answer = lambda request, index: answer_text(LUND)
     answer = client.post("/v1/responses", json={"model": "tiny", "input": "Hej", "text": {"format": form}})
     assert answer.status_code == 200, answer.text
     assert server.chat.submitted[-1].grammar is not None
@@ -148,3 +156,53 @@ def test_a_schema_of_a_forced_call_that_is_not_enforced_is_told(server: Any, cli
     answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200 and "'not' cannot be enforced" in answer.headers["x-kvarn-warning"]
     assert server.chat.submitted[-1].grammar is not None
+
+
+CALL = f'<tool_call>\n{{"name": "f", "arguments": {LUND}}}\n</tool_call>'
+CHECKED: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": FORMAT}, LUND),
+    ({"structured_outputs": {"json": json.dumps(CITY)}}, LUND),
+    ({"tools": [TOOL]}, CALL),
+    ({"tools": [TOOL], "response_format": FORMAT}, CALL),
+]
+
+
+@pytest.mark.parametrize(("fields", "right"), CHECKED)
+def test_only_valid_answers_end_as_finished(
+    server: Any, client: httpx.Client, fields: dict[str, Any], right: str
+) -> None:
+    """Were the engine ever wrong, the client would not take the answer for one of its schema."""
+    body = {"model": "tiny", "messages": HELLO, **fields}
+    for text, valid in ((right, True), (right.replace("Lund", 'Lund", "x": "'), False)):
+        server.chat.answer = lambda request, index, text=text: answer_text(text)
+        answer = client.post("/v1/chat/completions", json=body)
+        streamed = client.post("/v1/chat/completions", json={**body, "stream": True})
+        if valid:
+            assert answer.status_code == 200 and streamed.text.endswith("data: [DONE]\n\n"), answer.text
+            continue
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (500, "invalid_structured_output"), error
+        assert "invalid_structured_output" in streamed.text and 'finish_reason":"' not in streamed.text
+        cut_off = client.post("/v1/chat/completions", json={**body, "max_tokens": 12})
+        assert cut_off.status_code == 200 and cut_off.json()["choices"][0]["finish_reason"] == "length"
+        stopped = client.post("/v1/chat/completions", json={**body, "stop": "ci"})
+        assert stopped.status_code == 200, stopped.text
+    counts = {
+        sample.labels["outcome"]: sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == "kvarn_structured_answers_total"
+    }
+    assert counts["valid"] >= 2 and counts["invalid"] >= 2
+
+
+def test_text_beside_a_format_of_calls_only_is_not_checked(server: Any, client: httpx.Client) -> None:
+    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "tools": [TOOL]})
+    assert answer.status_code == 200
+
+
+def test_each_choice_of_a_completion_is_checked(server: Any, client: httpx.Client) -> None:
+    server.chat.answer = lambda request, index: answer_text(LUND if index == 0 else "{}")
+    body = {"model": "tiny", "prompt": ["Hej", "Tack"], "structured_outputs": {"json": CITY}}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    assert client.post("/v1/completions", json={**body, "n": 2}).status_code == 500

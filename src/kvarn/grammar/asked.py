@@ -62,6 +62,24 @@ class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     """None: it may be anything."""
     warnings: list[str] = []
     """What is not enforced all the same."""
+    content_schema: str | None = None
+    """The schema, as JSON, of the text of an answer that calls nothing; None: it is of another kind."""
+    argument_schemas: dict[str, str] = {}
+    """The schemas of arguments, as JSON, by function."""
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """A finished answer: its parts that are JSON of schemas."""
+
+    parts: list[tuple[str, str]]
+    """Schema and text of each."""
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What comes of checking it."""
+
+    problem: str | None
+    """Why it does not match; None: it does."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

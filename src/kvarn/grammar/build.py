@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
+from kvarn.grammar.answers import validator
 from kvarn.grammar.asked import AnswerGrammar, Asked, Calls, Refusal, Wanted
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.structural_tags import from_structural_tag
@@ -19,9 +22,10 @@ def build(asked: Asked) -> AnswerGrammar | Refusal:
     """The grammar, or why there is none."""
     try:
         content = None if asked.wanted is None else _content(asked.wanted, asked)
+        schema = _schema_text(asked.wanted)
         if asked.calls is None:
-            return AnswerGrammar(content)
-        return _with_calls(content, asked.calls, asked)
+            return AnswerGrammar(content, content_schema=schema)
+        return msgspec.structs.replace(_with_calls(content, asked.calls, asked), content_schema=schema)
     except _RefusedError as error:
         return error.refusal
 
@@ -30,6 +34,11 @@ class _RefusedError(Exception):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.refusal = Refusal(message, param)
+
+
+def _schema_text(wanted: Wanted | None) -> str | None:
+    is_schema = wanted is not None and wanted.kind == "json_schema"
+    return json.dumps(schema_of(wanted.value)) if wanted is not None and is_schema else None
 
 
 def _content(wanted: Wanted, asked: Asked) -> str:
@@ -45,7 +54,7 @@ def _content(wanted: Wanted, asked: Asked) -> str:
 def _converted(wanted: Wanted, asked: Asked) -> str:
     value = wanted.value
     if wanted.kind == "json_schema":
-        return from_json_schema(schema_of(value))
+        return _checked_schema(schema_of(value))
     if wanted.kind == "regex":
         return from_regex(value)
     if wanted.kind == "choice":
@@ -73,7 +82,7 @@ def _with_calls(content: str | None, calls: Calls, asked: Asked) -> AnswerGramma
         check(grammar, _MAX_JOINED_BYTES)  # what each part alone is not may be too much together
     except GrammarError as error:
         raise _RefusedError(f"Invalid 'tools': {error}.", "tools") from None
-    return AnswerGrammar(grammar, warnings)
+    return AnswerGrammar(grammar, warnings, argument_schemas={name: json.dumps(each) for name, each in schemas.items()})
 
 
 def _schemas(calls: Calls) -> tuple[dict[str, Any], list[str]]:
@@ -83,7 +92,7 @@ def _schemas(calls: Calls) -> tuple[dict[str, Any], list[str]]:
     for function in calls.functions:
         schemas[function.name] = argument_schema(function)
         try:
-            check(from_json_schema(schemas[function.name]))
+            check(_checked_schema(schemas[function.name]))
         except GrammarError as error:
             if function.strict:
                 message = f"Invalid schema for function {function.name!r}: {error}."
@@ -91,6 +100,13 @@ def _schemas(calls: Calls) -> tuple[dict[str, Any], list[str]]:
             schemas[function.name] = {"type": "object"}
             warnings.append(f"the schema of {function.name!r} is not enforced: {error}")
     return schemas, warnings
+
+
+def _checked_schema(schema: dict[str, Any] | bool) -> str:
+    """The grammar of a schema by which a finished answer can be checked."""
+    grammar = from_json_schema(schema)
+    validator(json.dumps(schema))
+    return grammar
 
 
 def _check_end(asked: Asked, param: str) -> None:

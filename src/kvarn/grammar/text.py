@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from llguidance.gbnf_to_lark import any_to_lark
 
 from kvarn.grammar.errors import GrammarError
+from kvarn.grammar.json_schema import enforceable
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Of a grammar or schema in one request: what can be built of it in about a second."""
@@ -26,11 +27,12 @@ JSON_OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
     "whitespace_pattern": None,
-    "json_allowed_escapes": None,
+    "json_allowed_escapes": 'nrbtf\\"',
     "json_allow_general_unicode_escapes": False,
 }
 """JSON is written on one line, as Python's `json.dumps` writes it: models know that form, its white space cannot run
-away, and most of what is between values is forced. Whatever cannot be enforced is an error."""
+away, and most of what is between values is forced. Each string is written in one way only, so that no name is written
+past `properties` or twice. Whatever cannot be enforced is an error."""
 
 
 def limits() -> LLParserLimits:
@@ -43,31 +45,15 @@ def limits() -> LLParserLimits:
 
 
 def from_json_schema(schema: dict[str, Any] | bool) -> str:
-    """JSON that a schema describes. Does not look whether it can be enforced; see `check`.
+    """JSON that a schema describes. `check` finds out whether it can be enforced.
 
     Raises:
-        GrammarError: The schema is nested too deeply, or counts properties that may have the same name.
+        GrammarError: It cannot, as far as that is known here.
     """
     try:
-        _check_counts(schema)
-        return json.dumps({"grammars": [{"name": "json", "json_schema": with_options(schema)}]})
+        return json.dumps({"grammars": [{"name": "json", "json_schema": with_options(enforceable(schema))}]})
     except RecursionError:
         raise GrammarError("the schema is nested too deeply") from None
-
-
-def _check_counts(schema: object) -> None:
-    """Names that a schema does not list may be written twice, and count once."""
-    if isinstance(schema, list):
-        for each in schema:
-            _check_counts(each)
-    if not isinstance(schema, dict):
-        return
-    least, unlisted = schema.get("minProperties"), schema.get("additionalProperties") is not False
-    if isinstance(least, int) and least > 1 and (unlisted or "patternProperties" in schema):
-        raise GrammarError("'minProperties' above 1 cannot be enforced where names are not listed in 'properties'")
-    for key, value in schema.items():
-        if key not in ("enum", "const", "default", "examples"):
-            _check_counts(value)
 
 
 def with_options(schema: dict[str, Any] | bool) -> dict[str, Any]:
@@ -92,7 +78,7 @@ def from_choices(choices: Sequence[str]) -> str:
         raise GrammarError(f"there must be 1 to {MAX_CHOICES} choices, not {len(choices)}")
     if not all(choices):
         raise GrammarError("a choice may not be empty")
-    return from_lark("start: " + " | ".join(map(quoted, choices)))
+    return from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(quoted, choices)))
 
 
 def from_ebnf(text: str) -> str:
@@ -102,11 +88,26 @@ def from_ebnf(text: str) -> str:
         GrammarError: It is neither.
     """
     try:
-        return from_lark(any_to_lark(text))
+        if _GBNF_RULE.search(text):
+            return from_lark(any_to_lark(_GBNF_ESCAPE.sub(_unescaped, text)))
+        return from_lark(any_to_lark(_RULE_MARK.sub("", text)))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
     except Exception as error:  # the converter raises what comes
         raise GrammarError(f"the grammar cannot be read: {_short(str(error))}") from error
+
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_RULE_MARK = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*[\s.\[:])", re.MULTILINE)
+"""Of Lark's rules: says how the tree of a parse is shown, and nothing of what is allowed."""
+_GBNF_ESCAPE = re.compile(r"\\\\|\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code = int(found[1] or found[2] or found[3] or "5c", 16)
+    if found[0] == "\\\\" or code < 0x80:  # it may mean something by itself
+        return found[0] if found[0] == "\\\\" else f"\\x{code:02x}"
+    return chr(code)
 
 
 def quoted(text: str) -> str:
@@ -115,7 +116,7 @@ def quoted(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise GrammarError("a string holds a lone surrogate, which is not valid Unicode") from None
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def literal(text: str, markers: Mapping[str, int]) -> str:
@@ -145,13 +146,19 @@ def check(grammar: str, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     if len(grammar) > max_bytes:
         raise GrammarError(f"it is too large: at most {max_bytes} characters can be enforced")
     no_ids = _TOKEN_ID.sub("<[256]>", grammar)  # which tokens there are is not known here
-    matcher = LLMatcher(_bytes_as_tokens(), no_ids, log_level=0, limits=limits())
+    matcher = LLMatcher(bytes_as_tokens(), no_ids, log_level=0, limits=limits())
     problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
     if problems:
         raise GrammarError(readable(problems[0]))
-    matcher.compute_bitmask()  # finds out whether any text matches
-    if matcher.is_error():
-        raise GrammarError("no text matches it")
+    for place in range(
+        2
+    ):  # finds out whether any text matches, and what is too complex behind what all texts begin with
+        if place:
+            matcher.consume_tokens(matcher.compute_ff_tokens())
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            problem = readable(matcher.get_error())
+            raise GrammarError(problem if problem == _TOO_COMPLEX else "no text matches it")
 
 
 class _Bytes:
@@ -167,8 +174,21 @@ class _Bytes:
 
 
 @cache
-def _bytes_as_tokens() -> LLTokenizer:
+def bytes_as_tokens() -> LLTokenizer:
+    """A vocabulary of the bytes, and an end token."""
     return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+_TOO_COMPLEX = "it is too complex"
+_MEANINGS = (
+    ("^oneOf constraints", "'oneOf' cannot be enforced where an answer may match several of its schemas"),
+    ("^min/maxProperties", "'minProperties' and 'maxProperties' cannot be enforced beside properties of other schemas"),
+    ("^Resource '(.*?)' is not present", r"'$ref' to '\1' cannot be enforced: other documents are not read"),
+    ("^patternProperty regexes", "'patternProperties' cannot be enforced where a name may match several of them"),
+    ("^Unknown format: (.*)", r"the 'format' \1 cannot be enforced"),
+    ("[Tt]oo many items|[Cc]urrent row has|fuel|too many expressions|too many states|limits\\.", _TOO_COMPLEX),
+)
+"""Problems that llguidance tells in terms of its own options and workings."""
 
 
 def readable(problem: str) -> str:
@@ -176,13 +196,13 @@ def readable(problem: str) -> str:
     unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", problem)
     if unknown is not None:
         names = unknown[1].replace('"', "'")
-        return (
-            f"the keyword {names} cannot be enforced"
-            if "," not in names
-            else f"the keywords {names} cannot be enforced"
-        )
+        keyword = "keywords" if "," in names else "keyword"
+        return f"the {keyword} {names} cannot be enforced"
+    for pattern, meaning in _MEANINGS:
+        if (meant := re.search(pattern, problem)) is not None:
+            return meant.expand(meaning)
     found = re.search(r"regex parse error:.*?\nerror: ([^\n]*)", problem, re.DOTALL)
-    return _short(found[1] if found is not None else re.split(r"\n *1 \|", problem)[0])
+    return _short(found[1] if found is not None else re.split(r"\n *1 \||<non-verbose/>", problem)[0])
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Makes grammars in a process of `kvarn.sandbox`: a request is JSON of an `Asked`, a reply that of what comes of it."""
+"""Makes grammars in a process of `kvarn.sandbox`: requests and replies are JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 
 import msgspec
 
-from kvarn.grammar.asked import Asked
+from kvarn.grammar.answers import check_answer
+from kvarn.grammar.asked import Answered, Asked
 from kvarn.grammar.build import build
 
 
 def answer(payload: bytes) -> bytes:
-    """The reply to a request."""
-    return msgspec.json.encode(build(msgspec.convert(json.loads(payload), Asked)))
+    """The reply to an `Asked` or an `Answered`."""
+    request = msgspec.convert(json.loads(payload), Asked | Answered)
+    return msgspec.json.encode(build(request) if isinstance(request, Asked) else check_answer(request))

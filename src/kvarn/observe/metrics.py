@@ -127,6 +127,11 @@ class GatewayMetrics:
             "Lines of batches: completed, failed, or refused and to be tried again.",
             ("outcome",),
         )
+        self.structured_answers = counter(
+            "kvarn_structured_answers_total",
+            "Finished answers by the check against their JSON schema: valid, invalid (a fault: it stays 0), unchecked.",
+            ("model", "outcome"),
+        )
         self.disconnects = counter(
             "kvarn_disconnects_total", "Clients that left before the end of their answer.", ("model", "endpoint")
         )

@@ -11,6 +11,7 @@ from typing import Literal, cast
 from msgspec import UNSET
 
 from kvarn.routing.model_choice import RequestFeatures
+from kvarn.serving.answer_check import only_valid_answers
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.completion_answer import CompletionRun
 from kvarn.serving.context import ServingContext
@@ -135,7 +136,7 @@ async def _start(
     if len(given) > limits.max_prompts:
         message = f"'prompt' has {len(given)} prompts; this server takes at most {limits.max_prompts}."
         raise invalid_request(message, "prompt")
-    grammar = await grammar_of_completion(serving, record, request, model)
+    kept, grammar = await grammar_of_completion(serving, record, request, model) or (None, None)
     prompts = await serving.run(record, lambda: [_prompt(each, request, model) for each in given])
     samplings = [
         completion_sampling(
@@ -176,7 +177,10 @@ async def _start(
             continued=prompt.token_ids,
         )
         submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt, grammar)
-        streams.append(generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics))
+        answers = generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics)
+        streams.append(
+            answers if kept is None else only_valid_answers(answers, kept, serving.grammars, work, serving.metrics)
+        )
         readers += [CompletionReader(prompt, request, model) for _ in choices]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
     head = (f"cmpl-{record.id}", int(time.time()), model.public_name, model.fingerprint, request.include_usage)

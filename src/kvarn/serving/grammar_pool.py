@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from kvarn.grammar.asked import AnswerGrammar, Asked, Refusal
+from kvarn.grammar.asked import Answered, AnswerGrammar, Asked, Checked, Refusal
 from kvarn.sandbox.errors import ClosedError, LimitPassedError, ProcessEndedError
 from kvarn.sandbox.pool import SandboxPool
 from kvarn.sandbox.process import SandboxLimits
@@ -57,6 +57,20 @@ class GrammarPool:
         if isinstance(made, Refusal):
             raise invalid_request(made.message, made.param)
         return made
+
+    async def check(self, tenant: str, parts: list[tuple[str, str]]) -> str | None:
+        """What is wrong with a finished answer; None: nothing is.
+
+        Args:
+            tenant: Who takes turns with others; not behind grammars of its own.
+            parts: Schema and text of each part that is JSON.
+
+        Raises:
+            SandboxError: It cannot be found out within the bounds.
+        """
+        payload = json.dumps(msgspec.to_builtins(Answered(parts))).encode()
+        reply = await self._pool.call(f"{tenant} answers", payload)
+        return msgspec.json.decode(reply, type=Checked).problem
 
     @property
     def pids(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.grammar.asked import Asked
+from kvarn.grammar.asked import AnswerGrammar, Asked
 from kvarn.grammar.requests import chat_asked, completion_asked
 from kvarn.serving.chat.prompt import opening_of, phase_after_prompt
 from kvarn.serving.client_left import cancel_with_client
@@ -18,8 +18,8 @@ from kvarn.wire.openai.completions import CompletionRequest
 
 async def grammar_of_completion(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
-) -> Grammar | None:
-    """What the answers to a text completion must match; None: anything.
+) -> tuple[AnswerGrammar, Grammar] | None:
+    """What the answers to a text completion must match, and the same as the engine gets it; None: anything.
 
     Raises:
         ApiError: 400 that names the field.
@@ -27,8 +27,8 @@ async def grammar_of_completion(
     if not request.is_structured or request.max_tokens == 0:
         return None
     asked = completion_asked(request, model.text.tokenizer.markers)
-    text = None if asked is None else await _made(serving, record, asked)
-    return None if text is None else Grammar(text=text)
+    made = None if asked is None else await _made(serving, record, asked)
+    return None if made is None or made.text is None else (made, Grammar(text=made.text))
 
 
 async def grammar_of_chat(
@@ -37,8 +37,8 @@ async def grammar_of_chat(
     request: ChatCompletionRequest,
     model: ReadyModel,
     prompt: list[int],
-) -> Grammar | None:
-    """What the answers to a chat must match, behind their reasoning; None: anything.
+) -> tuple[AnswerGrammar, Grammar] | None:
+    """What the answers to a chat must match behind their reasoning, and the same as the engine gets it; None: any.
 
     Args:
         serving, record, request, model: Of the request.
@@ -51,16 +51,18 @@ async def grammar_of_chat(
         return None
     text = model.text
     asked = chat_asked(request, opening_of(request, model), text.tool_format.opening("f"), text.tokenizer.markers)
-    grammar = None if asked is None else await _made(serving, record, asked)
-    return None if grammar is None else _behind_reasoning(grammar, text, phase_after_prompt(request, model, prompt))
+    made = None if asked is None else await _made(serving, record, asked)
+    if made is None or made.text is None:
+        return None
+    return made, _behind_reasoning(made.text, text, phase_after_prompt(request, model, prompt))
 
 
-async def _made(serving: ServingContext, record: RequestRecord, asked: Asked) -> str | None:
+async def _made(serving: ServingContext, record: RequestRecord, asked: Asked) -> AnswerGrammar:
     tenant = record.principal.organization_id
     payload = await serving.run(record, lambda: encode(asked))
     made = await cancel_with_client(serving.grammars.make(tenant, asked, payload), record.client_left)
     record.warnings += [warning for warning in made.warnings if warning not in record.warnings]
-    return made.text
+    return made
 
 
 def _behind_reasoning(grammar: str, text: ModelText, phase: ReasoningPhase) -> Grammar:

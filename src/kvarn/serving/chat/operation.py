@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvarn.routing.model_choice import RequestFeatures
+from kvarn.serving.answer_check import only_valid_answers
 from kvarn.serving.chat.answer import ChatRun
 from kvarn.serving.chat.prompt import opening_of, phase_after_prompt, render_chat
 from kvarn.serving.chat.run import chat_run, check_messages
@@ -83,7 +84,7 @@ async def _start(
     check_token_ids(list(context), model, "context")
     prompt = [*context, *await render_chat(serving, record, request, model)]
     opening = opening_of(request, model)
-    grammar = await grammar_of_chat(serving, record, request, model, prompt)
+    kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
     sampling = chat_sampling(
         request,
         checked,
@@ -121,6 +122,8 @@ async def _start(
         choice.transform = _transform(request, model, opening)
     submit = make_submit(record.id, prompt, sampling, work, request.cache_salt, grammar)
     deltas = generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics)
+    if kept is not None:
+        deltas = only_valid_answers(deltas, kept, serving.grammars, work, serving.metrics)
     return chat_run(serving, request, model, work, deltas, prompt)
 
 
