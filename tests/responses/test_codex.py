@@ -98,6 +98,18 @@ def test_a_call_into_a_namespace_names_it_and_is_taken_back(
     assert "a.txt" in prompt_of(server)
 
 
+def test_a_picture_that_a_tool_has_read_does_not_end_a_session(server: Any, client: httpx.Client) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
+    parts = [
+        {"type": "input_text", "text": "x.png"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+    ]
+    result = {"type": "function_call_output", "call_id": "c", "output": parts}
+    answer = client.post("/v1/responses", json={"model": "tiny", "input": [call, result]})
+    assert answer.status_code == 200 and answer.headers["x-kvarn-ignored"] == "output.input_image"
+    assert "x.png\n[image: this model reads text only]" in prompt_of(server)
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 500])
 def test_a_custom_tools_input_is_plain_text(
     server: Any, answering: Callable[..., None], client: httpx.Client, tokens_per_step: int
@@ -162,6 +174,23 @@ def test_the_input_is_read_out_of_its_arguments_however_they_are_cut(pieces: lis
 def test_pieces_of_an_input_can_be_written_again() -> None:
     reader, pieces = CustomInput(), ['say "', "hej\n", "🌍"]
     assert [reader.take(each) for each in arguments_in_pieces(pieces)] == pieces
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        *({name: []} for name in ("tools", "include", "context_management")),
+        *({name: {}} for name in ("reasoning", "metadata", "prompt", "moderation", "stream_options", "text")),
+        {"text": {"format": {}}, "tool_choice": "", "instructions": "", "previous_response_id": "", "service_tier": ""},
+        {"input": [{"role": "user", "content": "a", "id": ""}, {"role": "assistant", "content": []}]},
+        {"tools": [{"type": "custom", "name": "f", "format": {}}]},
+    ],
+    ids=str,
+)
+def test_what_is_empty_asks_for_nothing(client: httpx.Client, empty: dict[str, Any]) -> None:
+    answer = client.post("/v1/responses", json={"model": "tiny", "input": "Hej", **empty})
+    assert answer.status_code == 200, answer.text
+    assert "x-kvarn-warning" not in answer.headers
 
 
 def test_a_conversation_can_be_shortened(

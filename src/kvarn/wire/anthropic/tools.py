@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from kvarn.wire.anthropic.blocks import CacheControl
 from kvarn.wire.anthropic.typed_tools import TYPED_TOOLS, TypedTool
-from kvarn.wire.openai.common import RequestModel, disagreement, only, refused
+from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, only, refused
 
 _VERSION = re.compile(r"_\d{8}$")
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
@@ -79,7 +79,7 @@ class ToolChoice(RequestModel):
     """Whether the model decides (`auto`), must use some tool (`any`), must use this one (`tool`), or none."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None  # of type `tool`
+    name: Annotated[str | None, EMPTY_IS_NULL] = None  # of type `tool`
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")

@@ -76,6 +76,10 @@ def is_empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
+EMPTY_IS_NULL = BeforeValidator(lambda value: None if is_empty(value) else value)
+"""Marks a field, of an object that is no `LenientModel`, of which an empty value asks for nothing."""
+
+
 class LenientModel(RequestModel):
     """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
     other servers know; those of `unsupported_fields` are refused. What is empty is taken as null where that is the

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from kvarn.wire.openai.common import Metadata, RequestModel, only, refused
+from kvarn.wire.openai.common import EMPTY_IS_NULL, Metadata, RequestModel, only, refused, warn_ignored
 from kvarn.wire.openai.responses.summary import summary_of
 
 StoredItem = dict[str, Any]  # an item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`
 
 ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+OptionalId = Annotated[ItemId | None, EMPTY_IS_NULL]
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -29,6 +30,25 @@ class InputText(RequestModel):
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
     """A hint: prompts are cached wherever they have been seen before."""
+
+
+class ImagePart(RequestModel):
+    """A picture or a file that a tool gave: the model is told that it was there. A client sends it again with each
+    later request, so that to refuse it would end its session."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_image", "input_file"]
+
+    @model_validator(mode="after")
+    def _warn(self, info: ValidationInfo) -> ImagePart:
+        warn_ignored(info, f"ignored 'output.{self.type}' of a call, models read text only")
+        return self
+
+    @property
+    def text(self) -> str:
+        """What the model is shown."""
+        return f"[{self.type.removeprefix('input_')}: this model reads text only]"
 
 
 class OutputText(RequestModel):
@@ -50,6 +70,9 @@ class Refusal(RequestModel):
 
 Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=1024)]
+ResultParts = Annotated[
+    list[Annotated[InputText | ImagePart, Field(discriminator="type")]], Field(fail_fast=True, max_length=1024)
+]
 
 
 class MessageItem(RequestModel):
@@ -58,7 +81,7 @@ class MessageItem(RequestModel):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Parts
-    id: ItemId | None = None
+    id: OptionalId = None
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = None  # a hint for models that think aloud
 
@@ -73,7 +96,7 @@ class FunctionCallItem(RequestModel):
     call_id: CallId
     name: str
     arguments: str
-    id: ItemId | None = None
+    id: OptionalId = None
     status: ItemStatus | None = None
     namespace: str | None = None  # of the function
     caller: _Caller = None
@@ -84,8 +107,8 @@ class FunctionCallOutputItem(RequestModel):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: str | Annotated[list[InputText], Field(fail_fast=True)]
-    id: ItemId | None = None
+    output: str | ResultParts
+    id: OptionalId = None
     status: ItemStatus | None = None
     name: str | None = None
     namespace: str | None = None
@@ -99,7 +122,7 @@ class CustomToolCallItem(RequestModel):
     call_id: CallId
     name: str
     input: str
-    id: ItemId | None = None
+    id: OptionalId = None
     status: ItemStatus | None = None
     namespace: str | None = None
     caller: _Caller = None
@@ -110,8 +133,8 @@ class CustomToolCallOutputItem(RequestModel):
 
     type: Literal["custom_tool_call_output"]
     call_id: CallId
-    output: str | Annotated[list[InputText], Field(fail_fast=True)]
-    id: ItemId | None = None
+    output: str | ResultParts
+    id: OptionalId = None
     status: ItemStatus | None = None
     name: str | None = None
     namespace: str | None = None
@@ -128,7 +151,7 @@ class CompactionItem(RequestModel):
 
     type: Literal["compaction"]
     encrypted_content: Annotated[str, AfterValidator(_check_summary)]
-    id: ItemId | None = None
+    id: OptionalId = None
 
 
 class ItemReference(RequestModel):
@@ -149,7 +172,7 @@ class ReasoningItem(RequestModel):
     """What a model thought in an earlier turn: shown to the model again where its chat template does so."""
 
     type: Literal["reasoning"]
-    id: ItemId | None = None
+    id: OptionalId = None
     summary: Annotated[list[ReasoningText], Field(fail_fast=True)] = Field(default_factory=list)
     content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
     encrypted_content: Annotated[None, refused("this server has no key to it")] = None

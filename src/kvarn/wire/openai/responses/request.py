@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from kvarn.wire.openai.chat.request import ReasoningEffort
 from kvarn.wire.openai.common import (
+    EMPTY_IS_NULL,
     SAMPLING_FIELDS,
     LenientModel,
     Metadata,
@@ -54,7 +55,7 @@ class TextFormat(RequestModel):
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
-    format: TextFormat | None = None
+    format: Annotated[TextFormat | None, EMPTY_IS_NULL] = None
     verbosity: Annotated[str | None, ignored("ignored 'text.verbosity', ask for it in the instructions", "medium")] = (
         None
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from kvarn.wire.openai.chat.response_format import FunctionName
-from kvarn.wire.openai.common import RequestModel, disagreement, only
+from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, only
 
 _CALLED_DIRECTLY = only(["direct"])
 
@@ -46,7 +46,7 @@ class CustomTool(RequestModel):
     type: Literal["custom"]
     name: FunctionName
     description: str | None = None
-    format: TextFormat | None = None
+    format: Annotated[TextFormat | None, EMPTY_IS_NULL] = None
     defer_loading: bool | None = None
     allowed_callers: Annotated[list[str] | None, _CALLED_DIRECTLY] = None
 
