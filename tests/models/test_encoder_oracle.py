@@ -171,11 +171,14 @@ def test_a_decoder_that_scales_its_embedding_embeds_in_bfloat16(family: str, tmp
     torch.testing.assert_close(model.encode(*flat(texts)), want, atol=0.02, rtol=0.02)
 
 
-def test_a_decoder_that_was_tuned_on_chats_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_sentence_transformers_does_with_texts_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_decoder("qwen3", tmp_path)
     write_modules(tmp_path, "pooling_mode_lasttoken")
     load_model(tmp_path, dtype="float32")
     assert not of_kvarn(caplog)
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    load_model(tmp_path, dtype="float32")
+    assert "send texts in lower case" in caplog.text and "send them rendered" not in caplog.text
     modalities = {"modality_config": {"text": {"method": "forward"}, "message": {"method": "forward"}}}
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(modalities))
     load_model(tmp_path, dtype="float32")

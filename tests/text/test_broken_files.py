@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.text.chat_template import ChatTemplate
-from kvarn.text.config_files import read_generation_config
+from kvarn.text.config_files import ignored_fields, read_generation_config
 from kvarn.text.errors import CheckpointError, TextError
 from kvarn.text.tokenizer import Tokenizer
 
@@ -89,3 +89,13 @@ def test_null_is_an_absent_field(checkpoint: Callable[..., Path]) -> None:
     assert json.loads((directory / "generation_config.json").read_text())["temperature"] is None
     load(directory)
     assert read_generation_config(directory).defaults.temperature == 1.0
+
+
+def test_fields_that_change_answers_and_are_not_applied_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    assert ignored_fields(tmp_path) == []
+    plain = {"temperature": 0.7, "num_beams": 1, "min_length": 0, "stop_strings": None, "bad_words_ids": []}
+    file.write_text(json.dumps(plain | {"suppress_tokens": [5], "no_repeat_ngram_size": 3, "typical_p": 0.9}))
+    assert ignored_fields(tmp_path) == ["suppress_tokens", "no_repeat_ngram_size", "typical_p"]
+    assert ignored_fields(tmp_path, "none") == []
+    assert ignored_fields(tmp_path, str(tmp_path)) == ignored_fields(tmp_path)

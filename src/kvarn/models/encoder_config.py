@@ -206,6 +206,7 @@ def _modern(config: EncoderConfig) -> dict[str, Any]:
 
 class _SentenceConfig(CheckpointFile):
     max_seq_length: Length | None = None
+    do_lower_case: bool = False
     modality_config: dict[str, Any] = Field({}, max_length=64)
 
 
@@ -229,6 +230,11 @@ class SentenceModules:
 def _sentence_config(path: Path) -> _SentenceConfig:
     file = path / "sentence_bert_config.json"
     return validate(_SentenceConfig, read_json(file), file)
+
+
+def is_lowercase(path: Path) -> bool:
+    """Whether sentence-transformers puts a text into lower case before its tokenizer sees it."""
+    return _sentence_config(path).do_lower_case
 
 
 def embeds_chats(path: Path) -> bool:

@@ -26,6 +26,7 @@ from kvarn.models.encoder_config import (
     embeds_chats,
     encoder_spec,
     has_sentence_modules,
+    is_lowercase,
     sentence_modules,
 )
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
@@ -88,6 +89,11 @@ def load_model(
     """
     checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantize to {quantization}")
     architecture = _architecture(checkpoint)
+    if is_lowercase(path):
+        _log.warning(
+            "sentence_bert_config.json: do_lower_case is not done here: send texts in lower case, unless "
+            "tokenizer.json does it"
+        )
     backend = kernels_for(kernels, device)
     torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
     backend.check_dtype(torch_dtype)

@@ -25,7 +25,7 @@ from kvarn.serving.replicas import ReplicaSet
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
-from kvarn.text.config_files import read_generation_config
+from kvarn.text.config_files import ignored_fields, read_generation_config
 from kvarn.text.prompt import PromptBuilder
 from kvarn.text.reasoning.formats import ReasoningFormat, find_reasoning_format
 from kvarn.text.sampling import SamplingDefaults
@@ -303,6 +303,9 @@ class ServedModel:
     def _load_text(self, directory: Path, template: ChatTemplate) -> ModelText:
         tokenizer = Tokenizer.load(directory, self.directory, self.config.generation_config)
         defaults = read_generation_config(self.directory, self.config.generation_config).defaults
+        if ignored := ignored_fields(self.directory, self.config.generation_config):
+            message = f"generation_config.json: {', '.join(ignored)} not applied: requests may ask for what they do"
+            _log.warning(message, extra={"model": self.name})
         _log.info("sampling parameters by default", extra={"model": self.name, **asdict(defaults)})
         if template.exists:
             tokenizer.prepare_words()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +65,15 @@ class GenerationConfig(CheckpointFile):
         )
 
 
+_WITHOUT_EFFECT: Mapping[str, object] = {
+    **dict.fromkeys(("stop_strings", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("typical_p", "guidance_scale", "num_beams", "encoder_repetition_penalty"), 1),
+}
+"""Fields by which transformers changes answers and Kvarn does not, with the value that changes nothing."""
+
+
 def read_generation_config(directory: Path, setting: str = "auto") -> GenerationConfig:
     """The generation configuration of a checkpoint; empty where the checkpoint has none.
 
@@ -74,13 +84,25 @@ def read_generation_config(directory: Path, setting: str = "auto") -> Generation
         CheckpointError: The file is broken, or the named folder has none.
     """
     own = setting in ("auto", "none")
-    path = (directory if own else local_path(setting)) / "generation_config.json"
+    path = _generation_file(directory, setting)
     if not own and not path.is_file():
         raise CheckpointError(
             f"generation_config names {setting!r}, but there is no {path}: use auto, none or a folder."
         )
     found = validate(GenerationConfig, read_json(path), path)
     return GenerationConfig(eos_token_id=found.eos_token_id) if setting == "none" else found
+
+
+def ignored_fields(directory: Path, setting: str = "auto") -> list[str]:
+    """The fields of that file which would change answers and are not applied. Raises as `read_generation_config`."""
+    if setting == "none":
+        return []
+    data = read_json(_generation_file(directory, setting))
+    return [name for name, neutral in _WITHOUT_EFFECT.items() if data.get(name) not in (None, neutral, [], {})]
+
+
+def _generation_file(directory: Path, setting: str) -> Path:
+    return (directory if setting in ("auto", "none") else local_path(setting)) / "generation_config.json"
 
 
 class _EndTokensOfModel(CheckpointFile):
