@@ -15,7 +15,20 @@ ifneq ($(shell command -v g++ || command -v c++ || command -v clang++),)
 COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: install serve services schema-suite test test-long chaos conformance lint smoke bench docs native clean
+# What torch computes on: `make serve DEVICE=cuda` or `DEVICE=cpu`; without it, what nvidia-smi says. Another DEVICE later installs the other.
+ifeq ($(origin DEVICE),undefined)
+DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+CHOSEN := $(DEVICE), since nvidia-smi lists $(if $(filter cuda,$(DEVICE)),a,no) GPU (DEVICE=cuda or DEVICE=cpu chooses)
+else
+CHOSEN := $(DEVICE), as DEVICE says
+SERVED := --device $(DEVICE)
+endif
+ifeq ($(filter cpu cuda,$(DEVICE)),)
+$(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-smi decides)
+endif
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+.PHONY: install serve services schema-suite test test-long chaos conformance clients lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -23,29 +36,50 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Kvarn needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
-# torch first and alone: the pinned CPU build, never the newest CUDA one.
-$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) $(COMPILER) | $(VENV)/bin/python
-	@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
-	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
-	$(PIP) "torch==2.13.0"
-	$(PIP) --editable .
-	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
-	  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --editable . shows why"
-	@touch $@
+# torch first and alone, in the pinned version. PyPI's build for Linux is CUDA's; `===` excludes 2.13.0+cpu, which pip takes for newer. The build
+# for processors, a tenth of the size, comes from where pip is told to look, else from PyTorch's index; CUDA's computes without a GPU too.
+$(VENV)/.device-cuda: constraints.txt | $(VENV)/bin/python
+	@echo "installing torch $(TORCH) for $(CHOSEN) ..."
+	$(PIP) "torch===$(TORCH)"
+	@rm -f $(VENV)/.device-*; touch $@
+
+$(VENV)/.device-cpu: constraints.txt | $(VENV)/bin/python
+	@echo "installing torch $(TORCH) for $(CHOSEN) ..."
+	$(PIP) "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || $(PIP) "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu || $(PIP) "torch==$(TORCH)"
+	@rm -f $(VENV)/.device-*; touch $@
+
+# All that is asked for in one go. Not in pip's own build environment, a new folder each time, with headers of another name: what is
+# compiled would be compiled again.
+COMMA := ,
+BUILD := scikit-build-core nanobind cmake ninja
+define INSTALL
+@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
+@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
+$(PIP) $(BUILD)
+$(PIP) --no-build-isolation --editable $(if $(1),'.[$(1)]',.)
+@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
+  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --no-build-isolation --editable . shows why"
+@touch $@
+endef
+SOURCES := pyproject.toml constraints.txt $(NATIVE) $(COMPILER) $(VENV)/.device-$(DEVICE)
+
+$(VENV)/.serve: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,$(if $(filter cuda,$(DEVICE)),gpu))
+
+$(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,test)
+	@touch $(VENV)/.serve
+
+$(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,test$(COMMA)lint)
+	@touch $(VENV)/.serve $(VENV)/.test
 
 $(VENV)/.compiler: | $(VENV)/bin/python
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.serve
-	$(PIP) --editable '.[test]'
-	@touch $@
-
-$(VENV)/.lint: $(VENV)/.test
-	$(PIP) --editable '.[test,lint]'
-	@touch $@
-
 serve: $(VENV)/.serve
-	@$(BIN)/kvarn serve $(ARGS)
+	@$(BIN)/kvarn serve $(SERVED) $(ARGS)
 
 # PostgreSQL and Redis for the tests, where this user may install them; without them those tests are skipped, and say so.
 SERVICES := postgresql redis-server
@@ -85,6 +119,20 @@ chaos: export KVARN_TEST_PROFILE := thorough
 chaos: $(VENV)/.test services
 	$(PYTEST) -m chaos $(ARGS)
 
+# Coding agents from npm and PyPI write a file each, with models that call their tools: not part of `make test`. What they sent is kept in
+# `$(CLIENTS)/requests`.
+CLIENTS := $(VENV)/clients
+$(CLIENTS)/.installed: tests/clients/package.json tests/clients/requirements.txt
+	@command -v npm >/dev/null || { echo "make clients needs npm, of Node 20 or newer"; exit 1; }
+	@mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)
+	npm install --prefix $(CLIENTS) --no-audit --no-fund
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@touch $@
+
+clients: $(VENV)/.test $(CLIENTS)/.installed
+	CODING_AGENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest tests/clients $(ARGS)
+
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
 OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))
 conformance: $(VENV)/.test
@@ -115,7 +163,7 @@ docs: $(VENV)/.serve
 
 # Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
 native: $(VENV)/.serve
-	$(PIP) scikit-build-core nanobind ninja
+	$(PIP) $(BUILD)
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
 	  || { $(BIN)/python -m pip install -v --no-deps --no-build-isolation --editable .; \

@@ -2,8 +2,9 @@
 
     python -m benchmarks.failover --events 100
 
-A server with several replicas of the demo model answers streams of all kinds (greedy, sampled, several choices, a JSON
-schema, an adapter). One engine after another is killed (SIGKILL) or stopped (SIGSTOP). Each answer and its count of
+A server with several replicas of the demo model, watched and restarted by the default settings, answers streams of all
+kinds (greedy, sampled, several choices, a JSON schema, an adapter). One engine after another is killed (SIGKILL) or
+stopped (SIGSTOP), whether it serves or still starts. Each answer and its count of
 tokens must be those of an undisturbed run: else this ends with an error. A pause is the longest gap between two events
 of a stream; the one that a lost engine explains is its detection, a place on another engine, and the prompt and tokens
 so far computed there.
@@ -89,29 +90,34 @@ async def ask(client: httpx.AsyncClient, number: int) -> tuple[Any, int, float]:
     return texts, tokens, pause_s
 
 
-def running_engines(log: Path) -> dict[str, str]:
-    """Process ids by replica, as the log names them."""
-    return dict(re.findall(r"the engine is ready.* replica=(\S+) pid=(\d+)", log.read_text()))
+def engines_of(server: int) -> list[int]:
+    """Ids of a server's engine processes that are not stopped, those that start included."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, parent, *_ = (place / "stat").read_text().rpartition(")")[2].split()
+            is_engine = b"kvarn.replica.server" in (place / "cmdline").read_bytes()
+            if int(parent) == server and is_engine and state not in "TZ":
+                found.append(int(place.name))
+    return sorted(found)
 
 
-async def disturb(log: Path, events: int, every_s: float, stops: float, draw: random.Random) -> None:
-    """Kill, or stop, one of the engines that the log names as running."""
-    for _ in range(events):
-        await asyncio.sleep(draw.uniform(0.5, 1.5) * every_s)
-        engines = running_engines(log)
-        with suppress(ProcessLookupError):  # it was killed a moment ago
-            os.kill(
-                int(draw.choice(list(engines.values()))), signal.SIGSTOP if draw.random() < stops else signal.SIGKILL
-            )
+async def disturb(server: int, options: argparse.Namespace, draw: random.Random) -> None:
+    """Kill, or stop, one engine after another."""
+    for _ in range(options.events):
+        await asyncio.sleep(draw.uniform(0.5, 1.5) * options.every_s)
+        with suppress(ProcessLookupError, IndexError):  # it has ended this moment, or all are stopped
+            engine = draw.choice(engines_of(server))
+            os.kill(engine, signal.SIGSTOP if draw.random() < options.stops else signal.SIGKILL)
 
 
-async def run(url: str, log: Path, options: argparse.Namespace) -> Tally:
+async def run(url: str, server: int, options: argparse.Namespace) -> Tally:
     """Load, with and without disturbances."""
     tally, draw = Tally(), random.Random(options.seed)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
         wanted = [(await ask(client, number))[:2] for number in range(len(KINDS))]
-        disturbing = asyncio.create_task(disturb(log, options.events, options.every_s, options.stops, draw))
+        disturbing = asyncio.create_task(disturb(server, options, draw))
 
         async def stream(number: int) -> None:
             while not disturbing.done():
@@ -131,6 +137,11 @@ async def run(url: str, log: Path, options: argparse.Namespace) -> Tally:
     return tally
 
 
+def start_times(log: Path) -> list[float]:
+    """Seconds that engines took to start, as the log tells."""
+    return [float(seconds) for seconds in re.findall(r"the engine is ready.*\btotal_s=([\d.]+)", log.read_text())]
+
+
 def quantiles(values: Sequence[float]) -> str:
     """Median, 99th percentile and largest, in milliseconds."""
     ordered = sorted(values)
@@ -145,23 +156,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100, help="engines that are killed or stopped")
     parser.add_argument("--stops", type=float, default=0.3, help="share of them that are stopped")
-    parser.add_argument("--every-s", type=float, default=2.0, help="mean time between two of them")
+    parser.add_argument("--every-s", type=float, default=3.0, help="mean time between two of them")
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--heartbeat-timeout-s", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     model: dict[str, Any] = {"replicas": options.replicas, "threads": 1, "kv_cache_gib": 0.1}
-    model |= {"failover": {"max_losses": 10}, "adapters": [{"name": "pirate", "path": str(ADAPTER)}]}
-    watching = {
-        "heartbeat_timeout_s": options.heartbeat_timeout_s,
-        "restart_backoff_s": 0.05,
-        "max_restart_backoff_s": 0.2,
-    }
+    model |= {"adapters": [{"name": "pirate", "path": str(ADAPTER)}]}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with serving("kvarn-demo", "kvarn-demo", log, model, {"replica": watching}) as server:
-            tally = asyncio.run(run(server.url, log, options))
+        with serving("kvarn-demo", "kvarn-demo", log, model) as server:
+            tally = asyncio.run(run(server.url, server.pid, options))
+            starts = start_times(log)
             page = httpx.get(f"{server.url}/metrics").text
     moved = {
         name: float(value)
@@ -173,6 +179,7 @@ def main() -> None:
         f"{moved['count']:.0f} answers went on elsewhere, after {1000 * moved['sum'] / max(1, moved['count']):.0f} ms"
     )
     print(f"longest pause of an answer: {quantiles(tally.pauses)}")
+    print(f"from an engine's start to its being ready: {quantiles(starts)}; load average {os.getloadavg()[0]:.1f}")
     if tally.other:
         raise SystemExit("answers were lost, or not those of the undisturbed run")
 

@@ -26,6 +26,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="file of results")
     parser.add_argument("--stages", nargs="*", help="only these, after the probe")
     parser.add_argument("--shapes", nargs="*", choices=("8B", "0.6B", "1B"), help="of models")
+    parser.add_argument("--batches", nargs="*", type=int, help="sequences that the engine decodes at once")
+    parser.add_argument("--forms", nargs="*", choices=("bf16", "fp8", "int8", "int4"), help="of the engine's weights")
     parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/gpu.md")
     parser.add_argument("--python", default="3.12", help="prepare: the GPU machine's version")
     parser.add_argument("--case", default="", help="one: the timed kernel to run three times, for a profiler")
@@ -53,12 +55,21 @@ def _compile(markdown: bool) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
-    from benchmarks.gpu import attention_stages, delta_stages, engine_stages, grouped_stages, kernel_stages, profile
+    from benchmarks.gpu import (
+        attention_stages,
+        delta_stages,
+        engine_stages,
+        grouped_stages,
+        kernel_stages,
+        profile,
+        variety_stages,
+    )
     from benchmarks.gpu.run import Session, Stage, run
 
     session = Session(options.dry_run, options.out)
     if options.shapes:
         session.shapes = options.shapes
+    session.batches, session.forms = options.batches or session.batches, options.forms or session.forms
     if options.command == "one":
         profile.run_case(session, options.case)
         return 0
@@ -69,9 +80,12 @@ def _run(options: argparse.Namespace) -> int:
         ("mixture", 0.5, grouped_stages.mixture_correctness),
         ("adapters", 0.3, grouped_stages.adapter_correctness),
         ("delta", 0.3, delta_stages.delta_correctness),
-        ("tokens", 1, engine_stages.tokens),
+        ("variety", 1.5, variety_stages.variety),
+        ("drawn", 1.5, variety_stages.drawn),
+        ("long_prompts", 0.7, variety_stages.long_prompts),
         ("kernel_times", 5, kernel_stages.kernel_times),
         ("engine", 9, engine_stages.engine_speed),
+        ("tokens", 1, engine_stages.tokens),
         ("peer", 4, engine_stages.peer),
         ("load", 3, engine_stages.load),
         ("profile", 2, profile.profile),

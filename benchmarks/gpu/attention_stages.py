@@ -3,44 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
+from kvarn.costs.decoder import KvDtype
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What attention can be asked for besides heads and lengths."""
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    cache: KvDtype = "bfloat16"
 
 
 class AttentionCase:
     """A step of sequences (queries, context), with a cache of its own."""
 
     def __init__(
-        self, session: Session, heads: HeadShape, lengths: list[tuple[int, int]], shared_blocks: int = 0
+        self,
+        session: Session,
+        heads: HeadShape,
+        lengths: list[tuple[int, int]],
+        shared_blocks: int = 0,
+        kind: Kind | None = None,
     ) -> None:
         """`shared_blocks`: of all sequences, the same; each has more of its own."""
         self._session, self._heads, self._lengths = session, heads, lengths
+        self._kind = kind or Kind()
+        self._sinks = torch.randn(heads.query, device=session.device) if self._kind.sinks else None
         blocks = [-(-context // 16) for _, context in lengths]
         self._tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
         for row, part in enumerate(torch.randperm(sum(blocks), dtype=torch.int32).split(blocks)):
             self._tables[row, : len(part)] = part
         self._tables[:, :shared_blocks] = self._tables[0, :shared_blocks]
-        dtype = "float32" if session.dtype == torch.float32 else "bfloat16"
+        is_fp8 = self._kind.cache == "fp8"
+        dtype = "float32" if session.dtype == torch.float32 and not is_fp8 else self._kind.cache
         self._cache = session.kernels.new_kv_cache(1, sum(blocks), heads, dtype)
         for tensor in (*self._cache.keys, *self._cache.values):
-            tensor.normal_()
+            numbers = torch.randn(tensor.shape, device=session.device)
+            tensor.copy_(numbers.to(torch.float8_e4m3fn).view(torch.uint8) if is_fp8 else numbers)
         width = (heads.query + 2 * heads.kv) * heads.dim
         self._rows = [torch.randn(count, width, device=session.device).to(session.dtype) for count, _ in lengths]
         read_once = 16 * shared_blocks * (len(lengths) - 1)
-        self.num_bytes = (
-            2 * (sum(c for _, c in lengths) - read_once) * heads.kv * heads.dim * self._cache.keys[0].element_size()
-        )
+        window = self._kind.window or max(context for _, context in lengths)
+        read = sum(min(context, window + count - 1) for count, context in lengths) - read_once
+        self.num_bytes = 2 * read * heads.kv * heads.dim * self._cache.keys[0].element_size()
 
     def step(
-        self, rows: range | None = None, last: int | None = None, *, shared: bool = False
+        self,
+        rows: range | None = None,
+        last: int | None = None,
+        *,
+        shared: bool = False,
+        reference: Kernels | None = None,
     ) -> Callable[[], torch.Tensor]:
         """The attention of some of the sequences (default: all), of each its last queries (default: all). `shared`: the
-        kernels are told that they share a prefix."""
+        kernels are told that they share a prefix. `reference`: other kernels, which compute it in float32."""
         picked = list(rows or range(len(self._lengths)))
         counts = [min(last or count, count) for count, _ in (self._lengths[row] for row in picked)]
         contexts = [self._lengths[row][1] for row in picked]
@@ -58,9 +85,16 @@ class AttentionCase:
         angles = (positions[:, None] * 1e4 ** (-torch.arange(self._heads.dim // 2) / self._heads.dim)).float()
         rotation = Rotation(angles.cos().to(self._session.device), angles.sin().to(self._session.device))
         qkv = torch.cat([self._rows[row][-count:] for row, count in zip(picked, counts, strict=True)])
-        plan = self._session.kernels.plan_attention(batch, self._heads)
-        keys, values, scale = self._cache.keys[0], self._cache.values[0], self._heads.dim**-0.5
-        return lambda: plan.run(qkv, rotation, None, keys, values, scale)
+        plan = (reference or self._session.kernels).plan_attention(batch, self._heads, self._kind.window)
+        keys, values = self._cache.keys[0], self._cache.values[0]
+        if reference is not None:
+            qkv, keys, values = qkv.float(), _in_float32(keys), _in_float32(values)
+        scale, softcap, sinks = self._heads.dim**-0.5, self._kind.softcap, self._sinks
+        return lambda: plan.run(qkv, rotation, None, keys, values, scale, softcap, sinks)
+
+
+def _in_float32(cache: torch.Tensor) -> torch.Tensor:
+    return (cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache).float()
 
 
 def attention_bits(session: Session) -> dict[str, bool]:

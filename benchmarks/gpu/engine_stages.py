@@ -29,10 +29,12 @@ TOKEN_BUDGET = 8192
 class Engine:
     """An engine on one decoder, with room for the largest batch."""
 
-    def __init__(self, session: Session, model: Decoder, *, graphs: bool = True) -> None:
-        prompt, answer = session.lengths
-        length = prompt + answer + BLOCK_SIZE
-        batch = max(session.batches)
+    def __init__(
+        self, session: Session, model: Decoder, *, graphs: bool = True, longest: int = 0, batch: int = 0
+    ) -> None:
+        """`longest`: tokens of a sequence, `batch`: sequences; by default those of the session."""
+        length = (longest or sum(session.lengths)) + BLOCK_SIZE
+        batch = batch or max(session.batches)
         self.executor = PipelinedExecutor(
             model,
             num_blocks=batch * -(-length // BLOCK_SIZE) + 8,
@@ -46,10 +48,10 @@ class Engine:
         self._vocabulary = model.spec.vocab_size
         self._random = random.Random(0)
 
-    def submit(self, name: str, prompt: int, answer: int) -> None:
-        """A request of random tokens, greedy."""
+    def submit(self, name: str, prompt: int, answer: int, **sampling_params: Any) -> None:
+        """A request of random tokens, greedy unless it is told otherwise."""
         tokens = [self._random.randrange(self._vocabulary) for _ in range(prompt)]
-        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=answer)
+        sampling = SamplingParams(**{"seed": 0, "temperature": 0.0, "max_tokens": answer} | sampling_params)
         self.core.add(Submit(request_id=name, prompt_token_ids=tokens, sampling=sampling))
 
     def drain(self) -> Iterator[tuple[float, list[Any]]]:
@@ -59,12 +61,12 @@ class Engine:
             yield time.monotonic(), deltas
 
 
-def batch_speed(session: Session, engine: Engine, batch: int) -> dict[str, float]:
+def batch_speed(session: Session, engine: Engine, batch: int, **sampling_params: Any) -> dict[str, float]:
     """Seconds to all first tokens, and of a step in which all decode."""
     prompt, answer = session.lengths
     began = time.monotonic()
     for index in range(batch):
-        engine.submit(str(index), prompt, answer)
+        engine.submit(str(index), prompt, answer, **sampling_params)
     ends, first = [], 0.0
     started: set[str] = set()
     for now, deltas in engine.drain():
@@ -81,11 +83,12 @@ def engine_speed(session: Session) -> dict[str, Any]:
     """Each shape and form of weights, by batch; the first also without captured steps."""
     found: dict[str, Any] = {}
     for shape in session.shapes:
-        for quantization in (None, "fp8", "int4"):
+        for form in session.forms:
+            quantization = None if form == "bf16" else form
             began = time.monotonic()
             model = random_decoder(shape, kernels_for("triton", session.device), quantization)  # type: ignore[arg-type]
             entry: dict[str, Any] = {"load_s": time.monotonic() - began}
-            found[f"{shape} {quantization or 'bf16'}"] = entry
+            found[f"{shape} {form}"] = entry
             for graphs in (True, False) if quantization is None else (True,):
                 engine = Engine(session, model, graphs=graphs)
                 engine.executor.compile_ahead(TOKEN_BUDGET, THREADS)

@@ -44,6 +44,10 @@ class Session:
     """The measured rate, against which all floors are reckoned."""
     shapes: list[str] = field(init=False)
     """Of decoders."""
+    batches: list[int] = field(init=False)
+    """Sequences that decode at once."""
+    forms: list[str] = field(init=False)
+    """Of weights, of the engine: `bf16` or a quantization."""
 
     def __post_init__(self) -> None:
         self.kernels: Kernels = kernels_for("triton", "cpu" if self.dry else "cuda")
@@ -51,6 +55,8 @@ class Session:
         self.dtype = self.kernels.preferred_dtype()
         self.timer = Timer(self.device)
         self.shapes = ["tiny"] if self.dry else ["8B", "0.6B", "1B"]
+        self.batches = [1, 2] if self.dry else [1, 8, 32, 128, 256]
+        self.forms = ["bf16", "fp8", "int4"]
 
     @property
     def rows(self) -> list[int]:
@@ -68,11 +74,6 @@ class Session:
         return (
             [(1, 1, 17)] if self.dry else [(1, 1, 1088), (32, 1, 1088), (256, 1, 1088), (1, 1, 32768), (1, 8192, 8192)]
         )
-
-    @property
-    def batches(self) -> list[int]:
-        """Sequences that decode at once."""
-        return [1, 2] if self.dry else [1, 8, 32, 128, 256]
 
     @property
     def lengths(self) -> tuple[int, int]:

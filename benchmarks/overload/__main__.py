@@ -1,13 +1,15 @@
-"""Goodput and shares at half, one, two and four times an engine's capacity, with load shedding and without.
+"""Goodput and shares from half to four times an engine's capacity: with load shedding, at default settings, and in the
+order of arrival, as before the engine knew targets.
 
     python -m benchmarks.overload --minutes 8                    # an engine with modelled time
     python -m benchmarks.overload --minutes 8 --resume           # after an interruption: only what is left
+    python -m benchmarks.overload --traffic short --levels 1,2,3
     python -m benchmarks.overload --engine real --shape 0.6b     # a real one on this machine
-    python -m benchmarks.overload report --write                 # docs/overload.md, .svg and .json
+    python -m benchmarks.overload report --write                 # docs/overload.json, .svg and the table
 
-Two servers run, one with load shedding and one without; each measurement has one of them to itself. First the capacity
-is sought with closed loops on the one without. Then the levels come in turns, the two servers alternating. Every figure
-is written the moment it is known.
+Three servers run, one in each mode; each measurement has one of them to itself. First the capacity is sought with
+closed loops on the one that serves in order of arrival. Then the levels come in turns, the servers alternating. Every
+figure is written the moment it is known.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import asyncio
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,8 +28,8 @@ from rich.console import Console
 from benchmarks.overload import report
 from benchmarks.overload.figures import LEVELS, Results, ResultsError, Setting, append, cell, read
 from benchmarks.overload.load import GRACE_S, capacity, play
-from benchmarks.overload.server import MODELLED, ROOT, Target, running
-from benchmarks.overload.traffic import timetable
+from benchmarks.overload.server import BY_ARRIVAL, MODELLED, MODES, ROOT, Target, running
+from benchmarks.overload.traffic import TRAFFIC, timetable
 from benchmarks.run import DEFAULT_CACHE, DEMO, model_of
 from kvarn.bench.export import environment
 from kvarn.bench.summary import Slo
@@ -46,7 +49,7 @@ def measure(asked: argparse.Namespace, console: Console) -> Results:
     Raises:
         ResultsError: The file to go on with is of another setting.
     """
-    path = asked.results
+    path = asked.results[0]
     known = read(path) if asked.resume and path.exists() else None
     if known is None:
         path.unlink(missing_ok=True)
@@ -58,22 +61,21 @@ def measure(asked: argparse.Namespace, console: Console) -> Results:
         if (known.setting.engine, known.setting.path) != (asked.engine, checkpoint):
             raise ResultsError(f"{path} is of {known.setting.engine} {known.setting.path}: name another with --results")
         target = Target(known.setting.ttft_ms, known.setting.tpot_ms)
-    with (
-        tempfile.TemporaryDirectory(prefix="kvarn-overload-") as folder,
-        running(asked.engine, checkpoint, target, Path(folder), admission=False) as without,
-        running(asked.engine, checkpoint, target, Path(folder), admission=True) as with_it,
-    ):
-        console.print(f"{model}: both servers run; targets: TTFT {target.ttft_ms:g} ms, TPOT {target.tpot_ms:g} ms")
-        setting = known.setting if known is not None else _find_setting(asked, checkpoint, target, without, console)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvarn-overload-")))
+        urls = {mode: stack.enter_context(running(asked.engine, checkpoint, target, folder, mode)) for mode in MODES}
+        console.print(f"{model}: all servers run; targets: TTFT {target.ttft_ms:g} ms, TPOT {target.tpot_ms:g} ms")
+        setting = (
+            known.setting if known is not None else _find_setting(asked, checkpoint, target, urls[BY_ARRIVAL], console)
+        )
         if known is None:
             append(path, setting)
         done = set() if known is None else {each.key for each in known.cells}
         for turn in range(asked.rounds):
-            for level in LEVELS:
-                for admission in (True, False) if turn % 2 == 0 else (False, True):
-                    if (level, admission, turn) not in done:
-                        url = with_it if admission else without
-                        _measure_one(setting, path, url, level, admission, turn, console)
+            for level in setting.levels:
+                for mode in MODES if turn % 2 == 0 else MODES[::-1]:
+                    if (level, mode, turn) not in done:
+                        _measure_one(setting, path, urls[mode], level, mode, turn, console)
     return read(path)
 
 
@@ -81,10 +83,10 @@ def _find_setting(asked: argparse.Namespace, checkpoint: str, target: Target, ur
     console.print("seeking the capacity ...")
     slo = Slo(ttft_ms=target.ttft_ms, tpot_ms=target.tpot_ms)
     probe_s = min(PROBE_S, asked.minutes * 60 / 40)
-    most, probes = asyncio.run(capacity(url, slo, probe_s, asked.seed))
+    most, probes = asyncio.run(capacity(url, slo, TRAFFIC[asked.traffic], probe_s, asked.seed))
     for users, cost in probes.items():
         console.print(f"  {users:>4} users: {cost:,.0f} weighted tokens/s within the targets")
-    cells = asked.rounds * len(LEVELS) * 2
+    cells = asked.rounds * len(asked.levels) * len(MODES)
     warm_up_s = min(WARM_UP_S, asked.minutes * 60 / 80)
     seconds = (asked.minutes * 60 - PROBING_S) / cells - warm_up_s - GRACE_S - PAUSE_S
     return Setting(
@@ -92,6 +94,8 @@ def _find_setting(asked: argparse.Namespace, checkpoint: str, target: Target, ur
         environment=environment(),
         engine=asked.engine,
         path=checkpoint,
+        traffic=asked.traffic,
+        levels=asked.levels,
         ttft_ms=target.ttft_ms,
         tpot_ms=target.tpot_ms,
         seconds=max(4.0, seconds),
@@ -101,19 +105,17 @@ def _find_setting(asked: argparse.Namespace, checkpoint: str, target: Target, ur
     )
 
 
-def _measure_one(
-    setting: Setting, path: Path, url: str, level: float, admission: bool, turn: int, console: Console
-) -> None:
+def _measure_one(setting: Setting, path: Path, url: str, level: float, mode: str, turn: int, console: Console) -> None:
     whole = setting.warm_up_s + setting.seconds
-    seed = 1 + turn * len(LEVELS) + LEVELS.index(level)  # the same requests with admission and without
-    sendings = timetable(level * setting.capacity, whole, seed)
+    seed = 1 + turn * len(setting.levels) + setting.levels.index(level)  # the same requests in each mode
+    sendings = timetable(TRAFFIC[setting.traffic], level * setting.capacity, whole, seed)
     slo = Slo(ttft_ms=setting.ttft_ms, tpot_ms=setting.tpot_ms)
     load_before = os.getloadavg()[0]
     answers = asyncio.run(play(url, sendings, whole, slo, seed))
     found = cell(
         answers,
         level=level,
-        admission=admission,
+        mode=mode,
         turn=turn,
         warm_up_s=setting.warm_up_s,
         seconds=setting.seconds,
@@ -122,7 +124,7 @@ def _measure_one(
     append(path, found)
     shares = ", ".join(f"{name} {share:.1%}" for name, share in found.shares.items())
     console.print(
-        f"round {turn + 1}, {level:g}x, admission {'on' if admission else 'off'}: goodput {found.good_per_s:.1f} of "
+        f"round {turn + 1}, {level:g}x, {mode}: goodput {found.good_per_s:.1f} of "
         f"{found.offered_per_s:.1f} requests/s; {shares}",
         highlight=False,
     )
@@ -138,11 +140,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0, help="for the whole run, about")
     parser.add_argument("--rounds", type=int, help="turns; one for every eight minutes where not given")
     parser.add_argument("--engine", choices=[MODELLED, "real"], default=MODELLED)
+    parser.add_argument("--traffic", choices=TRAFFIC, default="mixed")
+    parser.add_argument(
+        "--levels",
+        type=lambda text: [float(each) for each in text.split(",")],
+        default=list(LEVELS),
+        help="offered load over the capacity",
+    )
     parser.add_argument("--shape", default=DEMO, help="of the real engine's model: demo, 0.6b, 1b")
     parser.add_argument("--ttft-ms", type=float, default=500.0)
     parser.add_argument("--tpot-ms", type=float, default=50.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file of figures")
+    parser.add_argument("--results", type=Path, nargs="+", default=[RESULTS], help="file of figures; report: several")
     parser.add_argument("--resume", action="store_true", help="go on with that file")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder that keeps made models")
     parser.add_argument("--write", action="store_true", help="report: write docs/overload.md, .svg and .json")
@@ -156,15 +165,16 @@ def main() -> int:
     """0 if everything was measured."""
     asked, console = parse(), Console(stderr=True)
     try:
-        results = measure(asked, console) if asked.command == "run" else read(asked.results)
+        several = [measure(asked, console)] if asked.command == "run" else [read(path) for path in asked.results]
     except (ResultsError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
-    Console().print(report.table(results))
-    for line in report.verdicts(results):
-        print(line)
+    for results in several:
+        Console().print(report.table(results))
+        for line in report.verdicts(results):
+            print(line)
     if asked.write:
-        for written in report.write(results, asked.docs):
+        for written in report.write(several, asked.docs):
             print(f"wrote {written}")
     return 0
 

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.overload.load import Answer
-from benchmarks.overload.traffic import TENANTS, weight_share
+from benchmarks.overload.traffic import TRAFFIC, weight_share
 
-FORMAT = "kvarn-overload/1"
-LEVELS = (0.5, 1.0, 2.0, 4.0)
+FORMAT = "kvarn-overload/2"
+LEVELS = (0.5, 1.0, 2.0, 3.0, 4.0)
 """Offered load over the capacity."""
 
 
@@ -31,6 +31,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, tag="setting"):
     environment: dict[str, Any]
     engine: str
     path: str
+    traffic: str
+    levels: list[float]
     ttft_ms: float
     tpot_ms: float
     seconds: float
@@ -43,10 +45,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, tag="setting"):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
-    """One measurement: a level, with admission or without."""
+    """One measurement: a level in a mode."""
 
     level: float
-    admission: bool
+    mode: str
     round: int
     offered_per_s: float
     good_per_s: float
@@ -62,22 +64,24 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
     tpot_p95_ms: float | None
+    refused_p95_ms: float | None
+    """From sending a request to its refusal."""
     errors: dict[str, int]
     """Requests that were not answered, by status or reason."""
     load_before: float
     """Load average of the machine before."""
 
     @property
-    def key(self) -> tuple[float, bool, int]:
+    def key(self) -> tuple[float, str, int]:
         """Which measurement it is."""
-        return self.level, self.admission, self.round
+        return self.level, self.mode, self.round
 
 
 def cell(
     answers: Sequence[Answer],
     *,
     level: float,
-    admission: bool,
+    mode: str,
     turn: int,
     warm_up_s: float,
     seconds: float,
@@ -87,26 +91,26 @@ def cell(
     end = warm_up_s + seconds
     due = [each for each in answers if warm_up_s <= each.due_s < end]
     done = [each for each in answers if each.end_s is not None and warm_up_s <= each.end_s < end]
-    served = {tenant.name: sum(each.cost for each in done if each.tenant == tenant.name) for tenant in TENANTS}
+    served = {name: sum(each.cost for each in done if each.tenant == name) for name in {each.tenant for each in due}}
     whole = sum(served.values())
     good = [each for each in due if each.good]
     ttfts = [each.ttft_s for each in due if each.ttft_s is not None]
+    refused = [each.end_s - each.sent_s for each in due if each.end_s is not None and is_refusal(each.error)]
     tpots = [each.tpot_s for each in due if each.tpot_s is not None]
     return Cell(
         level=level,
-        admission=admission,
+        mode=mode,
         round=turn,
         offered_per_s=len(due) / seconds,
         good_per_s=len(good) / seconds,
         good_cost_per_s=sum(each.cost for each in good) / seconds,
         served_cost_per_s=whole / seconds,
         shares={name: cost / whole if whole else 0.0 for name, cost in served.items()},
-        good_ratio={
-            tenant.name: _ratio([each.good for each in due if each.tenant == tenant.name]) for tenant in TENANTS
-        },
+        good_ratio={name: _ratio([each.good for each in due if each.tenant == name]) for name in served},
         ttft_p50_ms=_percentile_ms(ttfts, 50),
         ttft_p95_ms=_percentile_ms(ttfts, 95),
         tpot_p95_ms=_percentile_ms(tpots, 95),
+        refused_p95_ms=_percentile_ms(refused, 95),
         errors=dict(Counter(each.error for each in due if each.error is not None)),
         load_before=load_before,
     )
@@ -118,29 +122,30 @@ class Results(msgspec.Struct):
     setting: Setting
     cells: list[Cell]
 
-    def of(self, level: float, *, admission: bool) -> list[Cell]:
+    def of(self, level: float, mode: str) -> list[Cell]:
         """The rounds of one measurement."""
-        return [each for each in self.cells if each.level == level and each.admission == admission]
+        return [each for each in self.cells if each.level == level and each.mode == mode]
 
-    def middle(self, level: float, read: Callable[[Cell], float | None], *, admission: bool) -> float | None:
+    def middle(self, level: float, read: Callable[[Cell], float | None], mode: str) -> float | None:
         """The median of a figure over the rounds."""
-        values = [value for each in self.of(level, admission=admission) if (value := read(each)) is not None]
+        values = [value for each in self.of(level, mode) if (value := read(each)) is not None]
         return median(values) if values else None
 
-    def kept(self, level: float) -> float | None:
-        """Goodput with admission at this level, over that at capacity."""
-        there = self.middle(level, lambda each: each.good_per_s, admission=True)
-        full = self.middle(1.0, lambda each: each.good_per_s, admission=True)
+    def kept(self, level: float, mode: str) -> float | None:
+        """Goodput at this level, over that at capacity."""
+        there = self.middle(level, lambda each: each.good_per_s, mode)
+        full = self.middle(1.0, lambda each: each.good_per_s, mode)
         return there / full if there is not None and full else None
 
-    def unfairness(self, level: float) -> float | None:
-        """Largest deviation of a tenant's share from its weight's, with admission."""
+    def unfairness(self, level: float, mode: str) -> float | None:
+        """Largest deviation of a tenant's share from its weight's."""
         found = []
-        for tenant in TENANTS:
-            share = self.middle(level, lambda each, name=tenant.name: each.shares[name], admission=True)  # type: ignore[misc]
+        tenants = TRAFFIC[self.setting.traffic]
+        for tenant in tenants:
+            share = self.middle(level, lambda each, name=tenant.name: each.shares[name], mode)  # type: ignore[misc]
             if share is None:
                 return None
-            found.append(abs(share / weight_share(tenant) - 1))
+            found.append(abs(share / weight_share(tenant, tenants) - 1))
         return max(found)
 
 
@@ -165,6 +170,11 @@ def read(path: Path) -> Results:
     if not decoded or not isinstance(decoded[0], Setting) or decoded[0].format != FORMAT:
         raise ResultsError(f"{path} does not begin with a setting of {FORMAT}: name another file")
     return Results(decoded[0], [each for each in decoded[1:] if isinstance(each, Cell)])
+
+
+def is_refusal(error: str | None) -> bool:
+    """Whether a request was answered with an HTTP error."""
+    return error is not None and error.startswith("http_")
 
 
 def _ratio(flags: Sequence[bool]) -> float:

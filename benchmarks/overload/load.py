@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.overload.server import MODEL
-from benchmarks.overload.traffic import OUTPUT_COST, TENANTS, Sending, mixture
+from benchmarks.overload.traffic import OUTPUT_COST, TENANTS, Sending, Tenant, mixture
 from kvarn.bench.answer import ask
 from kvarn.bench.driver import closed_loop, open_loop
 from kvarn.bench.http import HttpClient
@@ -31,6 +31,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     tenant: str
     due_s: float
+    sent_s: float
     end_s: float | None
     """None where it was given up."""
     cost: float
@@ -86,7 +87,7 @@ class Senders:
         try:
             record = await ask(self._clients[name], self._servers[name], request, body, self._start, due)
         except asyncio.CancelledError:
-            self.answers.append(Answer(name, due, None, 0.0, False, "given_up", None, None))
+            self.answers.append(Answer(name, due, due, None, 0.0, False, "given_up", None, None))
             raise
         self.answers.append(_answer(name, record, self._slo))
 
@@ -95,11 +96,12 @@ class Senders:
 
 
 def _answer(tenant: str, record: Record, slo: Slo) -> Answer:
+    due_s, sent_s = record.scheduled_s, record.sent_s
     if record.error is not None:
-        return Answer(tenant, record.scheduled_s, record.end_s, 0.0, False, str(record.error), None, None)
+        return Answer(tenant, due_s, sent_s, record.end_s, 0.0, False, str(record.error), None, None)
     cost = record.prompt_tokens + OUTPUT_COST * record.output_tokens
     good = slo.met_by(record)
-    return Answer(tenant, record.scheduled_s, record.end_s, cost, good, None, record.ttft_s, record.tpot_s)
+    return Answer(tenant, due_s, sent_s, record.end_s, cost, good, None, record.ttft_s, record.tpot_s)
 
 
 async def play(url: str, sendings: Sequence[Sending], seconds: float, slo: Slo, seed: int) -> list[Answer]:
@@ -112,7 +114,9 @@ async def play(url: str, sendings: Sequence[Sending], seconds: float, slo: Slo, 
     return senders.answers
 
 
-async def capacity(url: str, slo: Slo, probe_s: float, seed: int) -> tuple[float, dict[int, float]]:
+async def capacity(
+    url: str, slo: Slo, tenants: Sequence[Tenant], probe_s: float, seed: int
+) -> tuple[float, dict[int, float]]:
     """The most weighted tokens a second, within both targets, that any closed loop got; and what each got.
 
     Stops once twice in a row less than three quarters of the best were good.
@@ -122,7 +126,7 @@ async def capacity(url: str, slo: Slo, probe_s: float, seed: int) -> tuple[float
     for place, users in enumerate(PROBES):
         senders = Senders(url, slo, 1000 * seed + place)
         try:
-            await senders.closed(mixture(4000, 1000 * seed + place), users, probe_s)
+            await senders.closed(mixture(tenants, 4000, 1000 * seed + place), users, probe_s)
         finally:
             senders.close()
         began = probe_s / 4

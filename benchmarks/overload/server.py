@@ -1,6 +1,6 @@
 """A server for the measurement: the real gateway before one engine, with a key for each tenant.
 
-python -m benchmarks.overload.server --admission on --engine modelled --ttft-ms 500 --tpot-ms 50
+python -m benchmarks.overload.server --mode shedding --engine modelled --ttft-ms 500 --tpot-ms 50
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "m"
 MODELLED = "modelled"
 STOP_S = 20.0
+SHEDDING, DEFAULT, BY_ARRIVAL = "shedding", "default", "by arrival"
+MODES = (SHEDDING, DEFAULT, BY_ARRIVAL)
+"""With load shedding; without; and as before the engine knew targets: it serves each tenant in order of arrival."""
+NEVER_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,11 @@ class Doorkeeper:
 
 
 @contextlib.contextmanager
-def running(engine: str, path: str, target: Target, folder: Path, *, admission: bool) -> Iterator[str]:
+def running(engine: str, path: str, target: Target, folder: Path, mode: str) -> Iterator[str]:
     """A server in a process of its own, as long as the block lasts; its URL. Its log is in `folder`."""
-    name = "on" if admission else "off"
     asked = ["--engine", engine, "--path", path, "--ttft-ms", str(target.ttft_ms), "--tpot-ms", str(target.tpot_ms)]
-    command = [sys.executable, "-m", "benchmarks.overload.server", "--admission", name, *asked]
-    log = folder / f"server-{name}.log"
+    command = [sys.executable, "-m", "benchmarks.overload.server", "--mode", mode, *asked]
+    log = folder / f"server-{mode.replace(' ', '-')}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, start_new_session=True
@@ -105,7 +108,7 @@ async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineS
 def main() -> None:
     """Serve until told to stop; the first line of output is the port."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--admission", choices=["on", "off"], required=True)
+    parser.add_argument("--mode", choices=MODES, required=True)
     parser.add_argument("--engine", choices=[MODELLED, "real"], default=MODELLED)
     parser.add_argument("--path", default="kvarn-demo", help="checkpoint; the modelled engine takes its tokenizer")
     parser.add_argument("--ttft-ms", type=float, required=True)
@@ -113,6 +116,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvarn-data-") as data:
         slo = {"ttft_target_s": asked.ttft_ms / 1000, "tpot_target_s": asked.tpot_ms / 1000}
+        if asked.mode == BY_ARRIVAL:  # targets that nobody misses change no order
+            slo = dict.fromkeys(slo, NEVER_S)
         model = {"name": MODEL, "path": asked.path, "engine": {"tpot_target_ms": asked.tpot_ms}}
         config = KvarnConfig.model_validate(
             {
@@ -120,7 +125,7 @@ def main() -> None:
                 "gateway": {"port": 0, "drain_timeout_s": 1},
                 "data_dir": data,
                 "slo": slo,
-                "admission": {"load_shedding": asked.admission == "on"},
+                "admission": {"load_shedding": asked.mode == SHEDDING},
                 "log_level": "warning",
             }
         )

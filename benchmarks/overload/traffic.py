@@ -1,7 +1,8 @@
-"""Who asks for what: two tenants of weights 3 and 1, and one that floods with long prompts."""
+"""Who asks for what: two tenants of weights 3 and 1, and one that floods with long prompts; or short requests only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,10 +38,18 @@ TENANTS = (
 )
 """At twice the capacity, and beyond, each asks for more than its share of three, one and one fifth."""
 
+SHORT = (
+    Tenant("gold", 3.0, 0.5, Lengths(16, 32), Lengths(4, 8)),
+    Tenant("silver", 1.0, 0.5, Lengths(16, 32), Lengths(4, 8)),
+)
+"""Many requests a second: the queue is soon long, and all of it late."""
 
-def weight_share(tenant: Tenant) -> float:
+TRAFFIC = {"mixed": TENANTS, "short": SHORT}
+
+
+def weight_share(tenant: Tenant, tenants: Sequence[Tenant]) -> float:
     """Its share of a saturated engine."""
-    return tenant.weight / sum(each.weight for each in TENANTS)
+    return tenant.weight / sum(each.weight for each in tenants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +60,10 @@ class Sending:
     request: BenchRequest
 
 
-def timetable(cost_per_s: float, seconds: float, seed: int) -> list[Sending]:
+def timetable(tenants: Sequence[Tenant], cost_per_s: float, seconds: float, seed: int) -> list[Sending]:
     """An open loop that offers so many weighted tokens a second: Poisson arrivals, uniform lengths, no prompt twice."""
     drawn: list[tuple[float, Tenant, int, int]] = []
-    for place, tenant in enumerate(TENANTS):
+    for place, tenant in enumerate(tenants):
         own = 100 * seed + place
         arrivals = poisson_arrivals(cost_per_s * tenant.load / tenant.cost, seed=own, duration_s=seconds)
         generator = np.random.default_rng([own, 7])
@@ -64,15 +73,15 @@ def timetable(cost_per_s: float, seconds: float, seed: int) -> list[Sending]:
     return [_sending(index, *each) for index, each in enumerate(drawn)]
 
 
-def mixture(count: int, seed: int) -> list[Sending]:
+def mixture(tenants: Sequence[Tenant], count: int, seed: int) -> list[Sending]:
     """Requests of all tenants in the proportion of the load, for a closed loop."""
-    whole = timetable(1.0, 1.5 * count * _mean_cost(), seed)[:count]
+    whole = timetable(tenants, 1.0, 1.5 * count * _mean_cost(tenants), seed)[:count]
     return [Sending(each.tenant, _without_time(each.request)) for each in whole]
 
 
-def _mean_cost() -> float:
+def _mean_cost(tenants: Sequence[Tenant]) -> float:
     """Weighted tokens of an average request over all tenants."""
-    return 1 / sum(tenant.load / tenant.cost for tenant in TENANTS)
+    return 1 / sum(tenant.load / tenant.cost for tenant in tenants)
 
 
 def _sending(index: int, at: float | None, tenant: Tenant, prompt: int, output: int) -> Sending:

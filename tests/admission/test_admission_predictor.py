@@ -69,7 +69,8 @@ def test_more_before_it_never_makes_a_request_sooner(times, config, tokens, more
 @pytest.mark.parametrize("prompt", [40, 700, 3000])
 def test_first_tokens_come_from_the_real_scheduler_when_foretold(rows, prompt):
     """An engine that decodes `rows` sequences gets a prompt."""
-    world = AdmissionWorld(admission=False, config=EngineConfig(tpot_target_ms=50.0, prefix_cache=False))
+    config = EngineConfig(tpot_target_ms=50.0, prefix_cache=False)
+    world = AdmissionWorld(admission=False, targets=False, config=config)
     running = [Call(0.0, f"t{index}", 100, 1000) for index in range(rows)]
     asked = Call(2.5, "asker", prompt, 5)
     world.play([*running, asked], 6.0)

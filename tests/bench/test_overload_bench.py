@@ -9,8 +9,8 @@ import pytest
 from benchmarks.overload import report
 from benchmarks.overload.figures import LEVELS, Cell, Results, ResultsError, Setting, append, cell, read
 from benchmarks.overload.load import Answer, play
-from benchmarks.overload.server import MODELLED, Target, running
-from benchmarks.overload.traffic import TENANTS, mixture, timetable, weight_share
+from benchmarks.overload.server import DEFAULT, MODELLED, MODES, SHEDDING, Target, running
+from benchmarks.overload.traffic import SHORT, TENANTS, mixture, timetable, weight_share
 
 from kvarn.bench.summary import Slo
 
@@ -19,6 +19,8 @@ SETTING = Setting(
     environment={"processor": "a processor", "cores": 2},
     engine=MODELLED,
     path="kvarn-demo",
+    traffic="mixed",
+    levels=list(LEVELS),
     ttft_ms=500,
     tpot_ms=50,
     seconds=10,
@@ -29,7 +31,7 @@ SETTING = Setting(
 
 
 def test_the_load_is_split_between_the_tenants_as_it_says() -> None:
-    sendings = timetable(8000, 200, seed=1)
+    sendings = timetable(TENANTS, 8000, 200, seed=1)
     times = [each.request.arrival_s or 0.0 for each in sendings]
     assert times == sorted(times) and 190 < times[-1] <= 200
     costs = {tenant.name: 0.0 for tenant in TENANTS}
@@ -42,22 +44,22 @@ def test_the_load_is_split_between_the_tenants_as_it_says() -> None:
 
 
 def test_at_twice_the_capacity_every_tenant_asks_for_more_than_its_share() -> None:
-    assert all(2 * tenant.load > weight_share(tenant) for tenant in TENANTS)
+    assert all(2 * each.load > weight_share(each, tenants) for tenants in (TENANTS, SHORT) for each in tenants)
 
 
 def test_a_closed_loop_gets_the_same_mixture_without_times() -> None:
-    mixed = mixture(500, seed=1)
+    mixed = mixture(TENANTS, 500, seed=1)
     assert len(mixed) == 500 and all(each.request.arrival_s is None for each in mixed)
     assert {each.tenant.name for each in mixed} == {tenant.name for tenant in TENANTS}
 
 
 def answer(tenant: str, due: float, *, good: bool = True, error: str | None = None, cost: float = 100.0) -> Answer:
     end = None if error == "given_up" else due + 1
-    return Answer(tenant, due, end, 0.0 if error else cost, good and not error, error, 0.2, 0.02)
+    return Answer(tenant, due, due + 0.5, end, 0.0 if error else cost, good and not error, error, 0.2, 0.02)
 
 
-def figures(answers: list[Answer], level: float = 1.0, *, admission: bool = True, turn: int = 0) -> Cell:
-    return cell(answers, level=level, admission=admission, turn=turn, warm_up_s=2, seconds=10, load_before=0.1)
+def figures(answers: list[Answer], level: float = 1.0, *, mode: str = SHEDDING, turn: int = 0) -> Cell:
+    return cell(answers, level=level, mode=mode, turn=turn, warm_up_s=2, seconds=10, load_before=0.1)
 
 
 def test_only_requests_due_in_the_window_count_and_only_good_ones_are_goodput() -> None:
@@ -73,35 +75,39 @@ def test_only_requests_due_in_the_window_count_and_only_good_ones_are_goodput() 
     assert found.offered_per_s == pytest.approx(0.4)
     assert found.good_per_s == pytest.approx(0.1) and found.good_cost_per_s == pytest.approx(30)
     assert found.errors == {"http_429": 1, "given_up": 1}
+    assert found.refused_p95_ms == pytest.approx(500), "from when it was sent"
     assert found.shares["gold"] == pytest.approx(0.8), "what was begun before the window and ended in it counts as work"
 
 
 def results(path: Path) -> Results:
     append(path, SETTING)
     for level in LEVELS:
-        for admission in (True, False):
+        for mode in MODES:
             for turn in range(2):
-                served = [answer(tenant.name, 3, cost=1000 * weight_share(tenant)) for tenant in TENANTS]
-                some = served if admission or level <= 1 else [answer("gold", 3, good=False)]
-                append(path, figures(some, level, admission=admission, turn=turn))
+                served = [answer(tenant.name, 3, cost=1000 * weight_share(tenant, TENANTS)) for tenant in TENANTS]
+                some = served if mode == SHEDDING or level <= 1 else [answer("gold", 3, good=False), *served[1:]]
+                append(path, figures(some, level, mode=mode, turn=turn))
     return read(path)
 
 
 def test_what_was_measured_is_read_again_and_judged(tmp_path: Path) -> None:
     read_back = results(tmp_path / "results.jsonl")
-    assert len(read_back.cells) == 16 and read_back.setting == SETTING
-    assert read_back.kept(2.0) == pytest.approx(1.0) and read_back.unfairness(2.0) == pytest.approx(0.0)
-    assert len(report.rows(read_back)) == 8
-    assert "goodput 100%" in report.verdicts(read_back)[0]
+    assert len(read_back.cells) == 30 and read_back.setting == SETTING
+    assert read_back.kept(3.0, SHEDDING) == pytest.approx(1.0)
+    assert read_back.kept(3.0, DEFAULT) == pytest.approx(2 / 3)
+    assert read_back.unfairness(3.0, SHEDDING) == pytest.approx(0.0)
+    assert len(report.rows(read_back)) == 15
+    assert "2x, shedding: goodput 100%" in report.verdicts(read_back)[0]
+    assert "2x, default: goodput 67%" in report.verdicts(read_back)[1]
 
 
 def test_page_plot_and_figures_are_written(tmp_path: Path) -> None:
-    report.write(results(tmp_path / "results.jsonl"), tmp_path)
+    report.write([results(tmp_path / "results.jsonl")], tmp_path)
     page = (tmp_path / "overload.md").read_text()
-    assert "| 2x | on |" in page and "overload.svg" in page
+    assert "| 2x | default |" in page and "overload.svg" in page
     drawn = (tmp_path / "overload.svg").read_text()
-    assert drawn.count("<polyline") == 2 and drawn.count('class="mark"') == 4 * len(TENANTS)
-    assert (tmp_path / "overload.json").read_text().startswith("{")
+    assert drawn.count("<polyline") == 3 and drawn.count('class="mark"') == 4 * len(TENANTS)
+    assert (tmp_path / "overload.json").read_text().startswith("[")
 
 
 def test_a_file_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
@@ -115,7 +121,7 @@ def test_a_file_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_server_with_a_modelled_engine_answers_all_tenants(tmp_path: Path) -> None:
     slo = Slo(ttft_ms=60_000, tpot_ms=60_000)
-    with running(MODELLED, "kvarn-demo", Target(60_000, 60_000), tmp_path, admission=True) as url:
-        answers = asyncio.run(play(url, timetable(6000, 2.0, seed=3), 30.0, slo, 3))
+    with running(MODELLED, "kvarn-demo", Target(60_000, 60_000), tmp_path, SHEDDING) as url:
+        answers = asyncio.run(play(url, timetable(TENANTS, 6000, 2.0, seed=3), 30.0, slo, 3))
     assert {each.tenant for each in answers if each.good} == {tenant.name for tenant in TENANTS}, answers
     assert not [each for each in answers if each.error]

@@ -17,7 +17,9 @@ from kvarn.cli.options import FLAGS, ServeOptions
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
+from kvarn.identity.open_server import auth_mode, check_host
 
+README = Path(__file__).parents[2] / "README.md"
 SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
 
 
@@ -71,6 +73,7 @@ def setting_of(config: KvarnConfig, path: str) -> Any:
         (["--served-model-name", "a", "--served-model-name", "b"], "models.name", "a"),
         (["--served-model-name", "a", "--served-model-name", "b"], "models.aliases", ("b",)),
         (["--api-key", "one", "--api-key", "two"], "auth.api_keys", ("one", "two")),
+        (["--allowed-hosts", "llm.example.com"], "auth.allowed_hosts", ("llm.example.com",)),
         (["--allowed-origins", "https://a.example"], "gateway.allowed_origins", ("https://a.example",)),
         (["--allowed-origins", '["*"]'], "gateway.allowed_origins", ("*",)),
         (["--allowed-origins", "[]"], "gateway.allowed_origins", ()),
@@ -84,6 +87,13 @@ def setting_of(config: KvarnConfig, path: str) -> Any:
 )
 def test_a_flag_sets_its_setting(configured, arguments, path, value):
     assert setting_of(configured("kvarn-demo", *arguments), path) == value
+
+
+def test_behind_a_proxy_the_readmes_lines_answer_to_its_name(configured):
+    section = re.search(r"## Behind a reverse proxy\n(.*?)\n## ", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    with_keys, with_a_name = (configured(*line.split()) for line in re.findall("^    kvarn serve (.*)$", section, re.M))
+    assert auth_mode(with_keys) == "keys" and auth_mode(with_a_name) == "open"
+    check_host([(b"host", b"llm.example.com")], with_a_name.auth.allowed_hosts)
 
 
 def test_every_flag_shows_the_default_of_its_setting():

@@ -30,6 +30,21 @@ def test_a_model_that_the_configuration_does_not_name_is_deployed_and_answers(kv
     assert 'kvarn_ttft_seconds_count{model="second"} 1.0' in metrics
 
 
+def test_a_model_is_put_to_sleep_and_woken(served):
+    def asleep() -> bool:
+        return httpx.get(f"{served.url}/is_sleeping?model=second").json()["is_sleeping"]
+
+    def answers() -> bool:
+        asked = {"model": "second", "prompt": "What", "max_tokens": 1}
+        return httpx.post(f"{served.url}/v1/completions", json=asked, timeout=60).status_code == 200
+
+    assert not asleep() and httpx.post(f"{served.url}/sleep?model=second").status_code == 200
+    wait_for(asleep)
+    assert not answers() and httpx.post(f"{served.url}/wake_up?model=second").status_code == 200
+    wait_for(answers)
+    assert not asleep()
+
+
 def test_replicas_and_versions_change_while_every_request_is_answered_alike(kvarn, served):
     with Load(served.url, "kvarn-demo") as load:
         done(kvarn("scale", "kvarn-demo", "2", *WAIT, "--url", served.url))

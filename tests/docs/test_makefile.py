@@ -1,4 +1,4 @@
-"""The Makefile's stamps: what is installed is installed again when it has to be, and only then."""
+"""What `make` installs: for which device, and again when it has to be, and only then."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("sh", "find", "touch", "test", "true", "echo")
+TOOLS = ("sh", "find", "touch", "test", "true", "false", "echo", "rm", "sed")
+TORCH = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+CPU_BUILD, CUDA_BUILD = f"{TORCH}+cpu", TORCH.replace("==", "===")
 
 
 @pytest.fixture
 def make(tmp_path: Path):
-    """Run `make install` in a folder with this Makefile, with few programs and a pip that only prints its arguments."""
+    """Run make in a folder with this Makefile and few programs: Python and Kvarn only print their arguments.
+
+    pip finds torch's build for processors where `has_cpu_build`, and in PyTorch's index where `reaches_pytorch`.
+    """
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "csrc").mkdir()
@@ -24,24 +29,46 @@ def make(tmp_path: Path):
     for tool in TOOLS:
         if found := shutil.which(tool):
             (programs / tool).symlink_to(found)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nexit 0\n")
-    python.chmod(0o755)
+    _program(tmp_path / ".venv/bin/kvarn", 'echo "kvarn $@"')
     made = shutil.which("make")
     assert made is not None
 
-    def run(*, compiler: bool) -> str:
-        (programs / "g++").unlink(missing_ok=True)
-        if compiler:
-            (programs / "g++").symlink_to(programs / "true")
+    def run(
+        *arguments: str,
+        compiler: bool = True,
+        gpu: str | None = None,
+        has_cpu_build: bool = True,
+        reaches_pytorch: bool = True,
+        status: int = 0,
+    ) -> str:
+        missing = [] if has_cpu_build else ["*torch==*+cpu"]
+        missing += [] if has_cpu_build or reaches_pytorch else ["*torch==*+cpu*"]
+        refuse = f'case "$*" in {"|".join(missing)}) exit 1;; esac' if missing else ""
+        _program(tmp_path / ".venv/bin/python", f'echo "$@"\n{refuse}')
+        for name, present in (("g++", "true" if compiler else None), ("nvidia-smi", gpu)):
+            (programs / name).unlink(missing_ok=True)
+            if present:
+                (programs / name).symlink_to(programs / present)
         environment = {"PATH": str(programs), "HOME": os.environ["HOME"]}
-        command = [made, "install", "PIP=@echo pip install"]
+        command = [made, *(arguments or ("install",))]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stderr
+        return done.stdout if status == 0 else done.stderr
 
     return run
+
+
+def _program(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def _installed(output: str) -> list[str]:
+    """What pip was asked to install, one text a call, without the programs that build Kvarn."""
+    lines = [line for line in output.splitlines() if line.startswith("-m pip install")]
+    asked = [line.partition("-c constraints.txt ")[2].removeprefix("--no-build-isolation ") for line in lines]
+    return [each for each in asked if "scikit-build-core" not in each]
 
 
 def test_a_compiler_installed_later_is_noticed(make) -> None:
@@ -56,3 +83,54 @@ def test_a_compiler_installed_later_is_noticed(make) -> None:
 def test_compiled_kernels_stay_when_the_compiler_goes(make) -> None:
     assert "--editable ." in make(compiler=True)
     assert "pip install" not in make(compiler=False)
+
+
+def test_a_machine_without_a_gpu_gets_the_build_for_processors(make) -> None:
+    output = make("serve")
+    assert _installed(output) == [CPU_BUILD, "--editable ."]
+    assert "for cpu, since nvidia-smi lists no GPU" in output
+    assert output.splitlines()[-1] == "kvarn serve"
+
+
+def test_the_build_for_processors_comes_from_pytorch_where_pip_knows_no_other(make) -> None:
+    asked = _installed(make(has_cpu_build=False))
+    assert asked == [CPU_BUILD, f"{CPU_BUILD} --extra-index-url https://download.pytorch.org/whl/cpu", "--editable ."]
+
+
+def test_the_build_for_gpus_serves_processors_where_pytorch_cannot_be_reached(make) -> None:
+    asked = _installed(make(has_cpu_build=False, reaches_pytorch=False))
+    assert asked[-2:] == [TORCH, "--editable ."]
+
+
+def test_a_machine_with_a_gpu_gets_cuda_and_triton(make) -> None:
+    output = make("serve", "ARGS=--port 9000", gpu="true")
+    assert _installed(output) == [CUDA_BUILD, "--editable .[gpu]"]
+    assert "for cuda, since nvidia-smi lists a GPU" in output
+    assert output.splitlines()[-1] == "kvarn serve --port 9000"  # an older GPU is left alone, as `--device auto` does
+
+
+def test_an_nvidia_smi_that_finds_no_driver_is_no_gpu(make) -> None:
+    assert _installed(make(gpu="false")) == [CPU_BUILD, "--editable ."]
+
+
+def test_a_device_that_was_named_is_served_on(make) -> None:
+    assert make("serve", "DEVICE=cuda").splitlines()[-1] == "kvarn serve --device cuda"
+    assert make("serve", "DEVICE=cpu", gpu="true").splitlines()[-1] == "kvarn serve --device cpu"
+
+
+def test_another_device_later_installs_the_other_build_once(make) -> None:
+    assert _installed(make()) == [CPU_BUILD, "--editable ."]
+    assert _installed(make("install", "DEVICE=cuda")) == [CUDA_BUILD, "--editable .[gpu]"]
+    assert _installed(make("install", "DEVICE=cuda")) == []
+    assert _installed(make(gpu="true")) == []
+    assert _installed(make()) == [CPU_BUILD, "--editable ."]
+
+
+def test_an_unknown_device_is_refused_with_those_there_are(make) -> None:
+    assert "must be cpu or cuda" in make("install", "DEVICE=gpu", status=2)
+
+
+def test_what_lint_installs_serves_and_tests_too(make) -> None:
+    assert make(".venv/.lint").count("--editable .[test,lint]") == 1
+    for goal in ("install", ".venv/.test", ".venv/.lint"):
+        assert _installed(make(goal)) == []

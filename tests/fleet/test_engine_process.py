@@ -285,6 +285,16 @@ async def test_a_start_that_takes_too_long_is_given_up(make_replica):
         await replica.wait_until_ready()
 
 
+async def test_an_engine_that_is_stopped_while_it_starts_is_noticed_and_another_started_at_once(make_replica):
+    replica = make_replica(load_s=600.0)
+    await until(lambda: replica.progress[0] == "read the script")
+    stopped = replica.pid
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(ReplicaLostError, match="stood still for 1 s while it started"):
+        await replica.wait_until_ready()
+    await until(lambda: replica.state is ReplicaState.STARTING and replica.supervisor.pid not in (None, stopped))
+
+
 async def test_an_engine_sees_the_gpus_of_its_place_and_no_others(make_spec):
     spec = msgspec.structs.replace(make_spec(architecture_from="CUDA_VISIBLE_DEVICES"), gpus=("GPU-b", "GPU-a"))
     supervisor = EngineSupervisor(spec, ReplicaConfig())

@@ -3,6 +3,7 @@ process. The world below has processes; the state machine sees only what is repo
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -202,20 +203,42 @@ def ready_life() -> ReplicaLifecycle:
     return life
 
 
-def test_a_pause_doubles_with_each_failure_and_is_short_again_after_a_long_run() -> None:
-    life = ReplicaLifecycle(TIMES)
-    life.start(0)
-    pauses, now = [], 0.0
-    for run in range(1, 8):
-        life.ended(run, "no", now)
+def pauses_after(life: ReplicaLifecycle, now: float, count: int) -> list[float]:
+    """The pauses between so many ends of runs that have done nothing, and the restarts after them."""
+    pauses = []
+    for _ in range(count):
+        life.ended(life.run, "no", now)
         assert life.wake_at is not None
         pauses.append(life.wake_at - now)
         now = life.wake_at
-        assert life.tick(now) == [Command(CommandKind.LAUNCH, run + 1)]
-    assert pauses == [0.5, 1, 2, 4, 8, 8, 8]
-    life.became_ready(8, now)
-    life.ended(8, "crashed", now + 9)
-    assert life.wake_at == now + 9.5
+        assert life.tick(now) == [Command(CommandKind.LAUNCH, life.run)]
+    return pauses
+
+
+def test_an_engine_is_started_again_at_once_until_it_has_ended_often_without_an_answer() -> None:
+    life = ReplicaLifecycle(TIMES)
+    life.start(0)
+    assert pauses_after(life, 0.0, 9) == [0, 0, 0, 0.5, 1, 2, 4, 8, 8]
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "ready for long"])
+def test_an_engine_that_has_done_its_work_is_started_again_at_once_however_often_it_is_lost(answered: bool) -> None:
+    life = ReplicaLifecycle(TIMES)
+    life.start(0)
+    pauses_after(life, 0.0, 6)
+    for now in range(100, 200, 10):
+        life.became_ready(life.run, now)
+        if answered:
+            life.answered(life.run)
+        assert pauses_after(life, now + (1 if answered else 9), 1) == [0]
+
+
+def test_what_another_run_has_answered_is_not_this_ones_work() -> None:
+    life = ready_life()
+    life.answered(1)
+    assert pauses_after(life, 10, 1) == [0]
+    life.answered(1)
+    assert pauses_after(life, 20, 4) == [0, 0, 0, 0.5]
 
 
 def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() -> None:
@@ -236,7 +259,7 @@ def test_a_replica_that_does_not_fall_asleep_in_time_is_started_anew() -> None:
     assert life.tick(10 + 5 + TIMES.sleep_s - 0.1) == []
     assert life.tick(10 + 5 + TIMES.sleep_s) == [Command(CommandKind.KILL, 1)]
     life.ended(1, "killed", 140)
-    assert life.tick(141) == [Command(CommandKind.LAUNCH, 2)]
+    assert life.tick(140) == [Command(CommandKind.LAUNCH, 2)]
     life.launched(2, 142)
     assert life.warmed(2, 143) == [] and life.phase is ReplicaPhase.WARM
 
@@ -264,7 +287,7 @@ def test_a_silent_process_is_replaced_while_it_is_still_being_killed() -> None:
     assert life.lost(1, "silent", 10) == [Command(CommandKind.KILL, 1)]
     assert life.phase is ReplicaPhase.BACKING_OFF
     assert life.reason == "silent"
-    assert Command(CommandKind.LAUNCH, 2) in life.tick(10.5)
+    assert Command(CommandKind.LAUNCH, 2) in life.tick(10)
     assert life.given_up == {1}
     life.became_ready(1, 11)  # what it says no longer counts
     assert life.phase is ReplicaPhase.PENDING

@@ -128,6 +128,11 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(
     assert code_of(load(lora_path=str(below))) == (403, "lora_path_not_allowed"), "a link leads out"
     below.unlink()
     assert load(lora_path=str(below)).status_code == 200  # whether something is there, the engine says
+    below.unlink(missing_ok=True)
+    below.symlink_to(below)
+    for path in ("a\0b", "\0", "~nobody-of-that-name/x", str(below), "x" * 4000 + "/y"):
+        refused = load(lora_path=path)
+        assert refused.status_code in (400, 403) and code_of(refused)[1], path[:40]
     assert "is the name of a model" in load(lora_name="vec").text
     assert code_of(load(lora_name="x", model="poems")) == (404, "model_not_found")
     assert load(lora_name="").status_code == load(lora_name="a\nb").status_code == 400

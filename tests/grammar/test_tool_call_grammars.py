@@ -104,6 +104,33 @@ def test_a_forced_call_is_one_that_the_parser_reads(vocabulary: Vocabulary, name
     assert "".join(each.delta for each in events if isinstance(each, ToolCallArguments)) == LUND
 
 
+EMPTY = {"type": "object", "properties": {}, "required": [], "$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize("schema", [{}, None, {"type": "object"}, {"properties": {}}, EMPTY], ids=str)
+def test_a_function_whose_schema_tells_of_no_argument_gets_none(
+    vocabulary: Vocabulary, schema: Any, strict: bool | None
+) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": schema, "strict": strict}}
+    for name in ("hermes", "mistral tagged"):
+        form = KEPT[name][0]
+        request = asked(tools=[tool], tool_choice="required", parallel_tool_calls=False)
+        grammar = chat_grammar(request, form.opening("now"), form.opening("f"), {}).text
+        tail = call(name, "{}").rpartition("{}")[2]
+        space = " " if name == "hermes" else ""
+        assert accepts(vocabulary, grammar, f"{space}{{}}{tail}")
+        assert not accepts(vocabulary, grammar, f'{space}{{"when": 1}}{tail}')
+
+
+@pytest.mark.parametrize("schema", [{"type": "object", "additionalProperties": True}, {"additionalProperties": {}}])
+def test_a_function_that_takes_any_argument_gets_any(vocabulary: Vocabulary, schema: Any) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": schema}}
+    form = KEPT["mistral tagged"][0]
+    grammar = chat_grammar(asked(tools=[tool], tool_choice="required"), form.opening("now"), form.opening("f"), {}).text
+    assert accepts(vocabulary, grammar, '{"when": 1}') and accepts(vocabulary, grammar, "{}")
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral tagged"])
 def test_there_are_several_calls_unless_one_alone_is_asked_for(vocabulary: Vocabulary, name: str) -> None:
     form, _, between = KEPT[name]

@@ -59,7 +59,11 @@ def test_requests_from_elsewhere_are_refused_by_name(host: str | None, origin: s
         check(host, origin)
     error = refusal.value
     assert (error.status, error.code) == (403, "host_not_allowed")
-    at_fault = "gateway.allowed_origins" if error.param == "origin" else "auth.allowed_hosts"
+    at_fault = (
+        "gateway.allowed_origins (--allowed-origins)"
+        if error.param == "origin"
+        else "auth.allowed_hosts (--allowed-hosts)"
+    )
     assert named in error.message and at_fault in error.message
 
 

@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +93,40 @@ def test_a_damaged_block_is_dropped_and_counted_and_never_used(tmp_path: Path, k
         again.close()
         shutil.rmtree(tmp_path / "damaged")
     assert lost, "no fault did anything"
+
+
+def other_things(directory: Path) -> Iterator[Callable[[], None]]:
+    """Puts something else in the place of a segment, a tenant's directory and another model's directory."""
+    segment = min(directory.rglob("*.segment"))
+    tenant = segment.parent
+    for place in (segment, tenant, tenant.parent.with_name("0" * len(tenant.parent.name))):
+        for put in (Path.mkdir, Path.touch, os.mkfifo, lambda path: path.symlink_to("nowhere")):
+            yield partial(_replace, place, put)
+
+
+def _replace(place: Path, put: Callable[[Path], Any]) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    put(place)
+
+
+def test_what_stands_in_the_place_of_files_is_left_out(tmp_path: Path) -> None:
+    tiers = open_store(open_disk(tmp_path / "store"))
+    store(tiers, range(BLOCKS))
+    tiers.close()
+    for number in range(12):
+        directory = tmp_path / str(number)
+        shutil.copytree(tmp_path / "store", directory)
+        list(other_things(directory))[number]()
+        tiers = open_store(open_disk(directory))
+        for block in range(BLOCKS):
+            assert fetch(tiers, [block])[0] in (contents_of(block), None)
+        store(tiers, range(BLOCKS))
+        tiers.close()
+        again = open_store(open_disk(directory))
+        assert fetch(again, range(BLOCKS)) == [contents_of(block) for block in range(BLOCKS)]
+        again.close()
 
 
 def engine(directory: Path) -> tuple[World, TieredStore]:

@@ -147,6 +147,11 @@ def change_config(path: Path, **changes: object) -> None:
         ({"r": 5}, r"lora_A of model.layers.0.self_attn.q_proj has shape \[4, 32\]"),
         ({"r": "many"}, "adapter_config.json: r is 'many'"),
         ({"rank_pattern": {"(": 3}}, "no pattern"),
+        ({"lora_alpha": float("nan")}, "adapter_config.json: lora_alpha is nan"),
+        ({"lora_alpha": float("inf")}, "adapter_config.json: lora_alpha is inf"),
+        ({"lora_alpha": 1e300}, r"adapter_config.json: lora_alpha is 1e\+300"),
+        ({"alpha_pattern": {"q_proj": float("-inf")}}, "adapter_config.json: alpha_pattern.q_proj is -inf"),
+        ({"rank_pattern": {"q_proj": 0}}, "adapter_config.json: rank_pattern.q_proj is 0"),
     ],
 )
 def test_a_configuration_that_is_not_supported_is_refused(
@@ -155,6 +160,14 @@ def test_a_configuration_that_is_not_supported_is_refused(
     model, path = adapter
     change_config(path, **changes)
     with pytest.raises(AdapterError, match=message):
+        load_adapter(path, model)
+
+
+@pytest.mark.parametrize("content", ["[]", "7", '{"r":' + "[" * 100_000, '{"r":' + "[" * 100_000 + "]" * 100_000 + "}"])
+def test_a_configuration_that_is_no_object_is_refused(adapter: tuple[Decoder, Path], content: str) -> None:
+    model, path = adapter
+    (path / "adapter_config.json").write_text(content)
+    with pytest.raises(AdapterError, match=r"adapter_config\.json"):
         load_adapter(path, model)
 
 

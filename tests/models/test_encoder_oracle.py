@@ -13,6 +13,7 @@ import transformers
 
 from kvarn.models import CausalEncoder, Decoder, Encoder, UnsupportedModelError, load_model
 from kvarn.models.encoder import TOKENS_AT_ONCE
+from kvarn.models.layer import scaled_embedding
 from logs import of_kvarn
 from tiny_checkpoints import ENCODERS, make_decoder, make_encoder
 
@@ -149,6 +150,25 @@ def test_a_decoder_with_sentence_modules_embeds(mode: str, token: int, has_prefi
     torch.testing.assert_close(model.encode(*flat(texts)), want, atol=1e-5, rtol=1e-4)
     alone = torch.cat([model.encode(*flat([text])) for text in texts])
     assert model.kernels.packed_layout is None or torch.equal(model.encode(*flat(texts)), alone)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "granite"])
+def test_a_decoder_that_scales_its_embedding_embeds_in_bfloat16(family: str, tmp_path: Path) -> None:
+    """EmbeddingGemma's kind: the factor is one of bfloat16, as the decoder and transformers have it."""
+    oracle = make_decoder(family, tmp_path).to(torch.bfloat16)
+    write_modules(tmp_path, "pooling_mode_lasttoken")
+    model = load_model(tmp_path, dtype="bfloat16")
+    assert isinstance(model, CausalEncoder)
+    texts = random_texts(12, 60, 199)
+    tokens = flat(texts)[0]
+    with torch.no_grad():
+        rows = oracle.get_input_embeddings().weight[tokens].float()
+        if family == "gemma3":
+            want = oracle.get_input_embeddings()(tokens)
+            assert torch.equal(scaled_embedding(rows, model.spec, torch.bfloat16).to(torch.bfloat16), want)
+        states = [oracle.model(torch.tensor([text])).last_hidden_state[0, -1].float() for text in texts]
+    want = torch.nn.functional.normalize(torch.stack(states), dim=-1)
+    torch.testing.assert_close(model.encode(*flat(texts)), want, atol=0.02, rtol=0.02)
 
 
 def test_a_decoder_that_was_tuned_on_chats_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

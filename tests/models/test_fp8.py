@@ -50,6 +50,15 @@ def test_weights_are_widened(family: str, tmp_path: Path, run_paged: Any) -> Non
     torch.testing.assert_close(run_paged(model).step({"a": prompt})["a"], want, atol=1e-4, rtol=1e-4)
 
 
+def test_numbers_that_mean_nothing_without_scales_are_refused(tmp_path: Path) -> None:
+    quantize(tmp_path, make_decoder("qwen3", tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"float8_e4m3fn \(tensor .*_proj\.weight\) without scales"):
+        load_model(tmp_path, dtype="float32")
+
+
 def test_other_scales_are_refused(tmp_path: Path) -> None:
     make_decoder("qwen3", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

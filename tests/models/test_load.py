@@ -19,7 +19,11 @@ from safetensors.torch import load_file, save_file
 from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, load_model
+from kvarn.models.encoder_config import ENCODERS
 from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
+from kvarn.models.families import FAMILIES
+from kvarn.text.architectures import DECODERS, find_architecture
+from kvarn.text.architectures import ENCODERS as ENCODER_TYPES
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 30))
@@ -212,3 +216,28 @@ def test_an_unusable_instruction_set_is_said_and_never_replaced_by_slower_kernel
     monkeypatch.setenv("KVARN_ISA", "sse9")
     with pytest.raises(KernelError, match="KVARN_ISA=sse9: this machine cannot run it; set one of"):
         load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+        {"quant_method": "fp8", "weight_block_size": [16, 16]},
+        {"quant_method": "mxfp4"},
+    ],
+    ids=lambda config: config["quant_method"],
+)
+def test_plain_weights_under_a_configuration_of_quantized_ones_are_told_of(
+    checkpoint: Path, config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    change_config(checkpoint, quantization_config=config)
+    load(checkpoint)
+    assert f"quantized ({config['quant_method']}), but none is stored so" in caplog.text
+
+
+def test_every_architecture_that_is_served_is_known_before_it_is_downloaded() -> None:
+    assert {name: family.model_type for name, family in FAMILIES.items()} == DECODERS
+    assert {name: family.model_type for name, family in ENCODERS.items() if name.endswith("Model")} == ENCODER_TYPES
+    for names in (FAMILIES, ENCODERS):
+        assert all(find_architecture([name], "") == name for name in names)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.config.platform import SloConfig
@@ -15,6 +17,7 @@ from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.limits import LimitMetrics
+from kvarn.observe.merge import as_open_metrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
@@ -51,6 +54,16 @@ def _described() -> dict[str, str]:
 
 def _written_name(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name
+
+
+def test_a_histogram_with_buckets_below_0_has_neither_sum_nor_count_in_openmetrics() -> None:
+    registry = CollectorRegistry()
+    AdmissionMetrics(registry).first_token("m", predicted_s=0.5, actual_s=0.2)
+    page = openmetrics.generate_latest(as_open_metrics(registry)).decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    ends = {sample.name.rpartition("_")[2] for sample in families["kvarn_admission_ttft_error_seconds"].samples}
+    assert ends == {"bucket", "created"}
+    assert generate_latest(registry).decode().count("kvarn_admission_ttft_error_seconds_count") == 1
 
 
 def test_two_gateways_in_one_process_do_not_share_metrics() -> None:

@@ -12,6 +12,9 @@ import pytest
 from kvarn.observe.logging import configure_logging
 from kvarn.observe.redaction import redact
 
+OWN = ("kvarn.x", "kvarn.alone", "somebody.elses.library")
+"""Loggers of these tests: a server that an earlier test left to itself may still say something."""
+
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
@@ -19,6 +22,9 @@ def stream() -> Iterator[io.StringIO]:
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
     configure_logging("info", stream)
+    for handler in root.handlers:
+        if getattr(handler, "stream", None) is stream:
+            handler.addFilter(lambda record: record.name in OWN)
     yield stream
     root.handlers[:] = handlers
     root.setLevel(level)

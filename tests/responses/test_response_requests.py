@@ -46,7 +46,10 @@ def test_the_type_may_be_left_out_of_messages_and_references() -> None:
         ({"role": "user"}, "input[0].content"),
         ({"role": "user", "content": "x", "colour": 1}, "input[0].colour"),
         ({"type": "function_call", "call_id": "", "name": "f", "arguments": ""}, "input[0].call_id"),
-        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "caller": {}}, "input[0].caller"),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "caller": {"type": "program"}},
+            "input[0].caller",
+        ),
         ({"type": "function_call_output", "call_id": "c", "output": 1}, "input[0].output"),
         ({"type": "reasoning", "encrypted_content": "x"}, "input[0].encrypted_content"),
         ({"type": "item_reference", "id": "x" * 65}, "input[0].id"),

@@ -213,7 +213,7 @@ def test_input_tokens_are_those_of_the_prompt(server: Any, sdk: openai.OpenAI) -
     ("changes", "param"),
     [
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "f", "colour": 1}]}, "tools[0].colour"),
         ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

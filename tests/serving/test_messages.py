@@ -10,9 +10,10 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
 
 from kvarn.replica.client.protocol import RequestRefusedError
-from kvarn.serving.messages.writer import INVALID
+from kvarn.serving.chat.tool_calls import INVALID
 from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.messages import RefusalReason
@@ -198,12 +199,17 @@ def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(server: Any, cl
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "loud"}}, "thinking.type"),
-        ({"output_config": {"effort": "low"}}, "output_config"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nil"}}}}, "output_config.format"),
+        ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"stop": ["x"]}, "stop"),
-        ({"context_management": {"edits": []}}, "context_management"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"context_management": {"edits": [{"keep": "all"}]}}, "context_management.edits[0].type"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+            "tool_choice",
+        ),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
@@ -230,6 +236,8 @@ def test_every_field_of_the_official_client_is_known(client: httpx.Client) -> No
     in_headers = {"user_profile_id", "workspace_id"}
     theirs = get_type_hints(message_create_params.MessageCreateParamsBase)
     assert theirs.keys() - MessagesRequest.model_fields.keys() == in_headers
+    beta = get_type_hints(beta_message_create_params.MessageCreateParamsBase)
+    assert beta.keys() - MessagesRequest.model_fields.keys() == in_headers | {"betas"}
     counted = get_type_hints(message_count_tokens_params.MessageCountTokensParams)
     assert counted.keys() - CountTokensRequest.model_fields.keys() <= in_headers
 

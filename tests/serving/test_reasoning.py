@@ -168,6 +168,18 @@ def test_a_forced_call_ends_reasoning_that_the_prompt_has_opened(
     assert prompt_of(server).endswith(f"<think>\n\n</think>\n\n{HERMES.opening('f')}")
 
 
+def test_reasoning_in_the_content_of_an_earlier_answer_is_told_from_it(server: Any, client: httpx.Client) -> None:
+    answers = [THOUGHT + "Hello.", "No end: <think>", "It is noon.</think>Hello."]
+    messages = [each for text in answers for each in (*HELLO, {"role": "assistant", "content": text})]
+    client.post("/v1/chat/completions", json={"model": "tiny", "messages": [*messages, *HELLO]}).raise_for_status()
+    thought = "<think>It is noon.</think>Hello."
+    for answer in (thought, "No end: <think>", thought):
+        assert f"<|assistant|>{answer}<|user|>" in prompt_of(server)
+    begun = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    client.post("/v1/chat/completions", json={"model": "tiny"} | begun).raise_for_status()
+    assert prompt_of(server).endswith(answers[-1])
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_what_was_thought_goes_back_to_the_template(server: Any, sdk: openai.OpenAI, name: str) -> None:
     history = [*HELLO, {"role": "assistant", "content": "God dag.", name: "It is noon."}, *HELLO]
@@ -321,3 +333,19 @@ def test_a_wrong_effort_is_refused(client: httpx.Client) -> None:
     ):
         answer = client.post(path, json={"model": "tiny", **body})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollamas_answers_have_it_as_thinking(
+    server: Any, answering: Callable[..., None], client: httpx.Client, stream: bool
+) -> None:
+    def ask(**fields: Any) -> tuple[str, str]:
+        body = {"model": "tiny", "messages": HELLO, "stream": stream, **fields}
+        messages = [json.loads(line)["message"] for line in client.post("/api/chat", json=body).text.splitlines()]
+        return tuple("".join(each.get(name, "") for each in messages) for name in ("thinking", "content"))  # type: ignore[return-value]
+
+    answering(f"{THOUGHT}God dag.")
+    assert ask() == ask(think=True) == ask(think="low") == ("It is noon.", "God dag.")
+    assert prompt_of(server).endswith("<|assistant|>")
+    answering("God dag.")
+    assert ask(think=False) == ("", "God dag.") and prompt_of(server).endswith("</think>\n\n")

@@ -188,9 +188,46 @@ def test_what_the_arguments_lack_is_said(answering: Callable[..., None], client:
     assert "warnings" not in client.post("/v1/chat/completions", json=body).json()
 
 
-def test_a_call_that_is_cut_off_ends_with_length(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
-    answering(' {"city": "Lund"}}')
-    assert whole(sdk, tools=[WEATHER], tool_choice=NAMED, max_tokens=8) == ("", [("get_weather", '{"city"')], "length")
+def test_a_call_that_is_cut_off_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+    answering(f"Well.\n{CALL}\n{CALL}")
+    lund = ("get_weather", '{"city": "Lund"}')
+    begun = ("get_weather", '{"city": "L')
+    for limit, calls, heard in (
+        ({"max_tokens": len('Well.\n<tool_call>\n{"na')}, [], []),
+        ({"max_tokens": len("Well.\n" + CALL) - len('und"}}\n</tool_call>')}, [], [begun]),
+        ({"max_tokens": len("Well.\n" + CALL) - len("}\n</tool_call>")}, [lund], [lund]),
+        ({"max_tokens": len(f"Well.\n{CALL}\n{CALL}") - len('und"}}\n</tool_call>')}, [lund], [lund, begun]),
+        ({"stop": ["_weath"]}, [], []),
+        ({"stop": ["und"]}, [], [begun]),
+    ):
+        reason = "length" if "max_tokens" in limit else "stop"
+        assert whole(sdk, tools=[WEATHER], **limit) == ("Well.", calls, reason)
+        assert streamed(sdk, tools=[WEATHER], **limit) == ("Well.", heard, reason)
+
+
+def test_a_call_that_is_cut_off_is_said_to_be_none_in_every_dialect(
+    answering: Callable[..., None], client: httpx.Client
+) -> None:
+    answering(f"Well.\n{CALL}")
+    limit = len("Well.\n" + CALL) - len('und"}}\n</tool_call>')
+    body: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": limit}
+    chat = client.post("/v1/chat/completions", json=body | {"tools": [WEATHER]}).json()
+    assert chat["warnings"] == ["Tool call 0 (get_weather) was cut off: it is no call."]
+    function = {"name": "get_weather", "input_schema": CITY}
+    message = client.post("/v1/messages", json=body | {"tools": [function]}).json()
+    assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": "Well."}], "max_tokens")
+    tool = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
+    asked = {"model": "tiny", "input": "Hej", "tools": [tool], "max_output_tokens": limit}
+    response = client.post("/v1/responses", json=asked).json()
+    assert [(item["type"], item["status"]) for item in response["output"]] == [
+        ("message", "completed"),
+        ("function_call", "incomplete"),
+    ]
+
+
+def test_a_call_that_the_model_leaves_open_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+    answering('Well. <tool_call>{"name": "get_weather", "arguments": {"city": "Lu')
+    assert whole(sdk, tools=[WEATHER]) == ("Well.", [], "stop")
 
 
 @pytest.mark.parametrize("choice", ["auto", {"name": "get_weather"}])

@@ -68,12 +68,14 @@ class Call:
     weight: float = 1.0
     priority: int = 0
     leaves_at: float | None = None
+    """When its client gives up if nothing has come."""
     first: float | None = None
     end: float | None = None
     refusal: Refusal | None = None
     refused_at: float | None = None
     demand: Demand | None = None
     tokens: int = 0
+    request_id: str = ""
 
     @property
     def ttft(self) -> float | None:
@@ -95,6 +97,8 @@ class AdmissionWorld:
 
     rules: Rules = field(default_factory=lambda: Rules(0.5, 0.05, True, 4096, None))
     admission: bool = True
+    targets: bool = True
+    """The engine is told them."""
     config: EngineConfig = field(default_factory=lambda: EngineConfig(tpot_target_ms=50.0, prefix_cache=False))
     times: StepTimes = TIMES
     num_blocks: int = 16384
@@ -109,7 +113,7 @@ class AdmissionWorld:
         expected = [(shape, step_s(self.times, shape)) for shape in _SHAPES]
         model = StepTimeModel(expected=expected)
         self.engine = EngineCore(executor, self.config, lambda: self.now, step_time=model)
-        view = EngineView(self.config, self.num_blocks * 16)
+        view = EngineView(self.config, self.num_blocks * 16, self.rules.tpot_target_s if self.targets else None)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
         self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)
         self.calls: dict[str, Call] = {}
@@ -189,9 +193,11 @@ class AdmissionWorld:
         if call.demand is not None and call.demand in self._waiting:
             del self._waiting[call.demand]
             self.controller.withdraw(call.demand)
+        elif call.request_id and call.first is None:
+            self.engine.abort(call.request_id)
 
     def _submit(self, call: Call) -> None:
-        request_id = f"r{len(self.calls)}"
+        call.request_id = request_id = f"r{len(self.calls)}"
         self.calls[request_id] = call
         message = Submit(
             request_id=request_id,
@@ -200,6 +206,8 @@ class AdmissionWorld:
             tenant=call.tenant,
             weight=call.weight,
             priority=call.priority,
+            ttft_left_s=call.at + self.rules.ttft_target_s - self.now if self.targets else None,
+            tpot_target_s=self.rules.tpot_target_s if self.targets else None,
         )
         self.engine.add(message)
 

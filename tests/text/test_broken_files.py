@@ -14,7 +14,7 @@ from kvarn.text.config_files import read_generation_config
 from kvarn.text.errors import CheckpointError, TextError
 from kvarn.text.tokenizer import Tokenizer
 
-DEEP = '{"a":' * 10_000 + "1" + "}" * 10_000
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 
 
 def load(directory: Path) -> None:
@@ -38,6 +38,10 @@ def load(directory: Path) -> None:
         ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty is 0"),
         ("generation_config.json", '{"max_new_tokens": 0}', "max_new_tokens is 0"),
         ("config.json", '{"eos_token_id": {}}', "eos_token_id is {}"),
+        *((name, DEEP, "nested too deeply") for name in ("config.json", "special_tokens_map.json")),
+        *((name, "[]", "JSON object") for name in ("config.json", "special_tokens_map.json", "tokenizer_config.json")),
+        ("added_tokens.json", DEEP, "nested too deeply"),
+        ("chat_template.json", DEEP, "nested too deeply"),
         ("tokenizer_config.json", DEEP, "nested too deeply"),
         ("tokenizer_config.json", "\0", "Cannot read"),
         ("tokenizer_config.json", '{"chat_template": 5}', "chat_template is 5"),

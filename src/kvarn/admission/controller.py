@@ -17,13 +17,13 @@ from enum import StrEnum
 
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
-from kvarn.admission.predictor import OUT_OF_REACH, Load, Mix, Predictor
+from kvarn.admission.predictor import MARGIN, OUT_OF_REACH, Load, Mix, Predictor
 from kvarn.admission.queue import AdmissionQueue
 from kvarn.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats
 
-MARGIN = 0.9
-"""Part of a target that a prediction may reach: single answers stray from the mean, and a miss serves nobody."""
+WAIT_MARGIN = 0.8
+"""As `MARGIN`, on arrival: what may wait shall not be refused later, when others with a better claim have come."""
 BATCH_SHARE = 0.8
 """Part of the engine that may be full for batch work still to go: the rest takes interactive requests at once."""
 PEAK_S = 30.0
@@ -185,7 +185,7 @@ class AdmissionController:
         predictor = self._view.predictor
         if predictor is None or not (demand.is_interactive and self._rules.load_shedding):
             return None
-        target = self._ttft_limit_s(demand, predictor)
+        target = self._ttft_limit_s(demand, predictor, WAIT_MARGIN)
         late_s = self._ttft_s(demand, now, predictor) - target
         if late_s <= 0:
             return None
@@ -193,8 +193,8 @@ class AdmissionController:
         by_itself = others and self._ttft_s(demand, now, predictor, own=False) <= target
         return Refusal(Reason.OVER_SHARE if by_itself else Reason.OVERLOADED, min(late_s, LONGEST_RETRY_S))
 
-    def _ttft_limit_s(self, demand: Demand, predictor: Predictor) -> float:
-        return max(MARGIN * self._rules.ttft_target_s, OUT_OF_REACH * predictor.alone_s(demand))
+    def _ttft_limit_s(self, demand: Demand, predictor: Predictor, margin: float = MARGIN) -> float:
+        return max(margin * self._rules.ttft_target_s, OUT_OF_REACH * predictor.alone_s(demand))
 
     def _situation(self, demand: Demand, now: float) -> tuple[Load, Mix]:
         mix = self._traffic.mix(demand.prompt_tokens)

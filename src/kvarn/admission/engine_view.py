@@ -23,10 +23,12 @@ class EngineView:
     Args:
         config: How it is configured.
         kv_tokens: That fit into its KV cache; 0: unknown.
+        tpot_target_s: Which it is told with each request; None: none.
     """
 
-    def __init__(self, config: EngineConfig, kv_tokens: int) -> None:
+    def __init__(self, config: EngineConfig, kv_tokens: int, tpot_target_s: float | None = None) -> None:
         self.config = config
+        self._tpot_target_s = tpot_target_s
         self._kv_tokens = kv_tokens
         self.predictor: Predictor | None = None
         """None until the engine has measured how long its steps take."""
@@ -45,7 +47,9 @@ class EngineView:
         if stats is self._stats:
             return
         self._stats, self._updated = stats, now
-        self.predictor = None if stats.step_times is None else Predictor(stats.step_times, self.config)
+        self.predictor = (
+            None if stats.step_times is None else Predictor(stats.step_times, self.config, self._tpot_target_s)
+        )
         # What was sent while that step ran waits for the next one: the statistics do not count it yet.
         for demand in [demand for demand, at in self._sent.items() if at < now - stats.step_s]:
             self._forget(demand)

@@ -14,6 +14,8 @@ from kvarn.admission.demand import Demand
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import StepTimes
 
+MARGIN = 0.9
+"""Part of a target that a prediction may reach: single answers stray from the mean, and a miss serves nobody."""
 OUT_OF_REACH = 2.5
 """Where even an idle engine misses a target, or nearly, requests get this many times what it takes alone: a target out
 of reach protects nobody."""
@@ -54,11 +56,20 @@ class Load:
 
 
 class Predictor:
-    """Predictions for one engine. All times in seconds."""
+    """Predictions for one engine. All times in seconds.
 
-    def __init__(self, times: StepTimes, config: EngineConfig) -> None:
+    Args:
+        times: What its steps take.
+        config: How it is configured.
+        tpot_target_s: The target that its running requests have; None: none.
+    """
+
+    def __init__(self, times: StepTimes, config: EngineConfig, tpot_target_s: float | None = None) -> None:
         self._times = times
         self._config = config
+        self._limit_s = 0.0
+        if tpot_target_s is not None:
+            self._limit_s = max(MARGIN * tpot_target_s, OUT_OF_REACH * self.decode_s(1, 0))
 
     def decode_s(self, rows: float, context: float) -> float:
         """A step that only decodes."""
@@ -71,9 +82,9 @@ class Predictor:
         return tokens * self._times.prefill_token_s + pairs * self._times.prefill_pair_s
 
     def longest_step_s(self, rows: float, context: float) -> float:
-        """How long the engine lets a step with these decodes last."""
-        target_s = self._config.tpot_target_ms / 1000
-        return max(target_s, self._config.max_prefill_stretch * self.decode_s(rows, context))
+        """How long the engine lets a step with these decodes last: within their target, where they can keep it."""
+        decode_s = self.decode_s(rows, context)
+        return self._limit_s if decode_s < self._limit_s else self._stretched_s(decode_s)
 
     def prefill_s(self, tokens: float, work_s: float, rows: float, context: float) -> float:
         """Until prompts of so many tokens, which add `work_s` seconds to steps, are computed beside decodes."""
@@ -105,7 +116,7 @@ class Predictor:
         """Mean step while so many sequences keep decoding and each that ends makes room for the next one's prompt."""
         decode_s = self.decode_s(rows, context)
         prompts_s = rows / max(1.0, mix.output_tokens) * self.prompt_s(mix.prompt_tokens, mix.prompt_pairs)
-        return min(decode_s + prompts_s, self.longest_step_s(rows, context))
+        return min(decode_s + prompts_s, self._stretched_s(decode_s))
 
     def row_s(self, rows: float, mix: Mix) -> float:
         """One row's part of a step of so many."""
@@ -115,6 +126,9 @@ class Predictor:
         """The part of the engine's time that is one request's, or the average one's. Those of all that are served add
         up to the time that passes: so they say how long a queue takes to drain."""
         return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
+
+    def _stretched_s(self, decode_s: float) -> float:
+        return max(self._config.tpot_target_ms / 1000, self._config.max_prefill_stretch * decode_s)
 
     def _chunk(self, token_s: float, rows: float, context: float) -> float:
         """Prompt tokens a step carries beside decodes."""

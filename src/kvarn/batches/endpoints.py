@@ -10,9 +10,11 @@ from kvarn.responses.operation import start_response
 from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.completions import start_completion
 from kvarn.serving.embeddings import start_embedding
+from kvarn.serving.messages.operation import start_message
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.moderation.operation import start_moderation
 from kvarn.serving.work import RequestRecord
+from kvarn.wire.anthropic.messages import MessagesRequest
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.encoders import EmbeddingRequest, ModerationRequest
@@ -52,6 +54,7 @@ ENDPOINTS: Mapping[str, Operation] = {
     "/v1/chat/completions": _generating(ChatCompletionRequest, start_chat),
     "/v1/completions": _generating(CompletionRequest, start_completion),
     "/v1/embeddings": _embedding,
+    "/v1/messages": _generating(MessagesRequest, start_message),
     MODERATIONS: _moderation,
     "/v1/responses": _generating(ResponseRequest, start_response),
 }

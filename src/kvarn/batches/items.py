@@ -211,7 +211,7 @@ class BatchItems:
         if error.code == "replica_lost":
             job.losses[refused.line.line] += 1
             if job.losses[refused.line.line] >= _MAX_LOSSES:
-                return given_up_answer(job.id, refused)
+                return given_up_answer(job.row, refused)
         pause_s = items.backoff.refused(time.monotonic(), refused.retry_after_s)
         if pause_s:
             message = "batch %s waits %.2f s with its lines for %r: a line was refused: %s"

@@ -22,6 +22,7 @@ from kvarn.serving.work import RequestRecord, TokenUsage
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.lines import Answer, Line
+from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.batches import LineResponse, OutputLine
 from kvarn.wire.openai.errors import ApiError
 
@@ -57,6 +58,7 @@ def make_record(
     return RequestRecord(
         line_id(batch.id, line.line),
         endpoint=batch.endpoint,
+        dialect=dialect_of(batch.endpoint),
         principal=principal,
         best_priority=BATCH,
         batch_id=batch.id,
@@ -87,10 +89,10 @@ async def run_line(
             await run_to_completion(record.close())
 
 
-def given_up_answer(batch_id: str, refused: Refused) -> Answer:
+def given_up_answer(batch: Batch, refused: Refused) -> Answer:
     """The answer of a line that is not tried again: what it was refused with last."""
-    record = RequestRecord(line_id(batch_id, refused.line.line))
-    return _answer(record, refused.line, refused.error.status, refused.error.body())
+    record = RequestRecord(line_id(batch.id, refused.line.line), dialect=dialect_of(batch.endpoint))
+    return _failed(record, refused.line, refused.error)
 
 
 def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str) -> bytes:
@@ -106,7 +108,11 @@ def _failure(record: RequestRecord, line: Line, exception: Exception) -> Answer 
         return Refused(line, error, float(after) if after else None)
     if error.status >= 500:
         _log.error("a line of a batch failed", exc_info=exception, extra={"request_id": record.request_id})
-    return _answer(record, line, error.status, error.body())
+    return _failed(record, line, error)
+
+
+def _failed(record: RequestRecord, line: Line, error: ApiError) -> Answer:
+    return _answer(record, line, error.status, record.dialect.error_body(error, record.request_id))
 
 
 def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:

@@ -20,8 +20,16 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 _WINDOWS = {seconds: window for window, seconds in WINDOW_S.items()}
 
 
-async def start_batch(serving: ResponsesContext, principal: Principal, request: BatchRequest) -> BatchObject:
-    """Check a request for a batch and take it. Its input is read later.
+async def start_batch(
+    serving: ResponsesContext,
+    principal: Principal,
+    request: BatchRequest,
+    *,
+    id_prefix: str = "batch_",
+    total: int = 0,
+) -> Batch:
+    """Check a request for a batch and take it. Its input is read later; `total` says how many requests that holds,
+    where it is known.
 
     Raises:
         ApiError: The endpoint is not served, or not the key's to use; the input file cannot be used.
@@ -40,7 +48,7 @@ async def start_batch(serving: ResponsesContext, principal: Principal, request: 
         why = f"The file {file.id} has the purpose {file.purpose!r}: upload the input with purpose 'batch'."
         raise invalid_request(why, "input_file_id")
     expiry = request.output_expires_after
-    batch = await create_batch(
+    return await create_batch(
         serving.store,
         principal,
         endpoint=request.endpoint,
@@ -49,8 +57,9 @@ async def start_batch(serving: ResponsesContext, principal: Principal, request: 
         metadata=request.metadata,
         output_expires_after_s=expiry.seconds if expiry is not None else None,
         input_bytes=file.size,
+        id_prefix=id_prefix,
+        total=total,
     )
-    return describe_batch(batch)
 
 
 def describe_batch(batch: Batch) -> BatchObject:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,6 +15,7 @@ from kvarn.cli.output import EXIT_USAGE, stop
 from kvarn.cli.values import ConfigPath
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
+from kvarn.text.local_path import local_path
 
 app = typer.Typer(add_completion=False)
 
@@ -73,7 +73,7 @@ def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig
 def _models_of(options: ServeOptions) -> list[dict[str, str]]:
     models = []
     if options.model is not None:
-        directory = Path(options.model).expanduser()  # served under its own name; a hub id or a packaged model as it is
+        directory = local_path(options.model)  # served under its own name; a hub id or a packaged model as it is
         name = directory.resolve().name if directory.is_dir() else options.model
         models.append({"name": name, "path": options.model})
     for text in options.named or ():

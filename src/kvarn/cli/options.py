@@ -155,6 +155,7 @@ FLAGS = {
         metavar="KEY",
         text="Require one of these keys, which use models and administer nothing; repeatable, or KVARN_API_KEY.",
     ),
+    "--allowed-hosts": Flag("auth.allowed_hosts", metavar="NAME"),
     "--allowed-origins": Flag("gateway.allowed_origins", join=origins, metavar="ORIGIN"),
     "--root-path": Flag("gateway.root_path"),
     "--ssl-certfile": Flag("gateway.ssl_certfile", metavar="PATH"),

@@ -44,14 +44,19 @@ class ReplicaConfig(Section):
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds a model may take to load."""
 
+    start_idle_timeout_s: float = Field(60.0, gt=0)
+    """Seconds for which an engine that loads a model may make no progress: it reports no further stage, computes
+    nothing and reads nothing. Then it hangs: it is killed and restarted. One that does not even send heartbeats is,
+    on this machine, after `heartbeat_timeout_s`."""
+
     separate_cores: bool = True
     """On a machine with four or more physical cores for each gateway process, leave one of them to each (and the second
     hyper-threads of the others to all) and keep the engines' threads on the rest. Off: everything runs wherever the
     system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
 
     restart_backoff_s: float = Field(0.5, gt=0)
-    """Pause before the first restart. Doubles with each further one, until an engine has been ready for longer than
-    `max_restart_backoff_s`."""
+    """Pause before an engine is started again that has ended four times in a row before it had computed anything.
+    Doubles with each further time. Others are started again at once."""
 
     max_restart_backoff_s: float = Field(30.0, gt=0)
     """Longest pause before a restart."""

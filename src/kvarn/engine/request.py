@@ -8,7 +8,7 @@ gap. A step that is submitted counts as computed at once; what it will draw coun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError
@@ -56,6 +56,8 @@ class Request:
         "arrival_s",
         "cached_tokens",
         "first_step_s",
+        "first_token_by_s",
+        "is_late",
         "mask",
         "max_length",
         "num_unfinished",
@@ -69,6 +71,7 @@ class Request:
         "sequences",
         "siblings",
         "stop_token_ids",
+        "tpot_target_s",
         "wants_prompt_logprobs",
     )
 
@@ -92,6 +95,11 @@ class Request:
         self.arrival_s = arrival_s
         self.order = order
         """Arrival number: breaks ties, so that the same messages give the same plans."""
+        self.first_token_by_s = None if message.ttft_left_s is None else arrival_s + message.ttft_left_s
+        """Until when its target for the first token is kept; None where it has none, or has begun elsewhere."""
+        self.tpot_target_s = message.tpot_target_s
+        self.is_late = False
+        """It had missed that target before it could start."""
         self.first_step_s: float | None = None
         """When the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
@@ -275,10 +283,14 @@ class Sequence:
 
 
 class WaitingQueue(FairQueue[Sequence]):
-    """Sequences that wait for a slot, in fair order: new ones, siblings to be forked, and preempted ones."""
+    """Sequences that wait for a slot, in fair order: new ones, siblings to be forked, and preempted ones.
 
-    def __init__(self, ageing_s: float) -> None:
+    `misses_target` says of the first of a request that did not begin yet whether it is too late for its target.
+    """
+
+    def __init__(self, ageing_s: float, misses_target: Callable[[Sequence, float], bool]) -> None:
         super().__init__(ageing_s)
+        self._misses_target = misses_target
         self._tokens_by_priority = Counter[int]()
 
     def tokens_by_priority(self) -> dict[int, int]:
@@ -298,18 +310,30 @@ class WaitingQueue(FairQueue[Sequence]):
         super().remove(sequence)
         self._tokens_by_priority[sequence.priority] -= sequence.num_tokens
 
+    def is_late(self, sequence: Sequence, now: float) -> bool:
+        """See `FairQueue.is_late`. Where the first token is out, or about to be, nothing is late any more."""
+        request = sequence.request
+        if request.first_token_by_s is None or request.first_step_s is not None:
+            return False
+        request.is_late = request.is_late or self._misses_target(sequence, now)
+        return request.is_late
+
     def check_integrity(self) -> None:
         """Recount the waiting sequences. Raises `IntegrityError`."""
-        counted, tokens = Counter[int](), Counter[int]()
+        counted, tokens, late = Counter[int](), Counter[int](), 0
         for name, tenant in self._tenants.items():
-            if not tenant.entries or tenant.entries != sorted(tenant.entries, key=lambda entry: entry[:2]):
+            ordered = all(each == sorted(each, key=lambda entry: entry[:2]) for each in (tenant.entries, tenant.late))
+            if not ordered or not (tenant.entries or tenant.late):
                 raise IntegrityError(f"the waiting sequences of tenant {name!r} are missing or out of order")
-            for *_, sequence in tenant.entries:
+            late += len(tenant.late)
+            for *_, sequence in (*tenant.entries, *tenant.late):
                 counted[sequence.priority] += 1
                 tokens[sequence.priority] += sequence.num_tokens
                 if sequence.slot is not None or sequence.blocks:
                     raise IntegrityError(f"{sequence.request.request_id} waits, but holds a slot or blocks")
         if counted != self._by_priority:
             raise IntegrityError(f"the queue counts {self._by_priority}, but holds {counted}")
+        if late != self.num_late:
+            raise IntegrityError(f"the queue counts {self.num_late} late sequences, but holds {late}")
         if tokens != self._tokens_by_priority:
             raise IntegrityError(f"the queue counts tokens {self._tokens_by_priority}, but holds {tokens}")

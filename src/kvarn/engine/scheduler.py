@@ -14,6 +14,7 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
 from kvarn.engine.forced import add_forced
 from kvarn.engine.kv_memory import KVMemory, Placement
+from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
 from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
 from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposer import Proposer
@@ -56,9 +57,10 @@ class Scheduler:
         self.memory = memory
         self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
-        self.queue = WaitingQueue(config.priority_ageing_s)
         self.step_time = step_time or StepTimeModel()
         self.running: dict[Sequence, None] = {}
+        self._targets = LatencyTargets(config, self.step_time, self.running)
+        self.queue = WaitingQueue(config.priority_ageing_s, self._targets.misses_target)
         self.totals = SchedulerTotals()
         self._slots = SlotAllocator(config.max_num_seqs)
         self.speculation: Speculation | None = None
@@ -107,9 +109,13 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Decide the next step, as if those in flight had run; None where there is nothing to compute."""
-        step = StepBuilder(self._config, self.step_time)
+        step = StepBuilder(self._config, self.step_time, self._targets.step_limit_s)
         if self.memory.adapters.poll():
             self._headroom.prefix_changes += 1
+        was_busy = bool(self.running)
+        if self.queue:
+            self._targets.look()
+            self.queue.lateness_cost = CREDIT_REQUESTS * self._targets.usual_cost
         self._preempt_for_priority(now)
         self._continue_running(step)
         if not step.preempted and self._can_start_some():
@@ -121,6 +127,7 @@ class Scheduler:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
         step.saves = self.memory.plan_saves(step.rows)
         self.totals.steps += 1
+        self._targets.planned(now, is_busy=was_busy)
         self._headroom.growth.observe(step.preempted)
         submitted = step.build(self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
         self._in_flight.append(submitted)
@@ -136,6 +143,7 @@ class Scheduler:
         if result.step != step.plan.step or len(result.rows) != len(step.sequences):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
         if step.plan.rows and not result.warming:
+            self._targets.took(result.elapsed_s)
             self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)
@@ -305,7 +313,7 @@ class Scheduler:
                 spare -= adapters.begin_load(adapter)
                 continue
             share = step.share(placement.num_computed_tokens, sequence.num_tokens - placement.num_computed_tokens)
-            if not share:
+            if not share or not self._targets.has_room(sequence):
                 return
             self._start(sequence, placement, now)
             step.admitted.append(sequence)
@@ -315,7 +323,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, placement: Placement, now: float) -> None:
         """Give a waiting sequence its slot and the blocks it shares."""
         sequence.tier = self.queue.tier(sequence, now)
-        self.queue.remove(sequence)
+        self.queue.start(sequence, self._targets.cost(sequence))
         self.memory.place(sequence, placement)
         self.memory.leave_queue(sequence)
         sequence.slot = self._slots.take()
@@ -355,6 +363,7 @@ class Scheduler:
             self._forget_guesses(sequence)
             request.num_unfinished -= 1
             if not request.num_unfinished:
+                self._targets.learn(request)
                 update.finished.append(request)
 
     def _count_proposals(self, sequence: Sequence, proposed: int, accepted: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
@@ -69,7 +69,10 @@ class StepBuilder:
     Most rows are a decode's single token: they are an entry of `rows`, and what only others have stands beside it.
     """
 
-    def __init__(self, config: EngineConfig, step_time: StepTimeModel) -> None:
+    def __init__(
+        self, config: EngineConfig, step_time: StepTimeModel, limit_s: Callable[[], float | None] = lambda: None
+    ) -> None:
+        """`limit_s`: how long the step may take for the latency targets of those that run; None: as configured."""
         self.tokens_left = config.token_budget
         self.shape = StepShape()
         self.rows: dict[Sequence, int] = {}
@@ -92,6 +95,7 @@ class StepBuilder:
         self._max_stretch = config.max_prefill_stretch
         self._min_prefill_chunk = config.min_prefill_chunk
         self._step_time = step_time
+        self._limit_s = limit_s
 
     def share(self, start: int, wanted: int) -> int:
         """Tokens that a sequence with `wanted` tokens to compute from `start` on gets in this step.
@@ -111,7 +115,10 @@ class StepBuilder:
         if not self._step_time.is_settled:
             return self._target_s
         decodes = StepShape(decode_rows=self.shape.decode_rows, decode_context=self.shape.decode_context)
-        return max(self._target_s, self._max_stretch * self._step_time.predict(decodes))
+        decodes_s, limit_s = self._step_time.predict(decodes), self._limit_s()
+        if limit_s is not None and decodes_s < limit_s:
+            return limit_s
+        return max(self._target_s, self._max_stretch * decodes_s)
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Put a row into the step."""

@@ -6,6 +6,10 @@ counter grows by the cost of what it was served, divided by its weight; the tena
 Each tenant's items are sorted by `arrival + priority * ageing`. That single, fixed key yields both orders that are
 needed: at any moment the tiers of a tenant's items only grow along the list, and within a tier items stand by the time
 at which they came into that tier.
+
+Where items have deadlines, those that have missed them stand apart (`FairQueue.is_late`). Within a tenant and tier they
+go behind the others, and so they do across tenants whose counters are near each other. That alone would starve them
+while there is always somebody in time: so a fixed share of what is started is theirs as long as any wait.
 """
 
 from __future__ import annotations
@@ -73,17 +77,35 @@ class _Entry(NamedTuple, Generic[ItemT]):
 class _Tenant(Generic[ItemT]):
     """One tenant's waiting items."""
 
-    __slots__ = ("account", "entries")
+    __slots__ = ("account", "entries", "late")
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.entries: list[_Entry[ItemT]] = []
+        self.late: list[_Entry[ItemT]] = []
+        """Those that were found to be late when it was their turn."""
+
+    def heads(self) -> list[_Entry[ItemT]]:
+        """The first of either list."""
+        return [entries[0] for entries in (self.entries, self.late) if entries]
+
+
+class _Turn(NamedTuple, Generic[ItemT]):
+    """A place in a tenant's list; the least goes first."""
+
+    tier: int
+    counter: float
+    order: Any
+    position: int
+    entries: list[_Entry[ItemT]]
+    tenant: _Tenant[ItemT]
 
 
 class FairQueue(Generic[ItemT]):
     """Items that wait for their turn.
 
     Finding the next costs O(tenants that wait); entering and leaving cost a binary search. Nothing scans all items.
+    Whether one is late is asked when it is the first of its tenant.
 
     Args:
         ageing_s: Seconds of waiting that lift an item by one priority.
@@ -91,12 +113,28 @@ class FairQueue(Generic[ItemT]):
 
     LOOK_AHEAD = 16
     """Items of one tenant that are offered past one that was not taken."""
+    LATE_SHARE = 1 / 8
+    """Part of what is started, by cost, that late items get at least while any of the best tier wait."""
 
     def __init__(self, ageing_s: float) -> None:
+        self.lateness_cost = 0.0
+        """Virtual tokens by which late items stand behind others across tenants: so far shares may deviate."""
         self._ageing_s = ageing_s
         self._tenants: dict[str, _Tenant[ItemT]] = {}
         self._by_priority = Counter[int]()
         self._last_counter = 0.0
+        self._num_late = 0
+        self._late_credit = 0.0
+        """Cost that late items have been denied of their share; above 0 it is their turn."""
+
+    @property
+    def num_late(self) -> int:
+        """Waiting items that were found to be late."""
+        return self._num_late
+
+    def is_late(self, item: ItemT, now: float) -> bool:
+        """Whether an item has missed its deadline; it will never be in time again."""
+        return False
 
     def __len__(self) -> int:
         return self._by_priority.total()
@@ -140,14 +178,29 @@ class FairQueue(Generic[ItemT]):
         """Take out an item that waits."""
         account = item.account
         tenant = self._tenants[account.name]
-        del tenant.entries[bisect_left(tenant.entries, (self._key(item), item.order))]
-        if not tenant.entries:
+        place = bisect_left(tenant.entries, (self._key(item), item.order))
+        if place < len(tenant.entries) and tenant.entries[place].item is item:
+            del tenant.entries[place]
+        else:
+            del tenant.late[bisect_left(tenant.late, (self._key(item), item.order))]
+            self._num_late -= 1
+        if not tenant.entries and not tenant.late:
             del self._tenants[account.name]
         self._last_counter = account.counter
         priority = item.priority
         self._by_priority[priority] -= 1
         if not self._by_priority[priority]:
             del self._by_priority[priority]
+
+    def start(self, item: ItemT, cost: float) -> None:
+        """Take out an item that is served now, at a cost that counts for the share of the late ones."""
+        before = self._num_late
+        self.remove(item)
+        if not before:
+            self._late_credit = 0.0
+            return
+        gained = self.LATE_SHARE - (self._num_late < before)
+        self._late_credit = min(max(self._late_credit + gained * cost, -cost), cost)
 
     def tier(self, item: ItemT, now: float, best: int | None = None) -> int:
         """Priority after ageing, never better than `best`: that of all that wait, if it is left out."""
@@ -165,30 +218,42 @@ class FairQueue(Generic[ItemT]):
         The caller may remove the item it was given before it asks for the next; one it leaves is passed over.
         """
         best = min(self._by_priority, default=0)
-        heap = [self._turn(tenant, 0, now, best) for tenant in self._tenants.values()]
+        for tenant in self._tenants.values():
+            self._set_late_apart(tenant, now)
+        heap = [
+            self._turn(tenant, entries, 0, now, best)
+            for tenant in self._tenants.values()
+            for entries in (tenant.entries, tenant.late)
+            if entries
+        ]
         heapq.heapify(heap)
+        given = self._late_turn(heap)
+        if given is not None:
+            yield given
         while heap:
-            _, _, _, position, tenant = heapq.heappop(heap)
-            entry = tenant.entries[position]
-            yield entry.item
-            best = min(self._by_priority, default=best)
-            if position < len(tenant.entries) and tenant.entries[position] is entry:
-                position += 1
-            if position < min(len(tenant.entries), self.LOOK_AHEAD):
-                heapq.heappush(heap, self._turn(tenant, position, now, best))
+            _, _, _, position, entries, tenant = heapq.heappop(heap)
+            if position < len(entries):
+                entry = entries[position]
+                if entry.item is not given and (position == 0 or entries is tenant.late or not self._late(entry, now)):
+                    yield entry.item
+                best = min(self._by_priority, default=best)
+                if position < len(entries) and entries[position] is entry:
+                    position += 1
+            if position < min(len(entries), self.LOOK_AHEAD):
+                heapq.heappush(heap, self._turn(tenant, entries, position, now, best))
 
     def of(self, name: str) -> Iterator[ItemT]:
-        """What one tenant has waiting, in its order."""
+        """What one tenant has waiting, in its order: the late ones last."""
         tenant = self._tenants.get(name)
-        return (entry.item for entry in tenant.entries) if tenant is not None else iter(())
+        return (entry.item for entry in (*tenant.entries, *tenant.late)) if tenant is not None else iter(())
 
     def heads(self) -> list[ItemT]:
         """The first item of each tenant."""
-        return [tenant.entries[0].item for tenant in self._tenants.values()]
+        return [tenant.heads()[0].item for tenant in self._tenants.values()]
 
     def last(self) -> ItemT | None:
         """The item that would come last: of the worst tier the latest."""
-        ends = [tenant.entries[-1] for tenant in self._tenants.values()]
+        ends = [entries[-1] for each in self._tenants.values() for entries in (each.entries, each.late) if entries]
         return max(ends).item if ends else None
 
     def _tier(self, priority: int, arrival_s: float, now: float, best: int) -> int:
@@ -196,12 +261,33 @@ class FairQueue(Generic[ItemT]):
             return max(priority, best)
         return max(priority - int((now - arrival_s) / self._ageing_s), best)
 
+    def _set_late_apart(self, tenant: _Tenant[ItemT], now: float) -> None:
+        """Leave a tenant an item in time as its first, where it has one."""
+        late = 0
+        while late < len(tenant.entries) and self._late(tenant.entries[late], now):
+            late += 1
+        for entry in tenant.entries[:late]:
+            insort(tenant.late, entry)
+        del tenant.entries[:late]
+        self._num_late += late
+
+    def _late(self, entry: _Entry[ItemT], now: float) -> bool:
+        return self.is_late(entry.item, now)
+
+    def _late_turn(self, turns: list[_Turn[ItemT]]) -> ItemT | None:
+        """The late item that goes first, because the others of the best tier have had their share."""
+        if self._late_credit <= 0 or not self._num_late:
+            return None
+        late = min((turn for turn in turns if turn.entries is turn.tenant.late), key=lambda turn: turn[:3])
+        return late.entries[0].item if late.tier == turns[0].tier else None
+
     def _turn(
-        self, tenant: _Tenant[ItemT], position: int, now: float, best: int
-    ) -> tuple[int, float, Any, int, _Tenant[ItemT]]:
-        entry = tenant.entries[position]
+        self, tenant: _Tenant[ItemT], entries: list[_Entry[ItemT]], position: int, now: float, best: int
+    ) -> _Turn[ItemT]:
+        entry, account = entries[position], tenant.account
         tier = self._tier(entry.priority, entry.arrival_s, now, best)
-        return (tier, tenant.account.counter, entry.order, position, tenant)
+        behind = self.lateness_cost / account.weight if entries is tenant.late else 0.0
+        return _Turn(tier, account.counter + behind, entry.order, position, entries, tenant)
 
     def _key(self, item: ItemT) -> float:
         return item.arrival_s + item.priority * self._ageing_s

@@ -25,6 +25,7 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
 from kvarn.store.errors import StoreAwayError
+from kvarn.text.local_path import local_path
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class FleetController:
         checkpoint has been found."""
 
         def find() -> Checkpoints | None:
-            path = Path(model.path).expanduser()
+            path = local_path(model.path)
             is_on_hub = "/" in model.path and not path.is_absolute() and not path.is_dir()
             return None if is_on_hub else find_checkpoints(model)
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
+from kvarn.fleet.start_watch import StartWatch
+from kvarn.replica.session_work import session_work
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
 from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Heartbeat, Sleep, Supervise, Warm
@@ -40,7 +42,8 @@ class EngineRun:
     Args:
         engine: The process.
         config: Its time limits.
-        on_message: Given each report of its start, and a heartbeat of one that was adopted and drains.
+        on_message: Given each report of its start, the first heartbeat after it has computed something, and those of
+            one that was adopted and drains.
         adopted: It was started by an earlier controller, and should be ready.
     """
 
@@ -54,11 +57,11 @@ class EngineRun:
     ) -> None:
         self._state: Literal["", "warm", "asleep", "ready"] = ""
         """Of the engine, as it told last."""
-        self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
         self.engine = engine
         self._config = config
+        self._start_begins()
         self._on_message = on_message
-        self._received = False
+        self._received = self._has_answered = False
         self._adopted = adopted
         self._busy_s = self._unheard_s = 0.0
         self._failed: str | None = None
@@ -81,9 +84,14 @@ class EngineRun:
     def order(self, order: Activate | Sleep | Drain | Stop) -> None:
         """Tell the engine what to do from now on, in place of what it was told before. It may hear it several times."""
         if isinstance(order, Activate):  # its start begins
-            self._starts_by = asyncio.get_running_loop().time() + self._config.start_timeout_s
+            self._start_begins()
         self._order = order
         self._transport.send(order)
+
+    def _start_begins(self) -> None:
+        config = self._config
+        self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
+        self._start = StartWatch(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
         """Tell the engine that a gateway process is gone."""
@@ -122,7 +130,9 @@ class EngineRun:
         match message:
             case Heartbeat():
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
-                if message.draining and self._adopted:
+                self._start.heard(message.work)
+                if (message.draining and self._adopted) or (message.step and not self._has_answered):
+                    self._has_answered = self._has_answered or message.step > 0
                     self._on_message(message)
             case Warm() if self._state != "warm":
                 self._state, self._starts_by = "warm", math.inf
@@ -134,6 +144,7 @@ class EngineRun:
                 self._state = "ready"
                 self._on_message(message)
             case Progress():
+                self._start.reported()
                 self._on_message(message)
             case Failed():
                 self._failed = message.message
@@ -144,7 +155,7 @@ class EngineRun:
         Silence is counted in turns of this loop, not in time: when the gateway itself was held up (or the machine
         slept), the messages that wait unread are read before the next turn.
         """
-        config, loop = self._config, asyncio.get_running_loop()
+        config = self._config
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
         allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
         silent = deaf = 0
@@ -152,8 +163,8 @@ class EngineRun:
             if not self.engine.endpoint.directory:
                 self._repeat()
             await asyncio.sleep(tick_s)
-            if not self.is_ready and loop.time() > self._starts_by:
-                return f"the engine was not ready after {config.start_timeout_s:g} s"
+            if self._loads and (hangs := self._look_at_start(tick_s)) is not None:
+                return hangs
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
             silent = silent + 1 if self._must_be_heard and not self._received else 0
@@ -165,8 +176,21 @@ class EngineRun:
     @property
     def _must_be_heard(self) -> bool:
         """Not while it loads a model: its heartbeat may have to wait for that."""
-        loads = not self._state or (self._state != "ready" and isinstance(self._order, Activate))
-        return self._adopted or not loads
+        return self._adopted or not self._loads
+
+    @property
+    def _loads(self) -> bool:
+        """Whether it loads a model."""
+        return not self._state or (self._state != "ready" and isinstance(self._order, Activate))
+
+    def _look_at_start(self, passed_s: float) -> str | None:
+        """Returns why a start is given up."""
+        if asyncio.get_running_loop().time() > self._starts_by:
+            return f"the engine was not ready after {self._config.start_timeout_s:g} s"
+        is_here = bool(self.engine.endpoint.directory)
+        if is_here:
+            self._start.seen(session_work(self.engine.pid))
+        return self._start.passed(passed_s, is_seen=is_here)
 
     def _repeat(self) -> None:
         """Tell the engine where its supervisor is, and again what it was told."""

@@ -3,7 +3,6 @@ checkpoint's files."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.gpus import Gpu, find_gpus
+from kvarn.text.errors import CheckpointError
+from kvarn.text.json_file import read_json
 
 GIB = 1024**3
 PROCESS_BYTES = GIB // 2
@@ -148,11 +149,11 @@ def needs_of(model: ModelConfig, directory: Path, machine_bytes: int, gpus: int 
 def weight_bytes(model: ModelConfig, directory: Path) -> int:
     """Memory of a model's weights: the checkpoint's size, in the type that they are held in."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    config = directory / "config.json"
-    if not config.exists():
-        return size
-    found = json.loads(config.read_text(encoding="utf-8"))
-    if "quantization_config" in found:
+    try:
+        found = read_json(directory / "config.json")
+    except CheckpointError:  # the engine says what is wrong with it
+        found = {}
+    if not found or "quantization_config" in found:
         return size
     stored = str(found.get("dtype") or found.get("torch_dtype") or "bfloat16")
     held = model.quantization or (model.dtype if model.dtype != "auto" else "bfloat16")

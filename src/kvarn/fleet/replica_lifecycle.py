@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvarn.fleet.restart import RestartPauses
+
 
 class ReplicaPhase(StrEnum):
     """Where a replica is in its life."""
@@ -39,7 +41,7 @@ class ReplicaPhase(StrEnum):
     STOPPING = "stopping"
     """The process has been told to end, and is killed if it does not."""
     BACKING_OFF = "backing off"
-    """The process is gone. Another is asked for after a pause."""
+    """The process is gone. Another is asked for, after a pause where several ended before they had answered."""
     GONE = "gone"
     """It is over, and no process is left."""
 
@@ -82,9 +84,9 @@ class LifecycleTimeouts:
     """Between being told to end and being killed."""
     kill_again_s: float = 2.0
     backoff_s: float = 0.5
-    """The first pause; it doubles with each failure in a row."""
+    """The first pause before a restart; see `RestartPauses`."""
     max_backoff_s: float = 30.0
-    """The longest pause; a run that was ready for longer starts over."""
+    """The longest one. A run that was ready for longer has worked, though nobody asked anything of it."""
 
 
 class ReplicaLifecycle:
@@ -111,7 +113,9 @@ class ReplicaLifecycle:
         self._times = times
         self._begun = False
         self._deadline: float | None = None
-        self._backoff_s = times.backoff_s
+        self._pauses = RestartPauses(times.backoff_s, times.max_backoff_s)
+        self._has_answered = False
+        """The current run has computed something."""
         self._ready_since: float | None = None
         self._kills: dict[int, float] = {}
         """Runs that were given up and may still be there: when each is killed again."""
@@ -207,6 +211,10 @@ class ReplicaLifecycle:
         self._ready_since = now
         return self._done([])
 
+    def answered(self, run: int) -> None:
+        """A run has computed something."""
+        self._has_answered = self._has_answered or run == self.run
+
     def found_draining(self, run: int) -> list[Command]:
         """A run that was adopted drains already: it is left to end, and no other follows."""
         if run != self.run or self.phase is not ReplicaPhase.STARTING:
@@ -253,7 +261,7 @@ class ReplicaLifecycle:
     # Steps -------------------------------------------------------------------------------------------------------
 
     def _launch(self, now: float) -> list[Command]:
-        self.run, self._begun = self.run + 1, True
+        self.run, self._begun, self._has_answered = self.run + 1, True, False
         self.phase, self._deadline = ReplicaPhase.PENDING, now + self._times.launch_s
         return self._done([Command(CommandKind.LAUNCH, self.run)])
 
@@ -274,12 +282,10 @@ class ReplicaLifecycle:
             self._back_off(reason, now)
 
     def _back_off(self, reason: str, now: float) -> None:
-        times, since = self._times, self._ready_since
-        self._ready_since = None
-        if since is not None and now - since > times.max_backoff_s:
-            self._backoff_s = times.backoff_s
-        self.phase, self.reason, self._deadline = ReplicaPhase.BACKING_OFF, reason, now + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, times.max_backoff_s)
+        since, self._ready_since = self._ready_since, None
+        was_ready_long = since is not None and now - since > self._times.max_backoff_s
+        pause_s = self._pauses.after(worked=self._has_answered or was_ready_long)
+        self.phase, self.reason, self._deadline = ReplicaPhase.BACKING_OFF, reason, now + pause_s
 
     def _give_up(self, run: int, now: float) -> list[Command]:
         if run in self._kills:

@@ -311,10 +311,10 @@ class EngineSupervisor:
             return
         match message:
             case Heartbeat():
-                known = self.lifecycle.was_found_draining
-                self._do(self.lifecycle.found_draining(run))
-                if self.lifecycle.was_found_draining and not known:  # else this controller has told it
-                    self._down("an earlier controller had told the engine to end")
+                if message.step:
+                    self.lifecycle.answered(run)
+                if message.draining:
+                    self._found_draining(run)
             case Warm():
                 self._do(self.lifecycle.warmed(run, self._now()))
                 self._waits("the engine is warm")
@@ -325,6 +325,12 @@ class EngineSupervisor:
                 self._update(stage=message.stage, fraction=message.fraction)
             case Ready():
                 self._became_ready(run, message.card)
+
+    def _found_draining(self, run: int) -> None:
+        known = self.lifecycle.was_found_draining
+        self._do(self.lifecycle.found_draining(run))
+        if self.lifecycle.was_found_draining and not known:  # else this controller has told it
+            self._down("an earlier controller had told the engine to end")
 
     def _waits(self, what: str) -> None:
         log.info(what, extra=self._names | {"pid": self.pid})

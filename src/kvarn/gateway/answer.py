@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from kvarn.gateway.record import client_left, record_of
 from kvarn.serving.errors import shutting_down, to_api_error
 from kvarn.serving.held_bytes import HeldBytes
-from kvarn.wire.sse import DONE, event
+from kvarn.serving.work import RequestRecord
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -24,11 +25,7 @@ _PIECE_BYTES = 256 * 1024
 """Of a JSON answer written at once: the rest is not copied into the socket's buffer before the client has read this."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 def json_response(answer: object, status: int = 200) -> Response:
@@ -43,20 +40,21 @@ class WatchedResponse(Response):
     Exceptions raised before anything is sent reach the error handlers and become an ordinary HTTP error.
     """
 
-    def __init__(self, answer: Callable[[Send], Coroutine[None, None, None]]) -> None:
+    def __init__(self, answer: Callable[[RequestRecord, Send], Coroutine[None, None, None]]) -> None:
         super().__init__()
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, or give it up."""
-        work = asyncio.create_task(self._answer(send))
+        record = record_of(scope)
+        work = asyncio.create_task(self._answer(record, send))
         gone = asyncio.create_task(client_left(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 await work
             else:
-                record_of(scope).disconnected = True
+                record.disconnected = True
         finally:
             gone.cancel()
             if not work.done():
@@ -71,7 +69,7 @@ def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None =
     is worth counting: while it is made, what is gathered and its encoded form.
     """
 
-    async def answer(send: Send) -> None:
+    async def answer(_: RequestRecord, send: Send) -> None:
         made = await work
         body = msgspec.json.encode(made)
         del made
@@ -87,25 +85,28 @@ def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None =
 
 def event_stream(
     events: AsyncGenerator[bytes, None],
-    end: bytes = DONE,
+    end: bytes | None = None,
     encode_error: Callable[[Exception], bytes] | None = None,
 ) -> WatchedResponse:
-    """Server-sent events, already encoded, one write for each item of `events`; `end` follows the last.
+    """A stream of events, already encoded, one write for each item of `events`, framed as the request's dialect does;
+    `end` (default: the dialect's) follows the last.
 
     The first item is awaited before the status is sent: a request refused in the queue is an ordinary HTTP error. A
-    later error is sent as the event that `encode_error` makes of it (default: OpenAI's error shape), and the stream
+    later error is sent as the event that `encode_error` makes of it (default: the dialect's), and the stream
     ends without `end`. `send` waits while the client's socket is full; meanwhile nothing is taken from `events`, so
     nothing piles up here.
     """
-    encode = encode_error or error_event
 
-    async def answer(send: Send) -> None:
+    async def answer(record: RequestRecord, send: Send) -> None:
+        dialect = record.dialect
+        encode = encode_error or partial(_error_event, record)
+        headers = [(b"content-type", dialect.stream_type.encode()), *_STREAM_HEADERS]
         outbox = _Outbox(send)
         try:
             async with aclosing(events):
                 first = await anext(events, b"")
-                await outbox.send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}, _body(first))
-                last = end
+                await outbox.send({"type": "http.response.start", "status": 200, "headers": headers}, _body(first))
+                last = dialect.stream_end if end is None else end
                 try:
                     async for item in events:
                         await outbox.send(_body(item))
@@ -159,9 +160,9 @@ async def _take_leave(outbox: _Outbox, encode_error: Callable[[Exception], bytes
             await outbox.send(*why)
 
 
-def error_event(error: Exception) -> bytes:
+def _error_event(record: RequestRecord, error: Exception) -> bytes:
     """An error in the middle of a stream, as one event."""
     api_error = to_api_error(error)
     if api_error.status == 500:
         _log.error("a stream failed", exc_info=error)
-    return event(api_error.body())
+    return record.dialect.stream_error(record.dialect.error_body(api_error, record.request_id))

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from kvarn.config.gateway import GatewayConfig
+from kvarn.gateway.content_encoding import decoding
 from kvarn.gateway.record import record_of
 from kvarn.serving.held_bytes import ByteBudget, HeldBytes, memory_of
 from kvarn.serving.text_pool import INLINE_BYTES, TextPool
@@ -57,7 +58,8 @@ class BodyReader:
                 left, or it would be answered too late).
             ClientDisconnect: The client left in the middle of its body.
         """
-        _require_json(request)
+        if not record_of(request.scope).dialect.any_body_type or "origin" in request.headers:
+            _require_json(request)
         max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
         record = record_of(request.scope)
         held = HeldBytes(self._held, record)
@@ -94,13 +96,14 @@ def _parse(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]
 
 
 def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str) -> Receive:
-    """ASGI's `receive` for a body of `max_bytes` at most; `setting` is what says so.
+    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so.
 
     It has `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not
     waited for.
 
     Raises:
-        ApiError: 413, a larger body is announced; `receive` itself raises 408 (too slow) or 413.
+        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` itself raises 408 (too
+            slow), 413, or 400 (not encoded as announced).
     """
 
     def check_size(size: int) -> None:
@@ -111,7 +114,7 @@ def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str)
     check_size(int(request.headers.get("content-length", 0)))
     deadline, size = asyncio.get_running_loop().time() + timeout_s, 0
 
-    async def receive() -> Message:
+    async def receive_bytes() -> Message:
         nonlocal size
         try:
             async with asyncio.timeout_at(deadline + size / _MIN_BYTES_PER_S):
@@ -123,7 +126,19 @@ def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str)
         check_size(size)
         return message
 
-    return receive
+    receive = decoding(request, receive_bytes, max_bytes)
+    if receive is receive_bytes:
+        return receive
+    decoded = 0
+
+    async def receive_decoded() -> Message:
+        nonlocal decoded
+        message = await receive()
+        decoded += len(message.get("body", b""))
+        check_size(decoded)
+        return message
+
+    return receive_decoded
 
 
 def _require_json(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Every error a client can see, in OpenAI's shape, or Anthropic's."""
+"""Every error a client can see, in the dialect of its request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kvarn.store.errors import (
     StoreAwayError,
 )
 from kvarn.text.errors import ChatTemplateError, TokenizerError
-from kvarn.wire.anthropic.errors import error_body, is_anthropic_path
+from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import field_error
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _HANDLED: tuple[type[Exception], ...] = (
     ApiError,
@@ -46,14 +46,13 @@ _HANDLED: tuple[type[Exception], ...] = (
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
-    """The HTTP answer that carries an error: in OpenAI's shape, in Anthropic's on the paths of its API."""
-    theirs = is_anthropic_path(record.endpoint)
-    body = msgspec.json.encode(error_body(error, record.request_id) if theirs else error.body())
+    """The HTTP answer that carries an error."""
+    body = msgspec.json.encode(record.dialect.error_body(error, record.request_id))
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer the errors that routes raise, and those of routing itself, in OpenAI's shape."""
+    """Answer the errors that routes raise, and those of routing itself."""
     for kind in _HANDLED:
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)
@@ -91,24 +90,26 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
 
 
 def _path_hint(request: Request) -> str | None:
-    """The path that was meant, where it lacks `/v1`, has it twice, or ends in a slash."""
+    """The path that was meant, where it lacks `/v1` or has it twice."""
     path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     bare = path.rstrip("/").removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{bare}", bare):
         if meant and _methods_of(request, meant):
-            base = str(request.base_url) + ("v1" if meant.startswith("/v1/") and not is_anthropic_path(meant) else "")
-            return f"Did you mean {meant}? Clients of this server have the base URL {base.rstrip('/')}."
+            base_path = dialect_of(meant).base_path
+            base = str(request.base_url).rstrip("/") + (base_path if meant.startswith(base_path + "/") else "")
+            return f"Did you mean {meant}? Clients of this server have the base URL {base}."
     return None
 
 
 def _methods_of(request: Request, path: str) -> list[str]:
     routing = {"type": "http", "path": path, "root_path": request.scope.get("root_path", "")}
     routes = request.app.routes
-    return [
+    methods = [
         method
         for method in _METHODS
         if any(route.matches(routing | {"method": method})[0] is Match.FULL for route in routes)
     ]
+    return [*methods[:1], "HEAD", *methods[1:]] if "GET" in methods else methods
 
 
 async def _note_disconnect(request: Request, _: Exception) -> Response:

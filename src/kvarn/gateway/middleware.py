@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from starlette.routing import Route
@@ -13,24 +13,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
+from kvarn.gateway.plain_requests import plain_request, without_body
 from kvarn.gateway.record import client_left, new_record
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 from kvarn.serving.errors import shutting_down, to_api_error
 from kvarn.serving.work import RequestRecord
+from kvarn.wire.openai.common import ignored_fields
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
-_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter")
+_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
 """How warnings begin that go on with what the client wrote."""
-WARNING_HEADER = "x-kvarn-warning"  # header of an answer that names what of its request was ignored
+WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
+IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 
 _PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
-PUBLIC = frozenset({"/", "/docs", "/openapi.json", *_PROBES})  # paths that need no key
+PUBLIC = frozenset(
+    {"/", "/api/version", "/docs", "/favicon.ico", "/openapi.json", "/redoc", *_PROBES}
+)  # paths that need no key
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
 """Headers that decide who asks for what, and how it is read."""
@@ -80,23 +85,25 @@ class RequestMiddleware:
             await self._app(scope, receive, _without_traceback(send))
             return
         self._open.count += 1
+        answers_head = scope["method"] == "HEAD"
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(plain_request(scope), receive, without_body(send) if answers_head else send)
         finally:
             self._open.count -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = new_record(scope)
         record.client_left = partial(client_left, receive)
-        id_header = (b"x-request-id", record.request_id.encode())
+        request_id = record.request_id.encode()
+        id_headers = [(name.encode(), request_id) for name in record.dialect.request_id_headers]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 if record.warnings:
-                    record.headers[WARNING_HEADER] = "; ".join(record.warnings)
+                    record.headers |= _warning_headers(record.warnings)
                 own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
-                message = {**message, "headers": [*message.get("headers", []), id_header, *own]}
+                message = {**message, "headers": [*message.get("headers", []), *id_headers, *own]}
             elif not message.get("more_body", False):
                 # Before the client hears of the end: its next request shall find the tokens and the place of this one.
                 await record.close()
@@ -151,6 +158,12 @@ class RequestMiddleware:
                 **({"warnings": "; ".join(map(_without_client_text, record.warnings))} if record.warnings else {}),
             },
         )
+
+
+def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:
+    fields = ignored_fields(warnings)
+    named = {IGNORED_HEADER: ", ".join(fields)} if fields else {}
+    return {WARNING_HEADER: "; ".join(warnings), **named}
 
 
 def _without_traceback(send: Send) -> Send:

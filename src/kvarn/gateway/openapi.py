@@ -17,7 +17,7 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import JsonBodyReader
 from kvarn.gateway.query import QueryModel
-from kvarn.wire.anthropic.errors import is_anthropic_path
+from kvarn.wire.dialects import DIALECTS, dialect_of
 from kvarn.wire.openai.common import RequestModel
 
 _REF = "#/components/schemas/{name}"
@@ -30,40 +30,7 @@ _SECURITY_SCHEMES: Final = {
 EVENTS: Final = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
 """`openapi_extra` of a route that answers with events where `stream` is true."""
 
-_TEXT: Final = {"type": "string"}
-_ERRORS: Final = {
-    "ErrorResponse": {
-        "type": "object",
-        "description": "An error, in OpenAI's shape.",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {
-                    "message": _TEXT | {"description": "What is wrong, and what to do."},
-                    "type": _TEXT,
-                    "param": {"type": ["string", "null"], "description": "The field or parameter at fault."},
-                    "code": {"type": ["string", "null"]},
-                },
-            }
-        },
-    },
-    "AnthropicErrorResponse": {
-        "type": "object",
-        "description": "An error, in Anthropic's shape.",
-        "required": ["type", "error", "request_id"],
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "required": ["type", "message"],
-                "properties": {"type": _TEXT, "message": _TEXT},
-            },
-            "request_id": _TEXT,
-        },
-    },
-}
+_ERROR_SCHEMAS = {dialect.error_schema["title"]: dict(dialect.error_schema) for dialect in DIALECTS}
 
 
 class JsonRoute(APIRoute):
@@ -112,7 +79,7 @@ def extend_openapi(app: FastAPI, routes: Collection[JsonRoute], public: Collecti
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own 422; ours is a 400
                 schemas.pop(name, None)
-            schemas.update(_ERRORS | _add_schemas(document["paths"], routes))
+            schemas.update(_ERROR_SCHEMAS | _add_schemas(document["paths"], routes))
             document["components"]["securitySchemes"] = _SECURITY_SCHEMES
             for path, operations in document["paths"].items():
                 for operation in operations.values():
@@ -166,7 +133,7 @@ def _simplify(parameter: dict[str, Any]) -> None:
 
 def _errors(path: str) -> dict[str, Any]:
     """What an operation answers with when it refuses a request, or fails."""
-    schema = {"$ref": _REF.format(name="AnthropicErrorResponse" if is_anthropic_path(path) else "ErrorResponse")}
+    schema = {"$ref": _REF.format(name=dialect_of(path).error_schema["title"])}
     content = {"application/json": {"schema": schema}}
     return {
         "4XX": {"description": "The request is refused.", "content": content},

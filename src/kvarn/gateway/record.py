@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope
 
 from kvarn.serving.work import RequestRecord
 from kvarn.store.ids import new_id
+from kvarn.wire.dialects import dialect_of
 
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -18,7 +19,9 @@ def new_record(scope: Scope) -> RequestRecord:
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     own_id = new_id("")
     request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{own_id}"
-    record = RequestRecord(request_id, id=own_id, endpoint=route_path(scope)[:256])
+    path = route_path(scope)
+    dialect = dialect_of(path, scope["headers"])
+    record = RequestRecord(request_id, id=own_id, endpoint=path[:256], dialect=dialect)
     scope[_SCOPE_KEY] = record
     return record
 

@@ -5,7 +5,8 @@ Starlette parses the form, and keeps a file of more than a megabyte on the disk 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -24,19 +25,25 @@ from kvarn.store.repositories.files import FileWriter, publish_file
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.files import FileExpiry, FileObject
 
+KeptT = TypeVar("KeptT")
+
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune")
 """What a client may say a file is for. Of these only `batch` means something to the server yet."""
 
-_FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+_OPTIONAL = ("expires_after[anchor]", "expires_after[seconds]")
 _MAX_PARTS = 32
 _MAX_FIELD_BYTES = 64 * 1024
 _MAX_NAME_CHARS = 255
-_PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 256 * 1024
 _DAY_S = 24 * 3600
-_EXPIRY = "Files with an expiry (expires_after) go by themselves."
+EXPIRY = "Files with an expiry (expires_after) go by themselves."
 
 
-async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: Receive) -> FileObject:
+ReadForm = Callable[[FormData], tuple[UploadFile, str, int | None]]
+"""Reads a form: the file, what it is for, and seconds that it is kept where it says so. Raises `ApiError`."""
+
+
+async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: Receive, read: ReadForm) -> File:
     """Read an upload to its end by `receive` and keep its file. Of one that is refused nothing is left.
 
     Raises:
@@ -44,6 +51,11 @@ async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: R
         StoreAwayError: The file cannot be written.
         ClientDisconnect: The client left in the middle.
     """
+    return await read_form(request, receive, lambda form: _keep(gateway, owner, form, read))
+
+
+async def read_form(request: Request, receive: Receive, keep: Callable[[FormData], Awaitable[KeptT]]) -> KeptT:
+    """Read a form to its end by `receive` and hand it to `keep`. Raises as that does, and as `take_file`."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         shown = repr(content_type[:80]) if content_type else "none"
@@ -52,74 +64,104 @@ async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: R
     limits: dict[str, Any] = {"max_files": 2, "max_fields": _MAX_PARTS, "max_part_size": _MAX_FIELD_BYTES}
     try:
         async with Request(request.scope, receive).form(**limits) as form:
-            return await _keep(gateway, owner, form)
+            return await keep(form)
     except (HTTPException, FormParserError) as error:
         why = str(error.detail if isinstance(error, HTTPException) else error).rstrip(".")
         raise invalid_request(f"The request body is not a valid form: {why}.", code="invalid_form") from None
 
 
-async def _keep(gateway: Gateway, owner: Owner, form: FormData) -> FileObject:
-    file, purpose, expiry = _check(form, gateway.config.retention.max_file_bytes)
-    retention = gateway.config.retention
+async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) -> File:
+    file, purpose, keep_s = read(form)
+    check_size(file.size or 0, gateway.config.retention.max_file_bytes, "file")
     writer = FileWriter(gateway.store, owner)
     try:
-        while data := await file.read(_PIECE_BYTES):
+        while data := await file.read(PIECE_BYTES):
             await writer.write(data)
         file_id = await writer.finish()
         now = int(gateway.store.now())
-        seconds = expiry.seconds if expiry is not None else retention.files_days and retention.files_days * _DAY_S
+        seconds = default_keep_s(gateway) if keep_s is None else keep_s
         expires_at = now + seconds if seconds else None
-        name = _safe_name(file.filename or "")
+        name = safe_name(file.filename or "")
         async with gateway.store.transaction() as session:
-            kept = await publish_file(session, file_id, filename=name, purpose=purpose, now=now, expires_at=expires_at)
+            return await publish_file(session, file_id, filename=name, purpose=purpose, now=now, expires_at=expires_at)
     except StorageFullError as error:
         await writer.discard()
-        raise storage_full(error, "file", _EXPIRY) from None
+        raise storage_full(error, "file", EXPIRY) from None
     except BaseException:
         await writer.discard()
         raise
-    return describe_file(kept)
 
 
-def _check(form: FormData, max_bytes: int) -> tuple[UploadFile, str, FileExpiry | None]:
-    """The file, what it is for, and when it goes by itself."""
-    names = [name for name, _ in form.multi_items()]
-    for name in names:
-        if name not in _FIELDS:
-            shown = name[:80]
+def openai_form(form: FormData) -> tuple[UploadFile, str, int | None]:
+    """The form of OpenAI's clients; see `ReadForm`."""
+    file = file_field(form, "file", ("purpose",), _OPTIONAL)
+    purpose = str(form["purpose"])
+    check_purpose(purpose)
+    expiry = _expiry(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+    return file, purpose, None if expiry is None else expiry.seconds
+
+
+def file_field(form: FormData, name: str, required: Collection[str] = (), optional: Collection[str] = ()) -> UploadFile:
+    """The file of that name in a form, which has these plain fields besides, each once.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    names = [each for each, _ in form.multi_items()]
+    for each in names:
+        if each not in (name, *required, *optional):
+            shown = each[:80]
             raise invalid_request(f"Unrecognized request argument supplied: {shown}", shown, "unknown_parameter")
-        if names.count(name) > 1:
-            raise invalid_request(f"{name!r} may be given once only.", name)
-        if isinstance(form[name], UploadFile) != (name == "file"):
-            kind = "a file with a name, not a plain field" if name == "file" else "a plain field, not a file"
-            raise invalid_request(f"{name!r} must be {kind}.", name)
-    for name in ("file", "purpose"):
-        if name not in form:
-            raise invalid_request(f"Missing required parameter: {name}", name, "missing_required_parameter")
-    file, purpose = form["file"], str(form["purpose"])
+        if names.count(each) > 1:
+            raise invalid_request(f"{each!r} may be given once only.", each)
+        if isinstance(form[each], UploadFile) != (each == name):
+            kind = "a file with a name, not a plain field" if each == name else "a plain field, not a file"
+            raise invalid_request(f"{each!r} must be {kind}.", each)
+    for each in (name, *required):
+        if each not in form:
+            raise invalid_request(f"Missing required parameter: {each}", each, "missing_required_parameter")
+    file = form[name]
     assert isinstance(file, UploadFile)
-    if (file.size or 0) > max_bytes:
+    return file
+
+
+def check_size(size: int, max_bytes: int, param: str) -> None:
+    """Refuse a file that is too large: 413."""
+    if size > max_bytes:
         message = f"The file is larger than {max_bytes} bytes (the server's retention.max_file_bytes)."
-        raise ApiError(413, message, code="request_too_large", param="file")
+        raise ApiError(413, message, code="request_too_large", param=param)
+
+
+def check_purpose(purpose: str) -> None:
+    """Refuse what files are not for: 400."""
     if purpose == "vision":
         why = "Files of purpose 'vision' are not served: the models here read no images."
         raise invalid_request(why, "purpose", "unsupported_value")
     if purpose not in PURPOSES:
         raise invalid_request(f"Invalid value for 'purpose': it must be one of {', '.join(PURPOSES)}.", "purpose")
-    return file, purpose, _expiry(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+
+
+def default_keep_s(gateway: Gateway) -> int | None:
+    """Seconds that a file is kept which does not say so itself; None: for ever."""
+    days = gateway.config.retention.files_days
+    return days and days * _DAY_S
 
 
 def _expiry(anchor: object, seconds: object) -> FileExpiry | None:
     if anchor is None and seconds is None:
         return None
-    if isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10:
-        seconds = int(seconds)
     try:
-        return FileExpiry.model_validate({"anchor": anchor, "seconds": seconds})
+        return FileExpiry.model_validate({"anchor": anchor, "seconds": whole_number(seconds)})
     except ValidationError as error:
         wrong = error.errors()[0]
         where = f"expires_after[{wrong['loc'][0]}]"
         raise invalid_request(f"Invalid value for {where!r}: {wrong['msg']}", where) from None
+
+
+def whole_number(given: object) -> object:
+    """A field of a form that is a number, as one."""
+    is_number = isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 10
+    return int(given) if isinstance(given, str) and is_number else given
 
 
 def describe_file(file: File) -> FileObject:
@@ -134,7 +176,7 @@ def describe_file(file: File) -> FileObject:
     )
 
 
-def _safe_name(filename: str) -> str:
+def safe_name(filename: str) -> str:
     """Without folders and without what cannot be printed."""
     name = "".join(char for char in filename.replace("\\", "/").rpartition("/")[2] if char.isprintable())
     return name[:_MAX_NAME_CHARS] or "file"

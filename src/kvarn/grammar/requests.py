@@ -99,7 +99,7 @@ def _structured_outputs(request: SamplingFields) -> list[Wanted]:
         "structural_tag": ("structural_tag", given.structural_tag),
     }
     found = _given({f"structured_outputs.{name}": value for name, value in values.items()})
-    if not found:
+    if not found and given.model_fields_set.isdisjoint({*values, "json_"}):
         names = ", ".join(values)
         raise invalid_request(f"'structured_outputs' must hold one of {names}.", "structured_outputs")
     return found

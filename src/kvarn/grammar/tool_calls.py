@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvarn.grammar.asked import Calls, Function
 from kvarn.grammar.text import from_json_schema, joined, literal, quoted
 from kvarn.text.reasoning.harmony import CHANNEL, CONSTRAIN, MESSAGE
+from kvarn.text.tool_calls.argument_values import without_arguments
 from kvarn.text.tool_calls.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 
 _LEXEMES = re.compile(r'"[^"]*"|[{}]|[^"{}]+')
@@ -145,8 +146,11 @@ def _sequence(*parts: str) -> str:
 
 
 def argument_schema(function: Function) -> dict[str, object]:
-    """The schema of a function's arguments: an object, whatever else is said of it."""
+    """The schema of a function's arguments: an object, whatever else is said of it, and an empty one where its schema
+    tells of no argument."""
     given = function.parameters or {}
+    if without_arguments(given):
+        return {"type": "object", "additionalProperties": False}
     if "type" in given or any(key in given for key in ("$ref", "allOf", "anyOf", "oneOf")):
         return given
     return {"type": "object", **given}

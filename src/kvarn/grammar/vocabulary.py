@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Any
 
 from llguidance import LLTokenizer
 
 from kvarn.grammar.errors import GrammarError
-from kvarn.text.errors import CheckpointError
+from kvarn.text.added_tokens import added_tokens, read_tokenizer_text
 from kvarn.text.tokenizer import is_marker, read_eos_ids
 
 
@@ -36,7 +35,7 @@ class Vocabulary:
         self.end_ids = [token for token in end_ids if 0 <= token < vocab_size]
         if not self.end_ids:
             raise GrammarError("the model names no end token, so no answer could end: set eos_token_id in config.json")
-        hidden, self._named = _with_hidden_names(tokenizer)
+        hidden, self._named = _with_hidden_names(tokenizer, vocab_size)
         try:
             self.library = LLTokenizer(hidden, n_vocab=vocab_size, eos_token=self.end_ids)
         except Exception as error:  # of the library: plain ones
@@ -48,14 +47,11 @@ class Vocabulary:
 
         Raises:
             GrammarError: Nothing can be enforced with this tokenizer.
-            CheckpointError: There is none.
+            TokenizerError: There is none, or it is broken.
             CheckpointError: A configuration file is broken.
         """
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(f"{directory} has no tokenizer.json")
-        text = path.read_text(encoding="utf-8")
-        ids = {token["content"]: token["id"] for token in _added_tokens(text)}
+        text = read_tokenizer_text(directory)
+        ids = {token["content"]: token["id"] for token in added_tokens(text)}
         return cls(text, vocab_size, read_eos_ids(directory, checkpoint, generation_config, ids.get))
 
     def bytes_of(self, token: int) -> bytes:
@@ -64,33 +60,32 @@ class Vocabulary:
         return self.library.decode_bytes([token]) if name is None else name.encode()
 
 
-def _added_tokens(tokenizer: str) -> list[dict[str, Any]]:
-    """Read out of the file's text: the vocabulary beside them is large."""
-    key = '"added_tokens":'
-    place = tokenizer.find(key)
-    if place < 0:
-        return []
-    rest = tokenizer[place + len(key) : place + len(key) + 4_000_000].lstrip()
-    return list(json.JSONDecoder().raw_decode(rest)[0] or [])
-
-
-def _with_hidden_names(tokenizer: str) -> tuple[str, dict[int, str]]:
-    """The tokenizer with names for special tokens that nobody can guess, and their own names by id."""
+def _with_hidden_names(tokenizer: str, vocab_size: int) -> tuple[str, dict[int, str]]:
+    """The tokenizer with names for special tokens that nobody can guess, and their own names by id. Tokens that no
+    answer can have, since logits end before them, are left out."""
     content = json.loads(tokenizer)
     secret = secrets.token_hex(16)
     named: dict[int, str] = {}
     hidden: dict[str, str] = {}
-    for token in content.get("added_tokens") or []:
+    content["added_tokens"] = [token for token in content.get("added_tokens") or [] if token["id"] < vocab_size]
+    for token in content["added_tokens"]:
         name = token["content"]
         if is_marker(name, token["special"]):
             named[token["id"]] = name
             hidden[name] = token["content"] = f"<|{token['id']}-{secret}|>"
     model = content["model"]
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {hidden.get(token, token): token_id for token, token_id in model["vocab"].items()}
+        tokens = model["vocab"]
+        model["vocab"] = {hidden.get(token, token): number for token, number in tokens.items() if number < vocab_size}
+        if len(model["vocab"]) < len(tokens):
+            model["merges"] = [merge for merge in model.get("merges", ()) if _merged(merge) in model["vocab"]]
     else:
-        model["vocab"] = [[hidden.get(token, token), score] for token, score in model["vocab"]]
+        model["vocab"] = [[hidden.get(token, token), score] for token, score in model["vocab"][:vocab_size]]
     if model.get("unk_token") in hidden:
         model["unk_token"] = hidden[model["unk_token"]]
     content["post_processor"] = None  # it puts special tokens around texts, by their own names
     return json.dumps(content, ensure_ascii=False), named
+
+
+def _merged(merge: str | list[str]) -> str:
+    return "".join(merge.split(" ") if isinstance(merge, str) else merge)

@@ -84,9 +84,13 @@ def _check_header(header: str, text: str, url: str, allowed_hosts: Collection[st
 
 
 def _elsewhere(header: str, text: str) -> ApiError:
-    setting = "gateway.allowed_origins" if header == "Origin" else "auth.allowed_hosts"
+    setting, flag = (
+        ("gateway.allowed_origins", "--allowed-origins")
+        if header == "Origin"
+        else ("auth.allowed_hosts", "--allowed-hosts")
+    )
     message = (
         f"This server asks for no keys, so it answers only requests to and from its own machine: the header {header!r} "
-        f"names {text[:120]!r}. If that is trusted, add it to {setting}; or send an API key."
+        f"names {text[:120]!r}. If that is trusted, add it to {setting} ({flag}); or send an API key."
     )
     return ApiError(403, message, param=header.lower(), code="host_not_allowed")

@@ -215,11 +215,14 @@ class DiskTier:
     def _recover(self, model: Path) -> None:
         for other in model.iterdir():
             if _DIGEST.fullmatch(other.name) and other != self._directory:
-                shutil.rmtree(other)  # of other weights or another layout
+                _remove(other)  # of other weights or another layout
         found: list[tuple[float, _Tenant, Segment]] = []
         for directory in filter(lambda path: _DIGEST.fullmatch(path.name), self._directory.iterdir()):
             tenant = _Tenant(directory, bytes.fromhex(directory.name))
-            if self._opens(tenant):
+            if not directory.is_dir():
+                self.unusable += 1
+                _remove(directory)
+            elif self._opens(tenant):
                 self._tenants[tenant.digest] = tenant
                 found += [(segment.path.stat().st_mtime, tenant, segment) for segment in self._scan(tenant)]
             else:
@@ -238,7 +241,7 @@ class DiskTier:
         """Whether a tenant's blocks can be read as this process is configured."""
         try:
             tenant.key = None if self._keys is None else self._keys.open(tenant.directory, tenant.digest)
-        except (BadBlockError, FileNotFoundError) as error:
+        except (BadBlockError, FileNotFoundError, IsADirectoryError) as error:
             log.warning("stored KV blocks cannot be decrypted and are deleted", extra={"reason": str(error)})
             return False
         return True
@@ -247,7 +250,12 @@ class DiskTier:
         for path in sorted(tenant.directory.glob(f"{'[0-9]' * 8}{SUFFIX}")):
             tenant.next_number = int(path.stem) + 1
             segment = Segment(path, self.record_bytes)
-            self.unusable += segment.scan(self._digest, tenant.digest)
+            try:
+                self.unusable += segment.scan(self._digest, tenant.digest)
+            except OSError as error:  # a directory in its place, or a disk that does not read it
+                self.unusable += 1
+                log.warning("a file of KV blocks is left out", extra={"path": str(path), "reason": error.strerror})
+                continue
             if any(segment.names):
                 yield segment
             else:
@@ -343,3 +351,11 @@ class DiskTier:
         del self._places[name]
         if self._held is not None:
             self._held.drop(name)
+
+
+def _remove(path: Path) -> None:
+    """Remove what stands where a directory belongs, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

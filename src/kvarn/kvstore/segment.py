@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +84,12 @@ class Segment:
         """Read all headers of a file that an earlier process wrote; cut off a record that it did not write to its end.
 
         Returns the number of unusable records.
+
+        Raises:
+            OSError: It is no file, or cannot be read.
         """
+        if not self.path.is_file():  # a pipe would not be opened before somebody writes
+            raise OSError(errno.EINVAL, "not a file")
         size = self.path.stat().st_size
         count = size // self.record_bytes
         with self.path.open("r+b", buffering=0) as file:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -68,19 +68,22 @@ class AdapterError(ModelError):
     """An adapter cannot be used with this model; the message says why."""
 
 
+_Alpha = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
 class _LoraConfig(BaseModel):
     """The part of adapter_config.json that decides what is computed."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     peft_type: str = "LORA"
     r: int = Field(8, ge=1)
-    lora_alpha: float = 8.0
+    lora_alpha: _Alpha = 8.0
     use_rslora: bool = False
     bias: str = "none"
     init_lora_weights: bool | str | None = True
-    rank_pattern: dict[str, int] = Field(default_factory=dict)
-    alpha_pattern: dict[str, float] = Field(default_factory=dict)
+    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    alpha_pattern: dict[str, _Alpha] = Field(default_factory=dict)
     base_model_name_or_path: str = ""
 
     @property

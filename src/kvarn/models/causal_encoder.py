@@ -14,7 +14,7 @@ from kvarn.models.delta_net import DeltaNet
 from kvarn.models.encoder import check_lengths, grouped
 from kvarn.models.encoder_config import SentenceModules
 from kvarn.models.families import FAMILIES
-from kvarn.models.layer import load_final_norm, load_layer
+from kvarn.models.layer import load_final_norm, load_layer, scaled_embedding
 from kvarn.models.layer_kinds import LayerKinds
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
@@ -67,8 +67,7 @@ class CausalEncoder:
             for kind, window in enumerate(self._kinds.windows)
         ]
         hidden = F.embedding(token_ids, self._words).to(self.kernels.activation_dtype(self.dtype))
-        if self.spec.embedding_scale != 1.0:
-            hidden = hidden * self.spec.embedding_scale
+        hidden = scaled_embedding(hidden, self.spec, self.dtype)
         for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True):
             hidden = layer.forward(hidden, cache, 0, steps[kind])
         ends = lengths.cumsum(0)

@@ -20,7 +20,7 @@ from kvarn.models.delta_net import DeltaNet
 from kvarn.models.experts import Experts, stack_visits
 from kvarn.models.families import FAMILIES
 from kvarn.models.greedy import GreedyPasses
-from kvarn.models.layer import load_final_norm, load_layer
+from kvarn.models.layer import load_final_norm, load_layer, scaled_embedding
 from kvarn.models.layer_kinds import LayerKinds
 from kvarn.models.moe import MoeMlp
 from kvarn.models.parallel import Shard
@@ -282,10 +282,7 @@ class Decoder:
             hidden = self._look_up(local.masked_fill(elsewhere, 0))
             # To add minus zero changes no number, not even the sign of a zero.
             hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], -0.0))
-        if self.spec.embedding_scale != 1.0:
-            # The factor as the weights' type holds it, which is what the model was trained with.
-            hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype).to(hidden.dtype)
-        return hidden
+        return scaled_embedding(hidden, self.spec, self.dtype)
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         if self._embedding is not None:

@@ -24,9 +24,8 @@ from kvarn.models.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabu
 from kvarn.models.moe import DenseMlp
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.weights import LinearSpec, WeightLoader
+from kvarn.text.architectures import HEADS
 from kvarn.text.config_files import CheckpointFile
-
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 
 
 class HiddenLayers(CheckpointFile):
@@ -160,10 +159,10 @@ def load_eagle_head(path: Path, target: Decoder, target_path: Path | None = None
     """
     checkpoint = Checkpoint(path)
     names = checkpoint.validated(CheckpointKind).architectures
-    if not any(name in ARCHITECTURES for name in names):
+    if not any(name in HEADS for name in names):
         raise UnsupportedModelError(
             f"{path} holds {', '.join(names) or 'a model without `architectures`'}: an EAGLE-3 head is one of "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(HEADS)}"
         )
     config = checkpoint.validated(EagleConfig)
     if config.vocab_size != target.spec.vocab_size or config.hidden_size != target.spec.hidden_size:

@@ -14,6 +14,7 @@ from kvarn.models.errors import CheckpointError, UnsupportedModelError
 from kvarn.models.hf_config import EncoderConfig, Length, activation_named
 from kvarn.models.rope import rope_spec
 from kvarn.models.spec import ClassifierSpec, EncoderSpec, LayerSpec, Pooling, RopeSpec
+from kvarn.text.architectures import CLASSIFIER
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate
 
@@ -94,7 +95,6 @@ _MODERNBERT = EncoderFamily(
     classifier=ClassifierNames(dense="head.dense", output="classifier", norm="head.norm"),
     modern=True,
 )
-_CLASSIFIER = "ForSequenceClassification"
 
 ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
     {
@@ -105,15 +105,10 @@ ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
             "XLMRoberta": _XLM_ROBERTA,
             "ModernBert": _MODERNBERT,
         }.items()
-        for head in ("Model", "ForMaskedLM", _CLASSIFIER)
+        for head in ("Model", "ForMaskedLM", CLASSIFIER)
     }
 )
 """Encoders by the name in config.json's `architectures`."""
-
-ENCODER_MODEL_TYPES: Mapping[str, str] = MappingProxyType(
-    {family.model_type: name for name, family in ENCODERS.items() if name.endswith("Model")}
-)
-"""The encoder of each `model_type`, for a config.json without `architectures`."""
 
 _MODULES = "modules.json"
 _UNROTATED = RopeSpec(inverse_frequencies=())
@@ -134,7 +129,7 @@ def encoder_spec(
     parts = _modern(config) if family.modern else _plain(family, config)
     trained = config.max_position_embeddings - parts.get("position_offset", 0)
     limits = [trained, _sentence_config(path).max_seq_length, max_context_length]  # the second: what it was tuned on
-    if architecture.endswith(_CLASSIFIER):
+    if architecture.endswith(CLASSIFIER):
         parts |= _classifier(family, config)
     else:
         sentence = sentence_modules(path)

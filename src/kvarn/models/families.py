@@ -245,7 +245,3 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 """Decoders by the name in config.json's `architectures`."""
-
-
-MODEL_TYPES: Mapping[str, str] = MappingProxyType({family.model_type: name for name, family in FAMILIES.items()})
-"""The decoder of each `model_type`, for a config.json without `architectures`."""

@@ -126,6 +126,14 @@ class FinalNorm:
         return self.kernels.rms_norm(hidden, self.norm)
 
 
+def scaled_embedding(hidden: torch.Tensor, spec: DecoderSpec, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of the embedding as they enter the first layer. The factor is rounded to the weights' type, which is what
+    the model was trained with."""
+    if spec.embedding_scale == 1.0:
+        return hidden
+    return hidden * torch.tensor(spec.embedding_scale, dtype=dtype).to(hidden.dtype)
+
+
 def load_final_norm(spec: DecoderSpec, loader: WeightLoader) -> FinalNorm:
     """The norm after a checkpoint's last layer."""
     name, size, eps = "model.norm", spec.hidden_size, spec.norm_eps

@@ -21,7 +21,6 @@ from kvarn.models.decoder import Decoder
 from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.encoder import Encoder
 from kvarn.models.encoder_config import (
-    ENCODER_MODEL_TYPES,
     ENCODERS,
     SentenceModules,
     embeds_chats,
@@ -30,7 +29,7 @@ from kvarn.models.encoder_config import (
     sentence_modules,
 )
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
-from kvarn.models.families import FAMILIES, MODEL_TYPES
+from kvarn.models.families import FAMILIES
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.packed_directory import default_directory
@@ -38,11 +37,11 @@ from kvarn.models.parallel import Parallel
 from kvarn.models.reranker import load_score_head, ranks
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import WeightLoader
+from kvarn.text.architectures import CLASSIFIER, describe_unsupported, find_architecture
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
 """No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
 _FLOAT16 = ("float16", "half")
-_CLASSIFIER = "ForSequenceClassification"
 _log = logging.getLogger(__name__)
 
 Model = Decoder | Encoder | CausalEncoder
@@ -108,7 +107,7 @@ def load_model(
         decoder_config = checkpoint.validated(DecoderConfig, FAMILIES[architecture].defaults)
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
-        is_classifier = any(name.endswith(_CLASSIFIER) for name in decoder_config.architectures)
+        is_classifier = any(name.endswith(CLASSIFIER) for name in decoder_config.architectures)
         reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
         embeds = reranks or (kind != "generate" and has_sentence_modules(path))
         if embeds and decoder.delta is not None:
@@ -169,23 +168,13 @@ def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *,
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
-    """The first known one that config.json names, or where it names none, that of its `model_type`."""
+    """The architecture that config.json names. Raises UnsupportedModelError where it is unknown."""
     config = checkpoint.validated(CheckpointKind)
-    of_type = MODEL_TYPES.get(config.model_type) or ENCODER_MODEL_TYPES.get(config.model_type)
-    for name in config.architectures or filter(None, [of_type]):
-        if name in FAMILIES or name in ENCODERS:
-            return name
-        with_head = f"{name.removesuffix('Model').removesuffix(_CLASSIFIER)}ForCausalLM"
-        if with_head in FAMILIES:  # saved without its head by a model that embeds, or with another one
-            return with_head
-    named = config.architectures
-    what = f"architecture {named[0][:80]!r}" if named else f"model_type {config.model_type[:80]!r}"
-    decoders = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
-    encoders = ", ".join(name.removesuffix("Model") for name in ENCODERS if name.endswith("Model"))
-    raise UnsupportedModelError(
-        f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {decoders} (with ForCausalLM), "
-        f"{encoders} (with Model, ForMaskedLM or ForSequenceClassification)"
-    )
+    found = find_architecture(config.architectures, config.model_type)
+    if found is None:
+        where = str(checkpoint.path / "config.json")
+        raise UnsupportedModelError(describe_unsupported(where, config.architectures, config.model_type))
+    return found
 
 
 def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) -> None:

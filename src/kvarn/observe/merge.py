@@ -115,6 +115,20 @@ def _add(family: str, known: MetricSample, sample: MetricSample) -> None:
         known.value += sample.value
 
 
+def as_open_metrics(registry: CollectorRegistry) -> CollectorRegistry:
+    """The same, as OpenMetrics has it: a histogram with buckets below 0 has no sum, and without one no count."""
+    families = read_families(registry)
+    return as_registry([_without_lone_count(family) for family in families])
+
+
+def _without_lone_count(family: MetricFamily) -> MetricFamily:
+    names = {sample.name for sample in family.samples}
+    if family.type != "histogram" or f"{family.name}_sum" in names:
+        return family
+    samples = [sample for sample in family.samples if sample.name != f"{family.name}_count"]
+    return MetricFamily(family.name, family.documentation, family.type, samples)
+
+
 class _Families(Collector):
     def __init__(self, families: Sequence[MetricFamily]) -> None:
         self._families = families

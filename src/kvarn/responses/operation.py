@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import EventEncoder
-from kvarn.responses.request import chat_request, in_response_terms, new_response
+from kvarn.responses.request import chat_request, grammar_warnings, in_response_terms, new_response
 from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.chat.answer import ChatRun
@@ -27,6 +27,7 @@ from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, unavailable
 from kvarn.wire.openai.responses.answer import InputTokens, Response, StreamEvent, response_usage
+from kvarn.wire.openai.responses.items import OUTPUTS
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest, TokenCountRequest
 
 _MIN_ANSWER_TOKENS = 256
@@ -156,7 +157,7 @@ async def count_input_tokens(
     name = request.model or next(iter(serving.models)).name
     model = serving.ready_model(record, name, "generate")
     turn = await read_turn(serving, record, request)
-    chat = await _fitting_chat(serving, record, request, turn, model)
+    chat = await fitting_chat(serving, record, request, turn, model)
     return InputTokens(input_tokens=await count_chat_tokens(serving, record, chat, model))
 
 
@@ -167,9 +168,10 @@ async def _start_chat(
     try:
         if request.truncation == "auto":
             model = await serving.wait_for_model(record, request.model, "generate")
-            chat = await _fitting_chat(serving, record, request, turn, model, seed)
+            chat = await fitting_chat(serving, record, request, turn, model, seed)
         else:
             chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))
+        record.warnings += [warning for warning in grammar_warnings(request) if warning not in record.warnings]
         return await start_chat(serving, record, chat)
     except ApiError as error:
         raise in_response_terms(error) from None
@@ -183,7 +185,7 @@ async def _check_quota(serving: ResponsesContext, record: RequestRecord, request
         await serving.storage_quota.check(record, "store", "send 'store': false")
 
 
-async def _fitting_chat(
+async def fitting_chat(
     serving: ResponsesContext,
     record: RequestRecord,
     request: ContextFields,
@@ -210,7 +212,7 @@ async def _fitting_chat(
             return False
 
     whole = await chat_from(0)
-    starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
+    starts = [index for index, item in enumerate(items) if item["type"] not in OUTPUTS]
     max_prompt = _max_prompt_tokens(request, model.card.max_context_length)
     if request.truncation != "auto" or not starts or not model.card.max_context_length or await fits(whole):
         return whole

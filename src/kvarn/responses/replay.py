@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
+from kvarn.responses.custom_input import arguments_in_pieces
+from kvarn.responses.tools import chat_name
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.text.reasoning.splitter import Reasoning
@@ -79,10 +81,17 @@ def _reasoning_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[Cho
 
 
 def _call_again(item: StoredItem, lengths: list[list[int]], index: int) -> Iterator[ChoiceDelta]:
-    function = FunctionCallDelta(name=item["name"], arguments="")
+    function = FunctionCallDelta(name=chat_name(item["name"], item.get("namespace")), arguments="")
     yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, id=item["call_id"], type="function", function=function)])
-    start = 0
+    is_custom = item["type"] == "custom_tool_call"
+    pieces = _cut(item["input" if is_custom else "arguments"], lengths)
+    for arguments in arguments_in_pieces(pieces) if is_custom else pieces:
+        yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, function=FunctionCallDelta(arguments=arguments))])
+
+
+def _cut(text: str, lengths: list[list[int]]) -> list[str]:
+    pieces, start = [], 0
     for characters, _ in lengths:
-        delta = FunctionCallDelta(arguments=item["arguments"][start : start + characters])
-        yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, function=delta)])
+        pieces.append(text[start : start + characters])
         start += characters
+    return pieces

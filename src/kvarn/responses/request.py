@@ -7,19 +7,27 @@ from typing import Any
 
 from msgspec import UNSET
 
+from kvarn.responses.custom_input import arguments_of
+from kvarn.responses.tools import OfferedTool, chat_name, chat_tool, offered_tools
 from kvarn.serving.tiers import requested_tier
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
-from kvarn.wire.openai.responses.items import StoredItem
-from kvarn.wire.openai.responses.request import (
+from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem
+from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
+from kvarn.wire.openai.responses.summary import summary_of
+from kvarn.wire.openai.responses.tools import (
     AllowedTools,
-    ContextFields,
-    FunctionChoice,
     FunctionTool,
-    ResponseRequest,
+    HostedTool,
+    NamespaceTool,
+    ResponseTool,
+    ToolReference,
 )
+
+SUMMARY = "Summary of the conversation so far:"
+"""Begins what the model is shown of a compaction."""
 
 _HINTS = ("user", "safety_identifier", "prompt_cache_key")
 
@@ -46,7 +54,7 @@ def new_response(request: ResponseRequest, response_id: str, created_at: int) ->
         previous_response_id=request.previous_response_id,
         conversation=None if request.conversation_id is None else {"id": request.conversation_id},
         instructions=request.instructions,
-        tools=[_echo_tool(tool) for tool in request.tools or ()],
+        tools=echoed_tools(request),
         tool_choice=_plain(request.tool_choice or "auto"),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text=_echo_text(request),
@@ -76,10 +84,11 @@ def chat_request(
     data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
     if not data["messages"]:
         raise ApiError(400, "There is nothing to answer: 'input' is empty.", code="invalid_value", param="input")
-    if request.tools:
-        data["tools"] = [_chat_tool(tool) for tool in request.tools]
+    offered = offered_tools(echoed_tools(request))
+    if offered:
+        data["tools"] = [chat_tool(tool)[0] for tool in offered]
     if request.tool_choice is not None:
-        data["tool_choice"] = _chat_choice(request.tool_choice)
+        data["tool_choice"] = _chat_choice(request.tool_choice, offered)
     if request.parallel_tool_calls is not None:
         data["parallel_tool_calls"] = request.parallel_tool_calls
     if request.text is not None and request.text.format is not None:
@@ -111,12 +120,15 @@ def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dic
             thoughts += [part["text"] for part in item.get("content") or item["summary"]]
         elif item["type"] == "message":
             messages.append({"role": item["role"], "content": _content(item["content"])})
-        elif item["type"] == "function_call":
+        elif item["type"] == "compaction":
+            summary = f"{SUMMARY}\n\n{summary_of(item['encrypted_content'])}"
+            messages.append({"role": "user", "content": summary})
+        elif item["type"] in CALLS:
             calls.add(item["call_id"])
             if thoughts or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(_chat_call(item))
-        elif item["type"] == "function_call_output" and item["call_id"] in calls:
+        elif item["type"] in OUTPUTS and item["call_id"] in calls:
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
         if thoughts and item["type"] != "reasoning":
             if messages and messages[-1]["role"] == "assistant":
@@ -155,23 +167,25 @@ def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
 
 
 def _chat_call(item: StoredItem) -> dict[str, Any]:
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    arguments = item["arguments"] if item["type"] == "function_call" else arguments_of(item["input"])
+    function = {"name": chat_name(item["name"], item.get("namespace")), "arguments": arguments}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
-def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    function = {"name": tool.name} | {name: value for name, value in fields.items() if value is not None}
-    return {"type": "function", "function": function}
-
-
-def _chat_choice(choice: str | FunctionChoice | AllowedTools) -> Any:
+def _chat_choice(choice: str | ToolReference | AllowedTools, offered: list[OfferedTool]) -> Any:
     if isinstance(choice, str):
         return choice
-    if isinstance(choice, FunctionChoice):
-        return {"type": "function", "function": {"name": choice.name}}
-    tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+    if isinstance(choice, ToolReference):
+        return _named(next((tool.chat_name for tool in offered if tool.name == choice.name), choice.name))
+    names = {tool.name for tool in choice.tools if tool.type in ("function", "custom", "namespace")}
+    allowed = [_named(tool.chat_name) for tool in offered if names & {tool.name, tool.namespace}]
+    unknown = names - {name for tool in offered for name in (tool.name, tool.namespace)}
+    tools = [*allowed, *(_named(str(name)) for name in sorted(map(str, unknown)))]
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def _chat_format(form: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +193,23 @@ def _chat_format(form: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "json_schema": form} if kind == "json_schema" else {"type": kind}
 
 
-def _echo_tool(tool: FunctionTool) -> dict[str, Any]:
+def grammar_warnings(request: ContextFields) -> list[str]:
+    """What the grammars of a request's tools say that is not enforced."""
+    warnings = [chat_tool(tool)[1] for tool in offered_tools(echoed_tools(request)) if tool.is_custom]
+    return [warning for warning in warnings if warning is not None]
+
+
+def echoed_tools(request: ContextFields) -> list[dict[str, Any]]:
+    """The tools that the model is offered, as the response shows them."""
+    return [_echo_tool(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)]
+
+
+def _echo_tool(tool: ResponseTool) -> dict[str, Any]:
+    if isinstance(tool, NamespaceTool):
+        tools = [_echo_tool(each) for each in tool.tools]
+        return {"type": "namespace", "name": tool.name, "description": tool.description or "", "tools": tools}
+    if not isinstance(tool, FunctionTool):
+        return dict(tool.model_dump(exclude_none=True))
     return {
         "type": "function",
         "name": tool.name,

@@ -23,7 +23,15 @@ from kvarn.store.repositories.conversations.histories import (
     decode_item,
 )
 from kvarn.wire.openai.errors import ApiError, invalid_request
-from kvarn.wire.openai.responses.items import AnyItem, ItemReference, StoredItem, stored_item, user_message
+from kvarn.wire.openai.responses.items import (
+    CALLS,
+    OUTPUTS,
+    AnyItem,
+    ItemReference,
+    StoredItem,
+    stored_item,
+    user_message,
+)
 from kvarn.wire.openai.responses.request import ContextFields
 
 
@@ -163,7 +171,7 @@ def _resolve_items(
     given: Sequence[AnyItem], earlier: list[StoredItem], found: Mapping[str, StoredItem], response_id: str
 ) -> list[StoredItem]:
     known = {item["id"] for item in earlier}
-    calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
+    calls = {item["call_id"] for item in earlier if item["type"] in CALLS}
     items: list[StoredItem] = []
     for number, each in enumerate(given):
         where = f"input[{number}]"
@@ -179,10 +187,10 @@ def _resolve_items(
             raise invalid_request(
                 f"'{where}.id' is {item['id']!r}, as an item before it has: leave it out.", f"{where}.id"
             )
-        if item["type"] == "function_call":
+        if item["type"] in CALLS:
             calls.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
-            message = f"No call has the 'call_id' {item['call_id']!r} of '{where}': its function_call must come before."
+        elif item["type"] in OUTPUTS and item["call_id"] not in calls:
+            message = f"No call has the 'call_id' {item['call_id']!r} of '{where}': its call must come before."
             raise invalid_request(message, f"{where}.call_id")
         known.add(item["id"])
         items.append(item)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
+from kvarn.responses.custom_input import CustomInput
+from kvarn.responses.tools import offered_tools
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
@@ -22,7 +24,7 @@ from kvarn.wire.openai.responses.answer import (
     ResponseUsage,
     StreamEvent,
 )
-from kvarn.wire.openai.responses.items import StoredItem, output_text, reasoning_text
+from kvarn.wire.openai.responses.items import CALLS, PREFIXES, StoredItem, output_text, reasoning_text
 
 Cuts = list[list[list[int]]]
 """For each item its deltas, each as [characters, tokens with log-probabilities]."""
@@ -32,28 +34,31 @@ Cuts = list[list[list[int]]]
 class _Item:
     """The item that is being written."""
 
-    type: Literal["message", "reasoning", "function_call"]
+    type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
     id: str = ""
     call_id: str = ""
     name: str = ""
-    """Of the function."""
+    """Of the tool."""
+    namespace: str | None = None
+    """Of the tool."""
     texts: list[str] = field(default_factory=list)
-    """Of the message or the reasoning, or the call's arguments."""
+    """Of the message or the reasoning, or the call's arguments or input."""
+    input: CustomInput | None = None
+    """Reads the input of a call out of its arguments, where it is plain text."""
     logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
 
     def as_json(self, status: str) -> StoredItem:
         head: StoredItem = {"id": self.id, "type": self.type, "status": status}
-        if self.type == "function_call":
-            return head | {"call_id": self.call_id, "name": self.name, "arguments": "".join(self.texts)}
+        if self.type in CALLS:
+            said = {"input" if self.input else "arguments": "".join(self.texts)}
+            named = {"namespace": self.namespace} if self.namespace else {}
+            return head | {"call_id": self.call_id, "name": self.name, **said, **named}
         head["content"] = [] if status == "in_progress" else [self.part()]
         return {**head, "role": "assistant"} if self.type == "message" else {**head, "summary": []}
 
     def part(self) -> dict[str, Any]:
         text = "".join(self.texts)
         return output_text(text, self.logprobs) if self.type == "message" else reasoning_text(text)
-
-
-_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
 class ResponseWriter:
@@ -72,6 +77,7 @@ class ResponseWriter:
         self._first_item = first_item
         self._number = 0
         self._open: _Item | None = None
+        self._tools = {tool.chat_name: tool for tool in offered_tools(response.tools)}
         self._logprobs: list[TokenLogprobs | Raw] = []
         """Of tokens whose text has not come yet."""
 
@@ -98,6 +104,8 @@ class ResponseWriter:
                 events += self._reasoning(part.text)
             elif part:
                 events += self._text(part)
+        if delta.cut_call:
+            events += self.close_item("incomplete")
         if delta.refusal:
             events += self.refuse(delta.refusal)
         if delta.warnings:
@@ -156,8 +164,15 @@ class ResponseWriter:
         closed = self._open
         if closed is None:
             return []
+        events: list[StreamEvent] = []
+        if closed.input is not None:
+            if rest := closed.input.rest():
+                events.append(self._call_delta(rest))
+            names = {"item_id": closed.id, "output_index": self._index}
+            events.append(self._event("response.custom_tool_call_input.done", input="".join(closed.texts), **names))
+            self._open = None
+            return [*events, self._add_item(closed.as_json(status))]
         text = "".join(closed.texts)
-        events: list[StreamEvent]
         if closed.type == "function_call":
             names = {"item_id": closed.id, "name": closed.name, "output_index": self._index}
             events = [self._event("response.function_call_arguments.done", arguments=text, **names)]
@@ -191,19 +206,30 @@ class ResponseWriter:
         events: list[StreamEvent] = []
         if isinstance(delta.id, str):
             name = delta.function.name
-            name = name if isinstance(name, str) else ""
-            events += self._open_item(_Item("function_call", call_id=delta.id, name=name))
+            events += self._open_item(self._call_item(delta.id, name if isinstance(name, str) else ""))
             self._logprobs = []  # those of the call itself belong to no text
         call, text = self._open, delta.function.arguments
-        if isinstance(text, str) and text and call is not None and call.type == "function_call":
-            call.texts.append(text)
-            self.cuts[-1].append([len(text), 0])
-            events.append(
-                self._event(
-                    "response.function_call_arguments.delta", item_id=call.id, output_index=self._index, delta=text
-                )
-            )
+        if isinstance(text, str) and call is not None and call.type in CALLS:
+            text = text if call.input is None else call.input.take(text)
+            events += [self._call_delta(text)] if text else []
         return events
+
+    def _call_item(self, call_id: str, name: str) -> _Item:
+        tool = self._tools.get(name)
+        if tool is None:
+            return _Item("function_call", call_id=call_id, name=name)
+        if tool.is_custom:
+            return _Item("custom_tool_call", "", call_id, tool.name, tool.namespace, input=CustomInput())
+        return _Item("function_call", "", call_id, tool.name, tool.namespace)
+
+    def _call_delta(self, text: str) -> StreamEvent:
+        """More of the open call."""
+        call = self._open
+        assert call is not None
+        call.texts.append(text)
+        self.cuts[-1].append([len(text), 0])
+        kind = "function_call_arguments" if call.input is None else "custom_tool_call_input"
+        return self._event(f"response.{kind}.delta", item_id=call.id, output_index=self._index, delta=text)
 
     @property
     def _index(self) -> int:
@@ -221,7 +247,7 @@ class ResponseWriter:
     def _open_item(self, opened: _Item, status_before: str = "completed") -> list[StreamEvent]:
         """End the open item, name the new one and begin it."""
         events = self.close_item(status_before)
-        opened.id = item_id(_PREFIXES[opened.type], self.response.id, self._first_item + self._index)
+        opened.id = item_id(PREFIXES[opened.type], self.response.id, self._first_item + self._index)
         self._open = opened
         self.cuts.append([])
         item = opened.as_json("in_progress")

@@ -20,6 +20,8 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.repositories.deployments import drop_adapter, keep_adapter, kept_adapters
 from kvarn.text.checkpoint import PACKAGED_ADAPTERS, packaged_adapter
+from kvarn.text.errors import CheckpointError
+from kvarn.text.local_path import local_path
 from kvarn.wire.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -95,7 +97,10 @@ def _directory(path: str, allowed: Iterable[Path]) -> Path:
     """The directory of an adapter, links resolved. Raises `ApiError` for one that may not be read."""
     if path in PACKAGED_ADAPTERS:
         return packaged_adapter(path)
-    directory = Path(path).expanduser().resolve()
+    try:
+        directory = local_path(path).resolve()
+    except (CheckpointError, RuntimeError, OSError) as error:  # links that lead to themselves, a name that is too long
+        raise invalid_request(f"{path[:400]!a} cannot be read: {error}", "lora_path") from None
     roots = [root.expanduser().resolve() for root in allowed]
     if not any(directory.is_relative_to(root) for root in roots):
         raise ApiError(

@@ -43,6 +43,8 @@ class ChoiceDelta:
     """Why moderation ended the answer, in words for a person."""
     parts: list[Part | ToolCallDelta] | None = None
     """Text, reasoning and tool calls in the order in which the model wrote them; None where there is only text."""
+    cut_call: bool = False
+    """The last tool call was not finished, at the end: it is no call of the whole answer."""
     logprobs: list[TokenLogprobs | Raw] | None = None
     """`positions` as a chat's answer has them; None where not asked for."""
     completion_logprobs: CompletionLogprobs | None = None

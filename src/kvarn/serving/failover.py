@@ -160,11 +160,12 @@ class _Journal:
 
     def rest(self) -> Submit:
         """What is left to do, for another engine. Each time it has another id: what is still under way from one that
-        was lost is taken for no answer to it."""
+        was lost is taken for no answer to it. It is not put behind others for the time that the loss took."""
         self._moves += 1
         request_id = f"{self._submit.request_id}~{self._moves}"
+        rest = msgspec.structs.replace(self._submit, request_id=request_id, ttft_left_s=None)
         if not self._told:
-            return msgspec.structs.replace(self._submit, request_id=request_id)
+            return rest
         sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
         drawn = [self._drawn.get(index) for index in range(sampling.n)]
-        return msgspec.structs.replace(self._submit, request_id=request_id, sampling=sampling, drawn=drawn)
+        return msgspec.structs.replace(rest, sampling=sampling, drawn=drawn)

@@ -86,7 +86,7 @@ def make_submit(
 ) -> Submit:
     """What is sent to the engine. The tenant and its secret salt come from the server, never from the client: a
     tenant's cached prompts cannot be found, or their presence timed, by another."""
-    principal = work.principal
+    principal, slo = work.principal, work.slo
     return Submit(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -97,6 +97,8 @@ def make_submit(
         adapter=work.adapter,
         cache_salt=salt_of(principal, cache_salt),
         grammar=grammar,
+        ttft_left_s=None if slo is None else work.record.received + slo.ttft_target_s - time.monotonic(),
+        tpot_target_s=None if slo is None else slo.tpot_target_s,
     )
 
 

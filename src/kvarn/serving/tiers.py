@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PRIORITIES = {"auto": 0, "default": 0, "flex": 5, "priority": -10, "fast": -10}
+_PRIORITIES = {"auto": 0, "default": 0, "scale": 0, "flex": 5, "priority": -10, "fast": -10}
 
 
 def priority_of(service_tier: str | None, priority: int, best: int) -> int:
@@ -18,7 +18,7 @@ def priority_of(service_tier: str | None, priority: int, best: int) -> int:
 
 def requested_tier(service_tier: str | None) -> str:
     """The tier that an answer names before its own is known."""
-    return "default" if service_tier is None or service_tier == "auto" else service_tier
+    return "default" if service_tier in (None, "auto", "scale") else service_tier
 
 
 def tier_of(priority: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvarn.admission.demand import Demand
+from kvarn.config.platform import SloConfig
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.candidate import RouteRequest
@@ -17,6 +18,8 @@ from kvarn.routing.router import ReplicaChoice
 from kvarn.serving.client_left import ClientLeft
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
+from kvarn.wire.dialect import Dialect
+from kvarn.wire.openai.dialect import OPENAI
 from kvarn.wire.openai.usage import Usage, usage
 
 _log = logging.getLogger("kvarn.gateway")
@@ -95,6 +98,8 @@ class RequestRecord:
     """The client left before the end of the answer."""
     endpoint: str = UNKNOWN
     """Path of the operation, such as `/v1/chat/completions`."""
+    dialect: Dialect = OPENAI
+    """What it is answered in, errors included."""
     principal: Principal = ANYBODY
     """Who it acts for."""
     best_priority: int | None = None
@@ -167,6 +172,8 @@ class Work:
     """OpenAI's name of that tier."""
     sequences: int = 1
     """Answers it asks for, over all its prompts."""
+    slo: SloConfig | None = None
+    """Its latency targets in the engine; None: it has none."""
     usage: TokenUsage = field(default_factory=TokenUsage)
     closing: ExitStack = field(default_factory=ExitStack)
     """How the stages that took it are settled, last one first: `outcome` and `usage` say what came of it."""

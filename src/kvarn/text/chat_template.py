@@ -13,6 +13,7 @@ from kvarn.sandbox.pool import SandboxPool
 from kvarn.sandbox.process import SandboxLimits
 from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLimitError
 from kvarn.text.json_file import read_json, token_text
+from kvarn.text.local_path import local_path
 from kvarn.text.messages import normalize_messages
 
 MAX_CHARACTERS = 32 * 1024 * 1024
@@ -54,8 +55,9 @@ class ChatTemplate:
     def load(cls, directory: Path, override: str | None = None, limits: SandboxLimits | None = None) -> ChatTemplate:
         """Read the template of a checkpoint.
 
-        It stands in `chat_template.jinja` (variants in `additional_chat_templates/`) or in tokenizer_config.json, as
-        text or as a list of named ones. `override` replaces it: the text of a template, or the path of a file.
+        It stands in `chat_template.jinja` (variants in `additional_chat_templates/`) or, where there are no such files,
+        in tokenizer_config.json, as text or as a list of named ones. `override` replaces it: the text of a template, or
+        the path of a file.
         A checkpoint without any loads too (`exists` is False); `request` then says what to do.
 
         Raises:
@@ -177,18 +179,16 @@ def _read_reply(reply: bytes) -> str:
 
 
 def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    sources: dict[str, str] = {}
-    in_config = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(in_config, str):
-        sources["default"] = in_config
-    elif isinstance(in_config, list):
-        sources |= {entry["name"]: entry["template"] for entry in in_config}
-    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = _read(path)
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     path = directory / "chat_template.jinja"
     if path.is_file():
-        sources["default"] = _read(path)
-    return sources
+        files["default"] = path
+    if files:
+        return {name: _read(path) for name, path in files.items()}
+    in_config = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(in_config, list):
+        return {entry["name"]: entry["template"] for entry in in_config}
+    return {"default": in_config} if isinstance(in_config, str) else {}
 
 
 def read_template(override: str) -> str:
@@ -196,8 +196,9 @@ def read_template(override: str) -> str:
 
     Raises:
         ChatTemplateError: The file cannot be read, or is too long.
+        CheckpointError: No file can have that name.
     """
-    return override if "{" in override else _read(Path(override).expanduser())
+    return override if "{" in override else _read(local_path(override))
 
 
 def _read(path: Path) -> str:

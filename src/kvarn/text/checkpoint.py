@@ -9,13 +9,16 @@ from typing import Any
 
 import kvarn
 from kvarn.config.extras import missing_extra
+from kvarn.text.architectures import HEADS, describe_unsupported, find_architecture
 from kvarn.text.errors import CheckpointError
+from kvarn.text.json_file import read_json
+from kvarn.text.local_path import local_path
 
 Progress = Callable[[str, float], None]
 """Told a stage and the fraction of it that is done."""
 
-PACKAGED = ("kvarn-demo",)
-"""Models that come with Kvarn and can be served."""
+PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3")
+"""Models that come with Kvarn: one to serve, and two that guess its tokens."""
 
 PACKAGED_ADAPTERS = ("pirate", "json")
 """LoRA adapters of kvarn-demo that come with Kvarn."""
@@ -32,14 +35,18 @@ _DIGITS = 16
 
 
 def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
-    """The local directory of a checkpoint, downloaded first where `path` is a hub id (`owner/name[@revision]`).
+    """The local directory of a checkpoint, downloaded first where `path` is a hub id (`owner/name[@revision]`): its
+    config.json, and where Kvarn knows the architecture the rest.
 
     An existing directory wins over a packaged model of the same name.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it cannot be downloaded.
+        CheckpointError: There is no such checkpoint, it cannot be downloaded, or it is of another architecture.
     """
-    directory = _find(path, progress, _FILES)
+    directory = _local(path)
+    if directory is None:
+        _check_architecture(path, _download(path, None, ["config.json"]))
+        directory = _download(path, progress, _FILES)
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
     return directory
@@ -51,7 +58,7 @@ def resolve_adapter(path: str, *, progress: Progress | None = None) -> Path:
     Raises:
         CheckpointError: There is none, or it cannot be downloaded.
     """
-    directory = Path(path).expanduser()
+    directory = local_path(path)
     if not directory.is_dir() and path in PACKAGED_ADAPTERS:
         directory = packaged_adapter(path)
     elif not directory.is_dir():
@@ -67,7 +74,12 @@ def packaged_adapter(name: str) -> Path:
 
 
 def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
-    directory = Path(path).expanduser()
+    return _local(path) or _download(path, progress, files)
+
+
+def _local(path: str) -> Path | None:
+    """The directory that a path names; None where it is a hub id."""
+    directory = local_path(path)
     if directory.is_dir():
         return directory
     if path in PACKAGED:
@@ -80,7 +92,16 @@ def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
             f"There is no directory {path!r}. Give the directory of a Hugging Face checkpoint, a hub id "
             f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
         )
-    return _download(path, progress, files)
+    return None
+
+
+def _check_architecture(path: str, directory: Path) -> None:
+    config = read_json(directory / "config.json")
+    named, model_type = config.get("architectures") or [], config.get("model_type") or ""
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in [*named, model_type]):
+        return  # the engine says what is wrong with it
+    if find_architecture(named, model_type) is None and not set(named) & set(HEADS):
+        raise CheckpointError(f"{describe_unsupported(f'the config.json of {path}', named, model_type)}.")
 
 
 def _download(path: str, progress: Progress | None, files: list[str]) -> Path:

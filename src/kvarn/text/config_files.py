@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json, validate
+from kvarn.text.local_path import local_path
 from kvarn.text.sampling import SamplingDefaults
 
 _MAX_ID = 2**31 - 1
@@ -73,7 +74,7 @@ def read_generation_config(directory: Path, setting: str = "auto") -> Generation
         CheckpointError: The file is broken, or the named folder has none.
     """
     own = setting in ("auto", "none")
-    path = (directory if own else Path(setting).expanduser()) / "generation_config.json"
+    path = (directory if own else local_path(setting)) / "generation_config.json"
     if not own and not path.is_file():
         raise CheckpointError(
             f"generation_config names {setting!r}, but there is no {path}: use auto, none or a folder."
@@ -100,25 +101,62 @@ class _Token(CheckpointFile):
     content: str
 
 
+class _AddedToken(_Token):
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None
+    special: bool = False
+
+
 class _NamedTemplate(CheckpointFile):
     name: str
     template: str
 
 
-class _TokenizerConfig(CheckpointFile):
-    bos_token: str | _Token | None = None  # templates write it
-    eos_token: str | _Token | None = None
+_NamedToken = str | _Token | None
+_Tokens = list[str | _Token]
+
+
+class _SpecialTokens(CheckpointFile):
+    bos_token: _NamedToken = None  # templates write it
+    eos_token: _NamedToken = None
+    extra_special_tokens: _Tokens | dict[str, str | _Token] | None = None
+    additional_special_tokens: _Tokens | None = None
+
+
+class _TokenizerConfig(_SpecialTokens):
     model_max_length: float | None = None
     chat_template: str | list[_NamedTemplate] | None = None
+    added_tokens_decoder: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], _AddedToken] | None = None
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """The content of a checkpoint's tokenizer_config.json; empty where there is none.
+    """The content of a checkpoint's tokenizer_config.json, and what special_tokens_map.json says in its place, where it
+    does not list added tokens itself, as transformers reads them; empty where there is neither.
 
     Raises:
-        CheckpointError: The file is broken; the message names the wrong field.
+        CheckpointError: A file is broken; the message names the wrong field.
     """
     path = directory / "tokenizer_config.json"
     content = read_json(path)
     validate(_TokenizerConfig, content, path)
+    if content.get("added_tokens_decoder") is None:
+        path = directory / "special_tokens_map.json"
+        named = read_json(path)
+        validate(_SpecialTokens, named, path)
+        content |= named
     return content
+
+
+_TOKEN_IDS = TypeAdapter(dict[str, Annotated[int, Field(ge=0, le=_MAX_ID)]], config=ConfigDict(strict=True))
+
+
+def read_added_tokens(directory: Path) -> dict[str, int]:
+    """The content of added_tokens.json: ids by token; empty where there is none. Raises as `read_tokenizer_config`."""
+    path = directory / "added_tokens.json"
+    content = read_json(path)
+    try:
+        return _TOKEN_IDS.validate_python(content)
+    except ValidationError:
+        raise CheckpointError(f"{path} should hold token ids by token.") from None

@@ -1,8 +1,9 @@
 """From the messages of a chat to the prompt's tokens, in which only the template and the server give orders.
 
-A model knows where a turn begins and ends by special tokens, and the template writes them. The same words inside a
-message, a retrieved text or a tool's result are words: a text that says `<|im_end|>` does not end its turn. They are
-hidden from the template's rendering behind marks nobody can guess, and encoded apart, as ordinary text.
+A model knows where a turn, its reasoning or a call begins and ends by tokens that mark it (`Tokenizer.markers`), and
+the template writes them. The same words inside a message, a retrieved text or a tool's result are words: a text that
+says `<|im_end|>` does not end its turn, and one that says `<tool_call>` calls nothing. They are hidden from the
+template's rendering behind marks nobody can guess, and encoded apart, as ordinary text.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PromptBuilder:
         self._opening = opening
         self._reasoning = reasoning
         self._add_special_tokens = add_special_tokens
-        self._hidden = hidden = _Hidden(tokenizer.special_pattern)
+        self._hidden = hidden = _Hidden(tokenizer)
         self.request: RenderRequest = template.request(
             # arguments unfolded: their JSON has other ways to write the same
             hidden.hide(normalize_messages(messages)),
@@ -92,19 +93,17 @@ class PromptBuilder:
 
 
 class _Hidden:
-    """The special tokens in what clients wrote, behind marks."""
+    """The markers in what clients wrote, behind marks."""
 
-    def __init__(self, pattern: re.Pattern[str] | None) -> None:
-        self._pattern = pattern
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._mark = secrets.token_hex(8)
         self._words: list[str] = []
 
     def hide(self, value: Any) -> Any:
-        """The same value with a mark for each special token in any of its strings, names of fields included."""
-        if self._pattern is None:
-            return value
+        """The same value with a mark for each marker in any of its strings, names of fields included."""
         if isinstance(value, str):
-            return self._pattern.sub(self._hide_one, value)
+            return self._hide_text(value)
         if isinstance(value, Mapping):
             return {self.hide(name): self.hide(each) for name, each in value.items()}
         if isinstance(value, list | tuple):
@@ -112,12 +111,16 @@ class _Hidden:
         return value
 
     def split(self, text: str) -> list[str]:
-        """What lies between the marks, and in each odd place the special token that a mark stands for."""
+        """What lies between the marks, and in each odd place the marker that a mark stands for."""
         if not self._words:
             return [text]
         pieces = re.split(rf"{self._mark}(\d+)\.", text)
         return [self._words[int(piece)] if place % 2 else piece for place, piece in enumerate(pieces)]
 
-    def _hide_one(self, found: re.Match[str]) -> str:
-        self._words.append(found.group())
-        return f"{self._mark}{len(self._words) - 1}."
+    def _hide_text(self, text: str) -> str:
+        pieces, end = [], 0
+        for start, after in self._tokenizer.find_markers(text):
+            pieces += [text[end:start], f"{self._mark}{len(self._words)}."]
+            self._words.append(text[start:after])
+            end = after
+        return "".join(pieces) + text[end:] if pieces else text

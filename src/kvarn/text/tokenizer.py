@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvarn.text.added_tokens import read_tokenizer_text
+from kvarn.text.any_of import any_of
 from kvarn.text.errors import TokenizerError
-from kvarn.text.json_file import check_size, token_text
+from kvarn.text.json_file import token_text
 from kvarn.text.token_bytes import byte_fallback_tokens, is_pure_byte_level, token_bytes_reader
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
-
-_MAX_FILE_BYTES = 512 * 1024 * 1024
-"""Of tokenizer.json: the largest published ones have about 40 MB."""
 
 
 class Tokenizer:
@@ -35,12 +34,13 @@ class Tokenizer:
         self.markers: dict[str, int] = {
             token.content: token_id for token_id, token in added.items() if is_marker(token.content, token.special)
         }
-        """Tokens that are no part of what a grammar calls text, by name."""
-        specials = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
-        self.special_pattern: re.Pattern[str] | None = (
-            re.compile("|".join(map(re.escape, specials))) if specials else None
+        """Tokens that mark something and are no text, by name: a text that spells them out is not to become them."""
+        self._marker_pattern = re.compile(any_of(self.markers)) if self.markers else None
+        self._marker_ids = frozenset(self.markers.values())
+        self._in_other_forms = library.normalizer is not None and any(
+            token.normalized and token_id in self._marker_ids for token_id, token in added.items()
         )
-        """Finds them in a text; None where there are none."""
+        """Whether markers are found in texts that only become them when they are normalized."""
         self._words: Library | None = None
         self._making_words = threading.Lock()
         vocabulary = library.get_vocab(with_added_tokens=True)
@@ -72,14 +72,13 @@ class Tokenizer:
         # 50 ms and more that only a process with a model pays
         from tokenizers import Tokenizer as Library
 
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise TokenizerError(_missing(directory))
-        check_size(path, _MAX_FILE_BYTES)
+        text = read_tokenizer_text(directory)
         try:
-            library = Library.from_file(str(path))
+            library = Library.from_str(text)
         except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
+            raise TokenizerError(
+                f"Cannot read {directory}/tokenizer.json: {error}. Is the checkpoint complete?"
+            ) from error
         library.no_truncation()
         library.no_padding()
         return cls(library, read_eos_ids(directory, checkpoint or directory, generation_config, library.token_to_id))
@@ -112,8 +111,18 @@ class Tokenizer:
         ids: list[int] = self._library.post_process(left, right, True).ids
         return ids
 
+    def find_markers(self, text: str) -> list[tuple[int, int]]:
+        """Where in a text `encode` finds markers: places of their first character and behind their last."""
+        if self._marker_pattern is None:
+            return []
+        if not self._in_other_forms:
+            return [found.span() for found in self._marker_pattern.finditer(text)]
+        encoding = self._library.encode(text, add_special_tokens=False)
+        tokens = zip(encoding.ids, encoding.offsets, strict=True)
+        return [place for token_id, place in tokens if token_id in self._marker_ids]
+
     def encode_words(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are words like any other. Raises as `encode` does."""
+        """Token ids of a text in which markers are words like any other. Raises as `encode` does."""
         _check_text(text)
         return self._word_library.encode(text, add_special_tokens=False).ids
 
@@ -145,8 +154,12 @@ class Tokenizer:
         """A second one: made when first needed, or by `prepare_words`."""
         with self._making_words:
             if self._words is None:
-                self._words = type(self._library).from_str(self._library.to_str())
-                self._words.encode_special_tokens = True
+                self._words = words = type(self._library).from_str(self._library.to_str())
+                for token in words.get_added_tokens_decoder().values():
+                    if is_marker(token.content, token.special):
+                        token.special = True
+                        words.add_special_tokens([token])
+                words.encode_special_tokens = True
         return self._words
 
     def has_token(self, token_id: int) -> bool:
@@ -172,9 +185,13 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
+_MARKER = re.compile(r"[\s▁]*+(?![\w\s]).*\w.*(?![\w\s])\S[\s▁]*+", re.DOTALL)
+
+
 def is_marker(name: str, special: bool) -> bool:
-    """Whether an added token marks something, and is no text: a special one, or one like `<tool_call>`."""
-    return special or (name.startswith("<") and name.endswith(">"))
+    """Whether an added token marks something, and is no text: a special one, or a word between other signs, such as
+    `<tool_call>`, `[THINK]` or `｜User｜`, whatever it is declared to be."""
+    return special or _MARKER.fullmatch(name) is not None
 
 
 def read_eos_ids(
@@ -207,12 +224,3 @@ def _check_text(text: str) -> None:
             f"The text holds a lone surrogate (\\u{ord(text[error.start]):04x} at character {error.start}), "
             "which is not valid Unicode: send whole characters."
         ) from None
-
-
-def _missing(directory: Path) -> str:
-    if any(directory.glob("*.model")):
-        return (
-            f"{directory} has only a sentencepiece tokenizer (*.model): convert it to tokenizer.json, for example with "
-            "transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
-        )
-    return f"{directory} has no tokenizer.json: the checkpoint is incomplete."

@@ -49,8 +49,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     match. Special tokens count as the text they are written as."""
 
     opened_by: list[int] = []
-    """Tokens that begin such free text. Where there are any, the answer may also do without, and match from its first
-    token on."""
+    """Tokens that begin such free text. Where there are any, the answer may also match from its first token on."""
 
 
 class Submit(Message, frozen=True, kw_only=True):
@@ -66,9 +65,10 @@ class Submit(Message, frozen=True, kw_only=True):
     adapter: str = ""  # name of one that is loaded; empty for the model itself
     grammar: Grammar | None = None  # what each choice must match
     drawn: list[list[int] | None] = msgspec.field(default_factory=list)
-    """Of a request that goes on here: the tokens that each choice has so far, None for one that has ended. All choices
-    then draw what they would have drawn where they began."""
+    """Tokens that each choice of a request that goes on here has, None for one that has ended. The rest is the same."""
 
+    ttft_left_s: float | None = None  # until its target for the first token is missed; None: it has none (any more)
+    tpot_target_s: float | None = None  # seconds for each token after the first; None: it has no target
     gateway: int = 0  # number of the gateway process that asks, and is answered
 
     @property

@@ -41,6 +41,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     step: int
     busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
     unheard_s: float = 0.0  # seconds since its supervisor was heard; 0 on the supervisor's own machine
+    work: float = 0.0  # done so far, while it loads: see `SessionWork.amount`
     draining: bool = False  # it was told to take no new requests, and ends
 
 

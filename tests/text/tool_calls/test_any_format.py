@@ -27,7 +27,7 @@ from kvarn.text.tool_calls.formats import (
     find_format,
 )
 from profiles import examples
-from tool_events import at_every_split, cut_at, run
+from tool_events import at_every_split, cut_at, joined, run
 
 FORMATS = [
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC),
@@ -110,6 +110,39 @@ def test_no_split_changes_what_is_found_and_nothing_raises(
     assert run(kind, list(text), NAMES, **options) == whole
     if not any(part[0] == "call" for part in whole):
         assert "".join(part[1] for part in whole) == text
+
+
+CUT_TEXTS = {
+    kind: text.format(name="get_weather", arguments='{"city": "Lund"}') for kind, text in CALL_TEXTS.items()
+} | {
+    PYTHONIC: '[get_weather(city="Lund")]',
+    MISTRAL: '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Lund"}}]',
+    GLM: "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Lund</arg_value>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("kind", CUT_TEXTS, ids=lambda kind: kind.opening(None))
+def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_arguments_are_whole(
+    kind: ToolFormat,
+) -> None:
+    text = "Well, 1 < 2.\n" + CUT_TEXTS[kind]
+    whole = [("text", "Well, 1 < 2."), ("call", "get_weather", '{"city": "Lund"}')]
+    states = []
+    for end in range(len("Well, 1 < 2."), len(text) + 1):
+        parser = kind.make_parser(NAMES)
+        seen = joined(parser.push(text[:end]) + parser.flush(cut_off=True))
+        assert (seen[0][0], seen[0][1].rstrip()) == whole[0]
+        assert seen == whole if len(seen) == 2 and not parser.is_open else len(seen) == 1 + parser.is_open
+        states.append((len(seen), parser.is_open))
+    assert sorted(set(states), key=states.index)[-1] == (2, False) and states == sorted(
+        states, key=lambda state: (state[0], not state[1])
+    )
+
+
+def test_the_end_of_a_cut_off_text_that_begins_no_call_stays(kind: ToolFormat = LLAMA3) -> None:
+    for text in ('{"name": "An', "[1, 2", "Hello \n", "a [f"):
+        parser = kind.make_parser(NAMES)
+        assert joined(parser.push(text) + parser.flush(cut_off=True)) == [("text", text)]
 
 
 @settings(max_examples=examples(25))

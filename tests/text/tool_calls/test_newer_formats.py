@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvarn.text.tool_calls.formats import DEEPSEEK, DEEPSEEK_BARE, GLM, GPT_OSS, GRANITE, PHI, ToolFormat
 from profiles import examples
-from tool_events import at_every_split, cut_at, joined, run
+from tool_events import at_every_split, cut_at, joined
 
 F, G = ("call", "f", '{"a": 1}'), ("call", "g", "{}")
 NAMES = ("f", "g")
@@ -86,19 +86,52 @@ def test_glm_writes_a_tag_for_each_value() -> None:
     ]
 
 
-def test_a_schema_says_which_values_of_glm_are_strings() -> None:
-    schema = {"properties": {"a": {"type": "string"}}}
-    parser = GLM.make_parser(NAMES, parameters={"f": schema})
-    text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>1</arg_value>"
-    assert joined(parser.push(f"{text}</tool_call>") + parser.flush()) == [("call", "f", '{"a": "1", "b": 1}')]
+VALUES: list[tuple[Any, str, object]] = [
+    ({"type": "string"}, "16", "16"),
+    ({"type": ["string", "null"]}, "456", "456"),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": ["string", "integer"]}, "17", 17),
+    ({"type": ["string", "array"]}, '["a"]', ["a"]),
+    ({"type": "string", "nullable": True}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, "true", "true"),
+    ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "14", "14"),
+    ({"allOf": [{"type": "string"}]}, "15", "15"),
+    ({"allOf": [{"type": ["string", "integer"]}, {"enum": ["1", 2]}]}, "1", "1"),
+    ({"allOf": [{"type": ["string", "integer"]}, {"enum": ["1", 2]}]}, "2", 2),
+    ({"$ref": "#/$defs/code"}, "11", "11"),
+    ({"$ref": "#/$defs/loop"}, "11", 11),
+    ({"$ref": "#/$defs/nowhere"}, "11", 11),
+    ({"$ref": "other.json"}, "11", 11),
+    ({"enum": ["12", "13"]}, "12", "12"),
+    ({"enum": [True, "1"]}, "1", "1"),
+    ({"const": "42"}, "42", "42"),
+    ({"type": "integer"}, "17", 17),
+    ({"type": "integer"}, "1.0", 1.0),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "18", 18),
+    ({"type": "integer"}, "many", "many"),
+    ({"type": "boolean"}, "true", True),
+    ({"type": "string"}, '"16"', '"16"'),
+    ({"enum": ["a", "b"]}, '"a"', "a"),
+    ({}, '"16"', "16"),
+    ({}, "1", 1),
+    (True, "[1]", [1]),
+    (None, "word", "word"),
+]
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_a_call_of_glm_that_is_cut_off_stays_as_it_was_written(parts: int) -> None:
-    text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>tw"
-    size = len(text) // parts + 1
-    cut = [text[start : start + size] for start in range(0, len(text), size)]
-    assert run(GLM, cut, NAMES) == [("call", "f", '{"a": 1, "b": tw')]
+@pytest.mark.parametrize(("schema", "text", "value"), VALUES, ids=str)
+def test_a_schema_says_which_values_of_glm_are_strings(schema: Any, text: str, value: object) -> None:
+    definitions = {"code": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
+    parser = GLM.make_parser(NAMES, parameters={"f": {"properties": {"a": schema}, "$defs": definitions}})
+    call = f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
+    assert joined(parser.push(call) + parser.flush()) == [("call", "f", json.dumps({"a": value}))]
+
+
+def test_a_forced_call_of_glm_whose_function_takes_nothing_has_no_arguments() -> None:
+    text = "<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+    for parameters, arguments in (({"g": {}}, "{}"), ({"g": {"additionalProperties": True}}, '{"a": 1}')):
+        parser = GLM.make_parser(NAMES, opening=GLM.opening("g"), max_calls=1, parameters=parameters)
+        assert joined(parser.push(text)) == [("call", "g", arguments)]
 
 
 @settings(max_examples=examples(80))

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"], route_class=JsonRoute
 @router.post("", summary="Run a file of requests")
 async def create_batch(gateway: GatewayDep, principal: PrincipalDep, body: BatchRequest) -> BatchObject:
     """Take a batch; it is checked and run in the background."""
-    return await start_batch(gateway, principal, body)
+    return describe_batch(await start_batch(gateway, principal, body))
 
 
 @router.get("", summary="List batches")

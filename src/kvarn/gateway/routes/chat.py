@@ -13,6 +13,7 @@ from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.gateway.query import OrderedOldestFirstQuery, Text, check_query, list_answer
 from kvarn.serving.chat.operation import start_chat
+from kvarn.serving.chat.render import render_only
 from kvarn.serving.chat.stored import describe_completion, stored_messages
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import (
@@ -24,6 +25,7 @@ from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.lists import DeletedObject, ListObject
+from kvarn.wire.openai.tokenize import RenderedChat
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], route_class=JsonRoute)
 
@@ -50,6 +52,12 @@ async def create_chat_completion(
     """Answer the messages of a chat, as one object or as a stream of events. With `store` the answer is kept."""
     run = await start_chat(gateway, record, body)
     return event_stream(run.stream()) if body.stream else json_when_done(run.collect(), run.held)
+
+
+@router.post("/render", summary="Render a conversation without answering it")
+async def render_chat_completion(gateway: GatewayDep, record: RecordDep, body: ChatCompletionRequest) -> RenderedChat:
+    """The prompt's tokens and the sampling parameters that an engine would get, in vLLM's shape."""
+    return await render_only(gateway, record, body)
 
 
 @router.get("", summary="List stored chat completions", dependencies=_CHECKED)

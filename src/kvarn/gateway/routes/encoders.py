@@ -1,7 +1,8 @@
-"""`/v1/embeddings`, `/v1/rerank`, `/v1/score` and `/v1/moderations`: what encoder models answer."""
+"""`/v1/embeddings`, `/v1/rerank`, `/v1/score`, `/v1/moderations`, `/pooling`: what encoder models answer."""
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -13,15 +14,20 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.serving.embeddings import start_embedding, start_rerank, start_score
 from kvarn.serving.moderation.operation import start_moderation
 from kvarn.wire.openai.encoders import (
+    ClassifyRequest,
     EmbeddingList,
     EmbeddingRequest,
     ModerationList,
     ModerationRequest,
+    Pooled,
+    PooledList,
+    PoolingRequest,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
     ScoreRequest,
 )
+from kvarn.wire.openai.errors import invalid_request
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -50,6 +56,30 @@ async def rerank(gateway: GatewayDep, record: RecordDep, body: RerankRequest) ->
 async def score(gateway: GatewayDep, record: RecordDep, body: ScoreRequest) -> Annotated[Response, ScoreAnswer]:
     """How near two texts are, for one pair or many, with an embedding model."""
     return json_when_done(await start_score(gateway, record, body))
+
+
+@router.post("/pooling", summary="Embed texts, in vLLM's shape", tags=["embeddings"])
+@router.post("/v1/pooling", include_in_schema=False)
+async def pool(gateway: GatewayDep, record: RecordDep, body: PoolingRequest) -> Annotated[Response, PooledList]:
+    """What an embedding model makes of one input or a batch."""
+    work, held = await start_embedding(gateway, record, body)
+
+    async def pooled() -> PooledList:
+        answer = await work
+        data = [Pooled(index=each.index, data=each.embedding) for each in answer.data]
+        head = (f"pool-{record.id}", int(time.time()), answer.model)
+        return PooledList(id=head[0], created=head[1], model=head[2], data=data, usage=answer.usage)
+
+    return json_when_done(pooled(), held)
+
+
+@router.post("/classify", include_in_schema=False)
+@router.post("/v1/classify", include_in_schema=False)
+async def classify(gateway: GatewayDep, record: RecordDep, body: ClassifyRequest) -> None:
+    """Models with several labels are not served: a 400 that says what is."""
+    name = gateway.find_model(record, body.model).name
+    why = "no model of this server classifies. For relevance use /v1/score or /v1/rerank, for harm /v1/moderations."
+    raise invalid_request(f"The model {name!r} gives no labels: {why}", "model", "model_not_supported")
 
 
 @router.post("/v1/moderations", summary="Moderate texts", tags=["moderations"])

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
+from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_metadata, file_page, page_cursor
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedQuery, Text, check_query, list_answer
-from kvarn.gateway.uploads import PURPOSES, describe_file, take_file
+from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, list_answer
+from kvarn.gateway.state import Gateway
+from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_file
 from kvarn.serving.held_bytes import HeldBytes
+from kvarn.serving.work import RequestRecord
 from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
+from kvarn.wire.anthropic.dialect import ANTHROPIC
+from kvarn.wire.anthropic.files import FileMetadata, FilePage
+from kvarn.wire.anthropic.lists import Deleted
 from kvarn.wire.openai.files import FileObject
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 
@@ -23,7 +29,7 @@ router = APIRouter(prefix="/v1/files", tags=["files"], route_class=JsonRoute, de
 
 _UPLOAD_BYTES = 2 * 1024 * 1024
 """Memory that an upload takes at most while it is written: a megabyte, and the same on its way to the database."""
-_FORM_BYTES = 64 * 1024  # what a form may hold besides its file
+FORM_BYTES = 64 * 1024  # what a form may hold besides its file
 _MAX_LISTED = 10_000
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -48,10 +54,14 @@ _FORM: dict[str, Any] = {
 
 
 class FileQuery(OrderedQuery):
-    """Which files."""
+    """Which files. `page`, `ids`, `after_id` and `before_id` are for clients of Anthropic's API."""
 
     limit: int = Field(_MAX_LISTED, ge=1, le=_MAX_LISTED, description="Objects at most.")
     purpose: Text | None = Field(None, description="Of this purpose only.")
+    page: Text | None = Field(None, description="`next_page` of the answer before.")
+    after_id: Text | None = Field(None, description="Id of the file behind which the page begins.")
+    before_id: Text | None = Field(None, description="Id of the file before which the page ends.")
+    ids: Texts = Field(max_length=100, description="These files only.")
 
 
 class _Content(StreamingResponse):
@@ -61,27 +71,46 @@ class _Content(StreamingResponse):
 
 
 @router.post("", summary="Upload a file", openapi_extra=_FORM)
-async def create_file(request: Request, gateway: GatewayDep, record: RecordDep, owner: OwnerDep) -> FileObject:
+async def create_file(
+    request: Request, gateway: GatewayDep, record: RecordDep, owner: OwnerDep
+) -> Annotated[FileObject | FileMetadata, FileObject]:
     """Keep a file; it is read and written piece by piece. One larger than `retention.max_file_bytes` gets a 413."""
-    max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
+    hold_upload(request, gateway, record)
+    max_bytes = gateway.config.retention.max_file_bytes + FORM_BYTES
+    receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
+    if record.dialect is ANTHROPIC:
+        return file_metadata(await take_file(gateway, owner, request, receive, anthropic_form))
+    return describe_file(await take_file(gateway, owner, request, receive, openai_form))
+
+
+def hold_upload(request: Request, gateway: Gateway, record: RequestRecord) -> None:
+    """Count the memory that a form with a file takes while it is read."""
     declared = request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
     held = HeldBytes(gateway.held, record)
     held.take(min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
-    receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
-    return await take_file(gateway, owner, request, receive)
 
 
 @router.get("", summary="List files")
-async def list_all_files(gateway: GatewayDep, owner: OwnerDep, query: FileQuery) -> ListObject[FileObject]:
-    """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all."""
+async def list_all_files(
+    gateway: GatewayDep, record: RecordDep, owner: OwnerDep, query: FileQuery
+) -> Annotated[ListObject[FileObject] | FilePage, ListObject[FileObject]]:
+    """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all. Clients that send
+    `anthropic-version` get them in Anthropic's shape, as for all that is done with files."""
+    if record.dialect is ANTHROPIC:
+        limit = query.limit if "limit" in query.model_fields_set else DEFAULT_LIMIT
+        cursor = page_cursor(limit, query.page, query.after_id, query.before_id)
+        return await file_page(gateway.store, owner, cursor, query.ids)
     return list_answer(await list_files(gateway.store, owner, query.cursor, query.purpose), describe_file)
 
 
 @router.get("/{file_id}", summary="Describe a file")
-async def get_file(gateway: GatewayDep, owner: OwnerDep, file_id: str) -> FileObject:
+async def get_file(
+    gateway: GatewayDep, record: RecordDep, owner: OwnerDep, file_id: str
+) -> Annotated[FileObject | FileMetadata, FileObject]:
     """One file, without its content."""
-    return describe_file(await find_file(gateway.store, owner, file_id))
+    file = await find_file(gateway.store, owner, file_id)
+    return file_metadata(file) if record.dialect is ANTHROPIC else describe_file(file)
 
 
 @router.get("/{file_id}/content", summary="Download a file", response_class=_Content)
@@ -97,7 +126,11 @@ async def get_file_content(gateway: GatewayDep, owner: OwnerDep, file_id: str) -
 
 
 @router.delete("/{file_id}", summary="Delete a file")
-async def delete_one_file(gateway: GatewayDep, owner: OwnerDep, file_id: str) -> DeletedObject:
+async def delete_one_file(
+    gateway: GatewayDep, record: RecordDep, owner: OwnerDep, file_id: str
+) -> Annotated[DeletedObject | Deleted, DeletedObject]:
     """Delete a file and its content."""
     await delete_file(gateway.store, owner, file_id)
+    if record.dialect is ANTHROPIC:
+        return Deleted(id=file_id, type="file_deleted")
     return DeletedObject(id=file_id, object="file")

@@ -20,13 +20,8 @@ router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=JsonRou
 @router.post("", summary="Answer a conversation, in Anthropic's words", openapi_extra=EVENTS)
 async def create_message(gateway: GatewayDep, record: RecordDep, body: MessagesRequest) -> Annotated[Response, Message]:
     """Answer messages, as one object or as a stream of Anthropic's events."""
-    record.headers["request-id"] = record.request_id
     run = await start_message(gateway, record, body)
-    return (
-        event_stream(run.stream(), end=b"", encode_error=run.error_event)
-        if body.stream
-        else json_when_done(run.collect())
-    )
+    return event_stream(run.stream()) if body.stream else json_when_done(run.collect())
 
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")

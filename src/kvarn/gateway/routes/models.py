@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from pydantic import Field
 
 from kvarn.config.routes import RouteConfig
-from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
+from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import QueryModel, Text, check_query
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import may_see_adapter, may_use_adapter, may_use_model
 from kvarn.serving.models import ServedModel
+from kvarn.serving.work import RequestRecord
+from kvarn.store.owner import Principal
+from kvarn.wire.anthropic.dialect import ANTHROPIC
+from kvarn.wire.anthropic.models import ModelInfo, ModelPage, model_info
 from kvarn.wire.messages import AdapterInfo
-from kvarn.wire.openai.errors import model_not_found
+from kvarn.wire.openai.errors import invalid_request, model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
 
 router = APIRouter(prefix="/v1/models", tags=["models"], route_class=JsonRoute)
 
 
-@router.get("", summary="List the served models")
-async def list_models(gateway: GatewayDep, principal: PrincipalDep) -> ModelList:
-    """Every model and adapter in the key's scope, with readiness and capacity."""
+class ModelQuery(QueryModel):
+    """Which models, for clients of Anthropic's API; others get all."""
+
+    limit: int = Field(20, ge=1, description="Models at most.")
+    after_id: Text | None = Field(None, description="Only models that come after this one.")
+    before_id: Text | None = Field(None, description="Only models that come before this one.")
+
+
+@router.get("", summary="List the served models", dependencies=[Depends(check_query)])
+async def list_models(
+    gateway: GatewayDep, record: RecordDep, query: ModelQuery
+) -> Annotated[ModelList | ModelPage, ModelList]:
+    """Every model and adapter in the key's scope, with readiness and capacity. Clients that send `anthropic-version`
+    get those that write, page by page, in Anthropic's shape."""
+    models = visible_models(gateway, record.principal)
+    if record.dialect is ANTHROPIC:
+        return _page([model_info(model) for model in models if model.kind in (None, "generate")], query)
+    return ModelList(data=models)
+
+
+def visible_models(gateway: Gateway, principal: Principal) -> list[Model]:
+    """The models, adapters and routes that a principal may use."""
     models = [model for model in gateway.models if may_use_model(principal, model.name)]
     adapters = [
         _describe_adapter(model, adapter)
@@ -35,12 +61,36 @@ async def list_models(gateway: GatewayDep, principal: PrincipalDep) -> ModelList
         for route in gateway.routes
         if may_use_model(principal, route.name) and not _stands_for_itself(gateway, route.name)
     ]
-    return ModelList(data=[*map(_describe, models), *adapters, *routes])
+    return [*map(_describe, models), *adapters, *routes]
+
+
+def _page(models: list[ModelInfo], query: ModelQuery) -> ModelPage:
+    """The first models behind `after_id`, or the last before `before_id`."""
+    ids = [model.id for model in models]
+    for name, given in (("after_id", query.after_id), ("before_id", query.before_id)):
+        if given is not None and given not in ids:
+            raise invalid_request(f"No model has the {name!r} {given!r}.", name)
+    first = ids.index(query.after_id) + 1 if query.after_id else 0
+    last = ids.index(query.before_id) if query.before_id else len(ids)
+    found = models[first:last]
+    page = found[-query.limit :] if query.before_id and not query.after_id else found[: query.limit]
+    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+    return ModelPage(data=page, has_more=len(page) < len(found), first_id=first_id, last_id=last_id)
 
 
 @router.get("/{model:path}", summary="Describe one model")
-async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model:
+async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Annotated[Model | ModelInfo, Model]:
     """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
+    found = find_model(gateway, record, model)
+    return model_info(found) if record.dialect is ANTHROPIC else found
+
+
+def find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
+    """One of these, which the record notes.
+
+    Raises:
+        ApiError: 404 `model_not_found`: it is not served, or not in scope.
+    """
 
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)

@@ -16,12 +16,18 @@ import kvarn
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.observe.merge import as_open_metrics
 from kvarn.quality.watch import QualityWatch
 from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"], route_class=JsonRoute)
 
 _DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><g stroke="#c60" stroke-width="2">'
+    '<path d="M8 1v14M1 8h14M3 3l10 10M13 3 3 13"/></g></svg>'
+)
+"""A mill's sails."""
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"description": "The progress of each model, in the same shape.", "content": {"application/json": {}}}
 }
@@ -89,10 +95,18 @@ async def root(gateway: GatewayDep) -> Root:
     return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
 
 
+@router.get("/redoc", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
 async def docs() -> HTMLResponse:
     """The operations of this server, on a page that needs nothing from the internet; it reads `/openapi.json`."""
     return HTMLResponse(_page(), headers={"content-security-policy": _DOCS_POLICY})
+
+
+@router.get("/favicon.ico", include_in_schema=False)
+async def favicon() -> Response:
+    """The picture that browsers ask every server for."""
+    headers = {"cache-control": "public, max-age=86400"}
+    return Response(_ICON, media_type="image/svg+xml", headers=headers)
 
 
 @cache
@@ -106,7 +120,7 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
     registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    body = encode(registry)
+    body = encode(as_open_metrics(registry) if "openmetrics" in content_type else registry)
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         body = gzip.compress(body, compresslevel=1)
@@ -130,17 +144,14 @@ async def load(gateway: GatewayDep) -> Load:
     return {"server_load": in_flight - 1}
 
 
-@router.head("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping", summary="`/health`, by the name that SageMaker asks for")
-@router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether the gateway's process lives")
 async def health() -> Health:
     """Answer 200 as long as the event loop turns, whatever the models do: restart the process when this fails."""
     return {"status": "ok"}
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
 async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models

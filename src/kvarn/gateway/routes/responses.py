@@ -16,6 +16,7 @@ from kvarn.gateway.query import Flag, QueryModel, check_query, list_answer, only
 from kvarn.gateway.routes.conversations import Includes, ItemListQuery
 from kvarn.responses import retrieval
 from kvarn.responses.background import start_background
+from kvarn.responses.compaction import compact
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import count_input_tokens, start_response
 from kvarn.store.models import StoredResponse
@@ -25,7 +26,7 @@ from kvarn.wire.openai.common import disagreement
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses import answer
 from kvarn.wire.openai.responses.items import StoredItem
-from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses.request import CompactRequest, ResponseRequest, TokenCountRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=JsonRoute)
 
@@ -70,6 +71,14 @@ async def create_response(
 async def count_tokens(gateway: GatewayDep, record: RecordDep, body: TokenCountRequest) -> answer.InputTokens:
     """How many tokens the prompt of a response would have."""
     return await count_input_tokens(gateway, record, body)
+
+
+@router.post("/compact", summary="Shorten a conversation")
+async def compact_response(
+    gateway: GatewayDep, record: RecordDep, body: CompactRequest
+) -> Annotated[Response, answer.CompactedResponse]:
+    """The user's messages and a summary of the rest, as items that a request can go on from in place of it all."""
+    return json_when_done(compact(gateway, record, body))
 
 
 @router.get("/{response_id}", summary="Retrieve a response", openapi_extra=EVENTS, dependencies=_CHECKED)

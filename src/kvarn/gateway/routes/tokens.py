@@ -1,14 +1,21 @@
-"""`/tokenize` and `/detokenize`: a model's tokenizer, in vLLM's shapes."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: a model's tokenizer, in vLLM's shapes."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
 
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import QueryModel, Text, check_query
 from kvarn.gateway.state import Gateway
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.work import RequestRecord
+from kvarn.text.checkpoint import resolve_tokenizer
+from kvarn.text.config_files import read_tokenizer_config
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -17,6 +24,12 @@ from kvarn.wire.openai.tokenize import (
 )
 
 router = APIRouter(tags=["tokens"], route_class=JsonRoute)
+
+
+class TokenizerQuery(QueryModel):
+    """Which tokenizer."""
+
+    model: Text | None = Field(None, description="The model's name. Default: the first that is served.")
 
 
 @router.post("/tokenize", summary="Text or messages to token ids")
@@ -39,6 +52,19 @@ async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeReq
     model = gateway.ready_model(record, body.model or _default(gateway))
     text = await gateway.run(record, lambda: model.text.tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
+
+
+@router.get("/tokenizer_info", summary="A model's tokenizer", dependencies=[Depends(check_query)])
+async def tokenizer_info(gateway: GatewayDep, record: RecordDep, query: TokenizerQuery) -> dict[str, Any]:
+    """What the checkpoint's tokenizer_config.json says, with the chat template that is used."""
+    model = gateway.ready_model(record, query.model or _default(gateway))
+    served, template = model.served, model.text.chat_template
+
+    def read() -> dict[str, Any]:
+        directory = resolve_tokenizer(served.config.tokenizer) if served.config.tokenizer else served.directory
+        return read_tokenizer_config(directory)
+
+    return {**await asyncio.to_thread(read), "chat_template": template.source if template.exists else None}
 
 
 def _default(gateway: Gateway) -> str:

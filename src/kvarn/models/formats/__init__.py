@@ -30,4 +30,10 @@ def weight_format(checkpoint: Checkpoint, warn: Warn) -> WeightFormat:
         return WeightFormat(checkpoint)
     if config.quant_method not in _FORMATS:
         raise UnsupportedQuantizationError(repr(config.quant_method))
-    return _FORMATS[config.quant_method](checkpoint, config, warn)
+    made = _FORMATS[config.quant_method](checkpoint, config, warn)
+    if not any(name.endswith(made.beside_weights) for name in checkpoint.shapes):
+        warn(
+            f"config.json says that the weights are quantized ({config.quant_method}), but none is stored so: they are "
+            "served as the plain weights that they are"
+        )
+    return made

@@ -16,6 +16,9 @@ Warn = Callable[[str], None]
 """Tells the operator something, once for each kind of message (what precedes its first bracket)."""
 
 
+_PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
 class WeightFormat:
     """How a checkpoint stores the weights of linear layers: as numbers, one float tensor each.
 
@@ -35,9 +38,14 @@ class WeightFormat:
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
         """The weight [out, in] of the layer `name` (without `.weight`).
 
-        Raises a CheckpointError where tensors are missing or of other shapes than the configuration implies.
+        Raises a CheckpointError where tensors are missing or of other shapes than the configuration implies, and
+        UnsupportedQuantizationError where their numbers mean nothing without scales.
         """
-        return Weight(self.checkpoint.tensor(f"{name}.weight", shape))
+        weight = self.checkpoint.tensor(f"{name}.weight", shape)
+        if weight.dtype not in _PLAIN:
+            stored = str(weight.dtype).removeprefix("torch.")
+            raise UnsupportedQuantizationError(f"{stored} (tensor {name}.weight) without scales that are read here")
+        return Weight(weight)
 
     def read_expert(self, name: str, expert: int, shape: tuple[int, int]) -> Weight:
         """The weight [out, in] of one expert, of a tensor `name` that holds those of all as [experts, in, out].

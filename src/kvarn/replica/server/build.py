@@ -213,7 +213,7 @@ def _build_decoder(
     with phases("warm up"):
         if ranks is None and model.can_be_captured:
             compile_ahead(partial(own.compile_ahead, config.engine.token_budget))
-        warm_up(executor)
+        warm_up(executor, model.spec.vocab_size)
         if isinstance(proposer, DraftProposer | EagleProposer):
             proposer.warm_up()
     with phases("time products"):

@@ -88,7 +88,7 @@ def _vocabulary(directory: Path) -> dict[str, int]:
         listed = found["model"]["vocab"]
         tokens = listed if isinstance(listed, dict) else {token: number for number, (token, _) in enumerate(listed)}
         return {**tokens, **{added["content"]: added["id"] for added in found.get("added_tokens", [])}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DraftModelError(
             f"the tokenizer {path} cannot be compared with that of the other model: {error}. Both checkpoints need a "
             "tokenizer.json."

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvarn.replica.session_work import session_work
 from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Context, Outbox, OutboxKeys
 from kvarn.wire.supervision import Heartbeat
 
@@ -93,7 +94,10 @@ class HeartbeatThread(threading.Thread):
             busy_s = 0.0 if began is None else now - began
             may_hear = self._orphan_timeout_s > 0 and not self._loading
             unheard_s = max(0.0, now - busy_s - self._heard_at) if may_hear else 0.0
-            outbox.send(Heartbeat(step=self._step, busy_s=busy_s, unheard_s=unheard_s, draining=self.draining))
+            work = session_work(os.getsid(0)).amount if self._loading else 0.0
+            outbox.send(
+                Heartbeat(step=self._step, busy_s=busy_s, unheard_s=unheard_s, work=work, draining=self.draining)
+            )
             if self._orphan_timeout_s and unheard_s > self._orphan_timeout_s:
                 log.error("the engine ends: its supervisor has been silent for %.0f s", unheard_s)
                 os.kill(os.getpid(), signal.SIGTERM)

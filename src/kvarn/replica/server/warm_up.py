@@ -27,9 +27,10 @@ def compile_ahead(begin: Callable[[int], None]) -> None:
         log.exception("kernels are not compiled ahead: the first requests wait for them")
 
 
-def warm_up(executor: Executor) -> None:
+def warm_up(executor: Executor, vocab_size: int) -> None:
     """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
-    tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
+    length = min(BLOCK_SIZE, executor.max_context_length - 1)
+    tokens = [place % vocab_size for place in range(length)]
     sequence = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
     prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
     second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []

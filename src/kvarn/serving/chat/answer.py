@@ -232,6 +232,8 @@ class _Collector:
                 self.calls.append((call.id, call.function.name, []))
             if isinstance(call.function.arguments, str):
                 self.calls[call.index][2].append(call.function.arguments)
+        if delta.cut_call:
+            self.calls.pop()
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
             self.refusal = delta.refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvarn.routing.model_choice import RequestFeatures
@@ -15,7 +15,7 @@ from kvarn.serving.chat.tool_calls import ToolCallReader
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.context import ServingContext
 from kvarn.serving.external.chat import start_external_chat
-from kvarn.serving.generation import generate, make_choices, make_submit
+from kvarn.serving.generation import check_token_ids, generate, make_choices, make_submit
 from kvarn.serving.grammars import grammar_of_chat
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.model_choice import BYTES_PER_TOKEN, NO_FEATURES
@@ -25,10 +25,13 @@ from kvarn.serving.work import RequestRecord
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.errors import invalid_request
 
 
-async def start_chat(serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest) -> ChatRun:
-    """Check a chat, render and tokenize its prompt, and take it in.
+async def start_chat(
+    serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, context: Sequence[int] = ()
+) -> ChatRun:
+    """Check a chat, render and tokenize its prompt, and take it in. `context`: tokens that stand before the prompt.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
@@ -41,14 +44,14 @@ async def start_chat(serving: ServingContext, record: RequestRecord, request: Ch
     record.session = record.session or request.prompt_cache_key or ""
     seed = serving.shadows.seed_of(route, record, request.seed)
     asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
-    start = partial(_start, serving, record, asked)
+    start = partial(_start, serving, record, asked, context)
     run = await serving.with_model(record, request.model, start, features, user)
     copied = asked.model_copy(update={"store": None, "service_tier": None, "priority": 0})
     return serving.shadows.watch(
         serving,
         record,
         run,
-        lambda context, own, name: start_chat(context, own, copied.model_copy(update={"model": name})),
+        lambda there, own, name: start_chat(there, own, copied.model_copy(update={"model": name}), context),
     )
 
 
@@ -64,15 +67,23 @@ def chat_features(request: ChatCompletionRequest) -> RequestFeatures:
 
 
 async def _start(
-    serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
+    serving: ServingContext,
+    record: RequestRecord,
+    request: ChatCompletionRequest,
+    context: Sequence[int],
+    model: ReadyModel,
 ) -> ChatRun:
     if model.external is not None:
+        if context:
+            raise invalid_request("Another server runs this model: it takes no token ids before a chat.", "context")
         return await start_external_chat(serving, record, request, model, model.external)
     text = model.text
     checked = await serving.run(
         record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)
     )
-    prompt, opening = await render_chat(serving, record, request, model), opening_of(request, model)
+    check_token_ids(list(context), model, "context")
+    prompt = [*context, *await render_chat(serving, record, request, model)]
+    opening = opening_of(request, model)
     kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
     sampling = chat_sampling(
         request,
@@ -94,6 +105,8 @@ async def _start(
         priority=request.priority,
         service_tier=request.service_tier,
     )
+    if context:
+        await serving.moderation.check_input(work, lambda: [text.tokenizer.decode(context)], "context")
     await check_messages(serving, request, work)
     choices = make_choices(
         request,

@@ -9,6 +9,7 @@ from kvarn.serving.client_left import cancel_with_client
 from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ModelText, ReadyModel
 from kvarn.serving.work import RequestRecord
+from kvarn.text.reasoning.formats import ReasoningFormat
 from kvarn.text.reasoning.splitter import ReasoningPhase
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
@@ -29,7 +30,7 @@ async def render_chat(
         serving.text,
         record.principal.organization_id,
         record.body_bytes,
-        lambda: _shown_messages(request.plain_messages, model.text),
+        lambda: _shown_messages(request.plain_messages, model.text, continues=request.continue_final_message),
         tools=request.active_tools,
         opening=opening_of(request, model),
         reasoning=model.text.reasoning_format,
@@ -53,10 +54,14 @@ def phase_after_prompt(request: ChatCompletionRequest, model: ReadyModel, prompt
     return kind.phase_after_prompt(prompt, model.text.tokenizer, begun)
 
 
-def _shown_messages(messages: list[dict[str, Any]], text: ModelText) -> list[dict[str, Any]]:
-    """The messages with what the model's template calls otherwise than OpenAI."""
+def _shown_messages(messages: list[dict[str, Any]], text: ModelText, *, continues: bool) -> list[dict[str, Any]]:
+    """The messages with what the model's template calls otherwise than OpenAI. The last one stays as it is where the
+    answer `continues` it."""
     shown_id = text.tool_format.shown_id
     thinks = "message.thinking" in text.chat_template.source
+    for message in messages[: -1 if continues else None]:
+        if message["role"] == "assistant" and text.reasoning_format is not None:
+            _split_reasoning(message, text.reasoning_format)
     for message in messages:
         if "tool_call_id" in message:
             message["tool_call_id"] = shown_id(message["tool_call_id"])
@@ -66,6 +71,18 @@ def _shown_messages(messages: list[dict[str, Any]], text: ModelText) -> list[dic
         if thinks and message.get("reasoning_content") and not (calls and message.get("content")):
             message["thinking"] = message["reasoning_content"]  # gpt-oss refuses it beside the content of a call
     return messages
+
+
+def _split_reasoning(message: dict[str, Any], kind: ReasoningFormat) -> None:
+    """Part the reasoning from the content of an earlier answer that has both, as templates do: they would look for its
+    end in vain, since what spells it out there is words (`kvarn.text.prompt`)."""
+    content = message.get("content")
+    if not isinstance(content, str) or message.get("reasoning_content") or not kind.tagged:
+        return
+    head, end, rest = content.rpartition(kind.ends[0])
+    if end:
+        reasoning = head.split(kind.ends[0])[0].rpartition(kind.starts[0])[2]
+        message["reasoning_content"], message["content"] = reasoning.strip("\n"), rest.lstrip("\n")
 
 
 def _reasoning_variables(request: ChatCompletionRequest, record: RequestRecord, text: ModelText) -> dict[str, Any]:

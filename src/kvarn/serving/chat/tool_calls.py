@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -14,10 +15,14 @@ from kvarn.text.tool_calls.events import TextDelta, ToolCallStart, ToolEvent
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.chat.request import ToolUse
 
+INVALID = "INVALID_JSON"
+"""Key under which arguments stand that are no JSON object: Anthropic's advice for sending them back to a model."""
+
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """Finds the tool calls in the text of one choice."""
+    """Finds the tool calls in the text of one choice. One that is cut off by the answer's end is no call: where its
+    beginning has been given out, the last delta says so (`cut_call`)."""
 
     use: ToolUse
     """Which tools the request has, and how they may be called."""
@@ -34,13 +39,15 @@ class ToolCallReader:
             parts += self._parts(self.parser.push(part)) if isinstance(part, str) else [part]
         delta.parts = parts
         if delta.finish_reason is not None:
-            delta.parts += self._parts(self.parser.flush())
+            cut_off = delta.finish_reason != "stop" or delta.stop_reason is not None
+            delta.parts += self._parts(self.parser.flush(cut_off=cut_off))
+            delta.cut_call = self.parser.is_open
         elif self.parser.satisfied:
             delta.finish_reason = "stop"
         delta.text = "".join(part for part in delta.parts if isinstance(part, str))
         if delta.finish_reason is None:
             return
-        if delta.finish_reason == "stop" and self.calls and self.use.named is None:
+        if delta.finish_reason == "stop" and self.calls and not delta.cut_call and self.use.named is None:
             delta.finish_reason = "function_call" if self.use.legacy else "tool_calls"
         delta.warnings = self._warnings()
 
@@ -66,7 +73,18 @@ class ToolCallReader:
             _check_call(index, name, "".join(arguments), required.get(name, ()))
             for index, (name, arguments) in enumerate(self.calls)
         ]
+        if self.parser.is_open:
+            found[-1] = f"Tool call {len(found) - 1} ({self.calls[-1][0]}) was cut off: it is no call."
         return [each for each in found if each is not None]
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call (JSON text) as an object; under `INVALID_JSON` where they are none."""
+    try:
+        parsed = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {INVALID: arguments}
 
 
 def _check_call(index: int, name: str, arguments: str, required: Sequence[str]) -> str | None:

@@ -6,47 +6,58 @@ from typing import Any
 
 import msgspec
 
-from kvarn.wire.anthropic.messages import (
-    AssistantMessage,
-    Message,
-    MessagesPrompt,
-    MessagesRequest,
-    TextBlock,
-    ThinkingBlock,
-    ToolChoice,
-    ToolDefinition,
-    ToolResultBlock,
-    ToolUseBlock,
-    UserMessage,
-    text_of,
-)
+from kvarn.wire.anthropic.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock, text_of
+from kvarn.wire.anthropic.messages import AssistantMessage, MessagesPrompt, SystemMessage, UserMessage
+from kvarn.wire.anthropic.tools import ClientTool, ServerTool, ToolChoice, ToolDefinition
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, FunctionDefinition, Tool
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.openai.parse import validate
 
-_ANTHROPIC_NAMES = {"stop": "stop_sequences", "tool_choice.function.name": "tool_choice.name"}
+_ANTHROPIC_NAMES = {
+    "stop": "stop_sequences",
+    "tool_choice.function.name": "tool_choice.name",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
 """What fields of a chat request are called here."""
+_CLIENTS_LINE = "x-anthropic-billing-header:"
+"""Begins a block that Claude Code puts before its instructions, with a hash of the conversation's first words: no two
+conversations would have a prefix in common."""
 
 
-def chat_request(request: MessagesPrompt) -> ChatCompletionRequest:
+def has_late_instructions(request: MessagesPrompt) -> bool:
+    """Whether instructions stand behind what somebody has said."""
+    return any(isinstance(message, SystemMessage) for message in request.messages[1:])
+
+
+def chat_request(request: MessagesPrompt, *, late_instructions_from: str = "system") -> ChatCompletionRequest:
     """The chat that answers a request.
+
+    Args:
+        request: The request.
+        late_instructions_from: Whose words instructions are that stand behind what somebody has said: some models'
+            templates know instructions at the beginning only.
 
     Raises:
         ApiError: 400, in the words of `/v1/messages`: what chat refuses is refused here.
     """
-    data: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    data: dict[str, Any] = {"model": request.model, "messages": _messages(request, late_instructions_from)}
     if isinstance(request.messages[-1], AssistantMessage):
         data |= {"continue_final_message": True, "add_generation_prompt": False}
-    if request.tools:
-        data["tools"] = [_tool(tool) for tool in request.tools]
+    if tools := [_tool(tool) for tool in request.tools or () if not isinstance(tool, ServerTool)]:
+        data["tools"] = tools
     if request.tool_choice is not None:
         data |= _choice(request.tool_choice)
     if request.thinking is not None:
         thinks = request.thinking.type != "disabled"
         data["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
         data["include_reasoning"] = request.thinking.display != "omitted"
-    if isinstance(request, MessagesRequest):
-        data |= _sampling(request)
+    if request.format is not None:
+        form = {"name": "output", "schema": request.format.schema_}
+        data["response_format"] = {"type": "json_schema", "json_schema": form}
+    if request.output_config is not None and request.output_config.effort is not None:
+        data["reasoning_effort"] = request.output_config.effort
+    data |= _sampling(request)
     try:
         return validate(ChatCompletionRequest, data)
     except ApiError as error:
@@ -65,13 +76,20 @@ def in_anthropic_terms(error: ApiError) -> ApiError:
     return ApiError(error.status, message, type=error.type, code=error.code, param=theirs, headers=error.headers)
 
 
-def _messages(request: MessagesPrompt) -> list[dict[str, Any]]:
+def _messages(request: MessagesPrompt, late_instructions_from: str) -> list[dict[str, Any]]:
     """Messages as a chat has them: tool results in messages of their own, turns of one side in one message."""
     messages: list[dict[str, Any]] = []
-    if request.system is not None:
-        messages.append({"role": "system", "content": text_of(request.system)})
-    for message in request.messages:
-        for plain in _split(message):
+    if instructions := _instructions(request.system or ""):
+        messages.append({"role": "system", "content": instructions})
+    last_user = max((i for i, each in enumerate(request.messages) if isinstance(each, UserMessage)), default=0)
+    for number, message in enumerate(request.messages):
+        if isinstance(message, SystemMessage):
+            is_over = message.clear_at == "next_user_message" and number < last_user
+            said = [{"role": late_instructions_from if number else "system", "content": text_of(message.content)}]
+            parts = said if message.content and not is_over else []
+        else:
+            parts = _split(message)
+        for plain in parts:
             last = messages[-1] if messages else {}
             if plain["role"] == last.get("role") in ("user", "assistant") and "tool_calls" not in last:
                 last |= plain | {"content": _joined(last["content"], plain["content"])}
@@ -80,18 +98,24 @@ def _messages(request: MessagesPrompt) -> list[dict[str, Any]]:
     return messages
 
 
+def _instructions(system: str | list[TextBlock]) -> str:
+    if isinstance(system, str):
+        return system
+    return text_of([block for block in system if not block.text.startswith(_CLIENTS_LINE)])
+
+
 def _joined(first: str | None, second: str | None) -> str | None:
     return "\n".join(text for text in (first, second) if text) or None
 
 
-def _split(message: Message) -> list[dict[str, Any]]:
+def _split(message: UserMessage | AssistantMessage) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts = [block for block in message.content if isinstance(block, TextBlock)]
     said = {"role": message.role, "content": text_of(texts)}
     if isinstance(message, UserMessage):
         results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
-        return [*results, said] if texts else results
+        return [*results, said] if texts or not results else results
     thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
     if thoughts:
         said["reasoning_content"] = "\n".join(thoughts)
@@ -108,10 +132,11 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _tool(tool: ToolDefinition) -> Tool:
+def _tool(tool: ToolDefinition | ClientTool) -> Tool:
+    shown = tool.definition if isinstance(tool, ClientTool) else tool
     # Made, not validated: names may be longer here than in OpenAI's requests.
     function = FunctionDefinition.model_construct(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        name=tool.name, description=shown.description, parameters=dict(shown.input_schema), strict=tool.strict
     )
     return Tool.model_construct(type="function", function=function)
 
@@ -125,7 +150,7 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
     return {"tool_choice": "required" if choice.type == "any" else "auto", **parallel}
 
 
-def _sampling(request: MessagesRequest) -> dict[str, Any]:
+def _sampling(request: MessagesPrompt) -> dict[str, Any]:
     data = {
         "max_tokens": request.max_tokens,
         "stop": request.stop_sequences or None,

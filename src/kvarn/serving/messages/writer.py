@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from kvarn.serving.chat.tool_calls import arguments_object
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.work import TokenUsage
 from kvarn.text.reasoning.splitter import Part, Reasoning
@@ -17,6 +17,7 @@ from kvarn.wire.anthropic.answer import (
     AnswerText,
     AnswerThinking,
     AnswerToolUse,
+    AppliedEdit,
     Delta,
     Event,
     Message,
@@ -24,9 +25,6 @@ from kvarn.wire.anthropic.answer import (
     Usage,
 )
 from kvarn.wire.openai.chat.answer import ToolCallDelta
-
-INVALID = "INVALID_JSON"
-"""Key under which an input stands that is no JSON object: Anthropic's advice for sending one back to a model."""
 
 
 @dataclass(slots=True)
@@ -44,7 +42,7 @@ class _Block:
 
     def finished(self) -> AnswerBlock:
         if self.name:
-            return AnswerToolUse(id=self.id, name=self.name, input=_input(self.text))
+            return AnswerToolUse(id=self.id, name=self.name, input=arguments_object(self.text))
         return (
             AnswerThinking(thinking=self.text, signature=self.signature) if self.thinks else AnswerText(text=self.text)
         )
@@ -67,9 +65,13 @@ class MessageWriter:
     model: str
     """What answers."""
     tokens: TokenUsage
+    applied_edits: list[AppliedEdit] | None = None
+    """What was left out of the prompt; None: nothing was to be."""
     blocks: list[_Block] = field(default_factory=list)
     open: bool = False
     """Whether the last block goes on."""
+    cut_call: bool = False
+    """Whether the last call was not finished: the whole message is without it."""
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     warnings: list[str] = field(default_factory=list)
@@ -92,15 +94,21 @@ class MessageWriter:
 
     def message(self) -> Message:
         """The message as far as it is written."""
+        blocks = self.blocks[:-1] if self.cut_call else self.blocks
         return Message(
             id=self.id,
             model=self.model,
-            content=[block.finished() for block in self.blocks],
+            content=[block.finished() for block in blocks],
             stop_reason=self.stop_reason,
             stop_sequence=self.stop_sequence,
             usage=self._usage(),
+            context_management=self._managed,
             warnings=self.warnings or UNSET,
         )
+
+    @property
+    def _managed(self) -> dict[str, list[AppliedEdit]] | UnsetType:
+        return UNSET if self.applied_edits is None else {"applied_edits": self.applied_edits}
 
     def _take_text(self, part: Part) -> list[Event]:
         thinks = isinstance(part, Reasoning)
@@ -145,6 +153,7 @@ class MessageWriter:
 
     def _end(self, delta: ChoiceDelta) -> list[Event]:
         matched = delta.stop_reason if isinstance(delta.stop_reason, str) else None
+        self.cut_call = delta.cut_call
         self.stop_reason, self.stop_sequence = self._reason(delta, matched), matched
         self.warnings = delta.warnings
         closing = self._end_block()
@@ -152,6 +161,7 @@ class MessageWriter:
             type="message_delta",
             delta=Delta(stop_reason=self.stop_reason, stop_sequence=matched),
             usage=self._usage(),
+            context_management=self._managed,
             warnings=self.warnings or UNSET,
         )
         return [*closing, last, Event(type="message_stop")]
@@ -163,7 +173,7 @@ class MessageWriter:
             return "refusal"
         if matched is not None:
             return "stop_sequence"
-        return "tool_use" if any(block.name for block in self.blocks) else "end_turn"
+        return "tool_use" if any(block.name for block in self.blocks) and not self.cut_call else "end_turn"
 
     def _usage(self) -> Usage:
         cached = self.tokens.cached_tokens
@@ -172,11 +182,3 @@ class MessageWriter:
             output_tokens=self.tokens.completion_tokens,
             cache_read_input_tokens=cached,
         )
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        parsed = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {INVALID: arguments}

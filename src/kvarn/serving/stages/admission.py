@@ -100,6 +100,7 @@ class AdmissionStage:
                 expecting.traffic.learn_body(early.body_bytes, work.prompt_tokens)
         replica = self._replica_for(work)
         demand = replica.demand_of(work)
+        work.slo = replica.slo if demand.is_interactive else None
         refusal = await replica.enter(demand, record.client_left)
         if refusal is None:
             self._metrics.decided(work.model, work.priority, "admitted")

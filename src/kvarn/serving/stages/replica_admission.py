@@ -24,7 +24,9 @@ POLL_S = 0.01
 computed meanwhile, and for those that wait too long."""
 MANY_TOKENS = 1 << 20
 """More than any answer has."""
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+GENERATING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"}
+)
 """Paths of the operations whose bodies have these fields."""
 
 _MAX = 2**31
@@ -77,7 +79,8 @@ class ReplicaAdmission:
 
     def __init__(self, config: KvarnConfig, model: ServedModel, replica: str, metrics: AdmissionMetrics) -> None:
         client = model.replicas[replica]
-        slo, engine, card = config.slo_of(model.config), model.config.engine, client.card
+        self.slo = slo = config.slo_of(model.config)
+        engine, card = model.config.engine, client.card
         rules = Rules(
             ttft_target_s=slo.ttft_target_s,
             tpot_target_s=slo.tpot_target_s,
@@ -87,7 +90,8 @@ class ReplicaAdmission:
         )
         if card is not None and card.max_num_seqs:  # perhaps fewer than configured
             engine = engine.model_copy(update={"max_num_seqs": card.max_num_seqs})
-        view = EngineView(engine, card.kv_blocks * BLOCK_SIZE if card is not None else 0)
+        kv_tokens = card.kv_blocks * BLOCK_SIZE if card is not None else 0
+        view = EngineView(engine, kv_tokens, slo.tpot_target_s)
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
         self._model = model.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvarn.store.models.base import Base
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
 from kvarn.store.models.deployments import Deployment, DeploymentVersion
-from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
+from kvarn.store.models.files import Batch, BatchLine, File, FileChunk, Upload
 from kvarn.store.models.leases import Lease
 from kvarn.store.models.rollouts import RolloutSamples, StoredRollout
 from kvarn.store.models.tenants import (
@@ -58,6 +58,7 @@ __all__ = [
     "StoredCompletion",
     "StoredResponse",
     "StoredRollout",
+    "Upload",
     "UsageEvent",
     "UsageHour",
     "UsagePeriod",

@@ -30,6 +30,8 @@ class File(Owned, Base):
     """Nobody sees it from then on; the sweep deletes it."""
     counted: Mapped[bool] = mapped_column(default=True)
     """Whether it counts in `stored_bytes`: what a batch writes does so once it is published."""
+    upload_id: Mapped[Id | None] = mapped_column(index=True)
+    """The upload whose part it is: nobody sees it, and it goes with that."""
 
 
 class FileChunk(Base):
@@ -40,6 +42,25 @@ class FileChunk(Base):
     file_id: Mapped[Id] = mapped_column(ForeignKey("files.id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[Number] = mapped_column(primary_key=True)
     content: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Upload(CountedOwned, Base):
+    """A file that comes in parts. It goes at its expiry, whatever has become of it."""
+
+    __tablename__ = "uploads"
+    noun = "upload"
+    __table_args__ = (Index("ix_uploads_organization_id_created_at", "organization_id", "created_at"),)
+
+    filename: Mapped[str] = mapped_column(String(512))
+    purpose: Mapped[str] = mapped_column(String(32))
+    status: Mapped[str] = mapped_column(String(16))
+    """`pending`, `completing`, `completed` or `cancelled`."""
+    size: Mapped[Number]
+    """Bytes that all parts have together in the end."""
+    created_at: Mapped[Seconds] = mapped_column(index=True)
+    expires_at: Mapped[Seconds] = mapped_column(index=True)
+    file_expires_after_s: Mapped[Number | None]
+    """Seconds that the file is kept; None: as long as the server keeps files."""
 
 
 class Batch(CountedOwned, Base):

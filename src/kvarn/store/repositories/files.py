@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
-from kvarn.store.models import File, FileChunk
+from kvarn.store.models import File, FileChunk, Upload
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, owned_by
@@ -25,7 +25,8 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storin
 
 CHUNK_BYTES = 256 * 1024
 """Size of all chunks of a file but its last."""
-PROCESSED, INCOMPLETE = "processed", "incomplete"
+PROCESSED, INCOMPLETE, PART = "processed", "incomplete", "part"
+"""The states of a file; a part of an upload that is whole is none that can be seen."""
 
 _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
@@ -43,14 +44,16 @@ class FileWriter:
     Args:
         owner: Whose file it will be.
         counted: Whether it counts before it is published, and has a bound.
+        part_of: The upload whose part it is, which is never published and goes with that.
     """
 
-    def __init__(self, store: Store, owner: Owner, *, counted: bool = True) -> None:
+    def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
         self.size = 0
         """Bytes taken so far."""
         self._store = store
         self._owner = owner
         self._counted = counted
+        self._part_of = part_of
         self._id: str | None = None
         self._buffer = bytearray()
         self._position = 0
@@ -88,9 +91,9 @@ class FileWriter:
         del self._buffer[: count * CHUNK_BYTES]
 
     async def _begin(self) -> str:
-        now = int(self._store.now())
+        now, upload = int(self._store.now()), self._part_of
         file = File(
-            id=new_id("file-"),
+            id=new_id("file-" if upload is None else "part_"),
             organization_id=self._owner.organization_id,
             project_id=self._owner.project_id,
             filename="",
@@ -98,8 +101,9 @@ class FileWriter:
             status=INCOMPLETE,
             size=0,
             created_at=now,
-            expires_at=now + _ABANDONED_S,
+            expires_at=now + _ABANDONED_S if upload is None else upload.expires_at,
             counted=self._counted,
+            upload_id=None if upload is None else upload.id,
         )
         async with self._transaction(ROW_BYTES) as session:
             session.add(file)

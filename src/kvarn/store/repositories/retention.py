@@ -25,6 +25,7 @@ from kvarn.store.models import (
     PromptSample,
     StoredCompletion,
     StoredResponse,
+    Upload,
 )
 from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.batches.lines import delete_lines
@@ -119,6 +120,7 @@ STORED: Final = (
     StoredKind(StoredCompletion, lambda config: config.responses_days),
     StoredKind(Batch, lambda config: config.files_days, may_go=lambda _: Batch.status.in_(OVER), drop=drop_batches),
     StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
+    StoredKind(Upload, lambda config: config.files_days, expires_at="expires_at"),
     StoredKind(PromptSample, lambda config: config.prompt_samples_days),
 )
 

@@ -34,6 +34,11 @@ class ReasoningFormat:
     opened: bool = False
     """Whether an answer begins inside the reasoning where the prompt says nothing of it."""
 
+    @property
+    def tagged(self) -> bool:
+        """Whether it has a tag for its beginning and one for its end."""
+        return len(self.starts) == len(self.ends) == 1
+
     def phase_after(self, tail: str, begun: str = "") -> ReasoningPhase:
         """Where an answer begins.
 

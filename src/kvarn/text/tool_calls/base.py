@@ -52,7 +52,10 @@ class ToolCallParser(ABC):
         self._new_id = new_id
         self._held = opening
         self._unspoken = len(opening)
+        self._forced = bool(opening)
         self._final = False
+        self.is_open = False
+        """Whether the arguments of the last call have begun and are not whole."""
         self._calls = 0
         self._after_call = False
         """Whether only white space has followed the last call."""
@@ -69,8 +72,14 @@ class ToolCallParser(ABC):
         self._held += text
         return self._go_on()
 
-    def flush(self) -> list[ToolEvent]:
-        """What was held back, when no more text will come."""
+    def flush(self, *, cut_off: bool = False) -> list[ToolEvent]:
+        """What was held back, when no more text will come. Of an answer that is `cut_off` it may be the beginning of a
+        call, which nobody wants to read: only white space is given out then."""
+        if cut_off:
+            held, self._held = self._held, ""
+            if held.isspace() and not self.is_open:
+                self._give(held)
+            return self._taken()
         self._final = True
         return self._go_on()
 
@@ -78,6 +87,9 @@ class ToolCallParser(ABC):
         next(self._machine, None)
         if self.satisfied:
             self._held = ""
+        return self._taken()
+
+    def _taken(self) -> list[ToolEvent]:
         events, self._events = self._events, []
         return merged(events)
 
@@ -100,6 +112,7 @@ class ToolCallParser(ABC):
             self._events.append(TextDelta(text))
 
     def _start(self, name: str) -> None:
+        self.is_open = True
         self._unspoken = 0
         self._after_call = False
         self._events.append(ToolCallStart(self._calls, self._new_id(), name))
@@ -204,6 +217,7 @@ class ToolCallParser(ABC):
             return False
         self._start(call[0])
         self._argue(call[1])
+        self.is_open = False
         self._drop(end)
         self._end_call()
         return True
@@ -215,6 +229,7 @@ class ToolCallParser(ABC):
             end = scan.find_end(self._held)
             self._argue(self._held[:end])
             self._held = "" if end is None else self._held[end:]
+            self.is_open = end is None
             if end is not None or self._final:
                 return
             yield

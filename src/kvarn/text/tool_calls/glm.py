@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from kvarn.text.tool_calls.argument_values import read_value, without_arguments
 from kvarn.text.tool_calls.base import ToolCallParser, Waiting
-from kvarn.text.tool_calls.json_scan import plain_json, to_json
+from kvarn.text.tool_calls.json_scan import to_json
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -14,12 +15,10 @@ _NAME_SO_FAR = re.compile(r"\s*+[\w.-]*+\s*+(?:<[/\w]*+)?+")
 _LONGEST_NAME = 256
 """Characters within which a call's name must stand, so that nothing is held for long that is not one."""
 _PAIR = re.compile(rf"{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*?){_VALUE_END}", re.DOTALL)
-_PAIR_SO_FAR = re.compile(rf"{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*)", re.DOTALL)
 
 
 class GlmParser(ToolCallParser):
-    """Reads arguments into a JSON object, each when it is complete. Strings stand without quotes: which values are
-    strings is told by the function's schema, and by their being no JSON.
+    """Reads arguments into a JSON object, each when it is complete. Strings stand without quotes: see `read_value`.
 
     <tool_call>add
     <arg_key>a</arg_key>
@@ -51,22 +50,25 @@ class GlmParser(ToolCallParser):
         return found if self._names is None or found[1] in self._names else None
 
     def _arguments(self, name: str) -> Waiting[None]:
-        """Read up to the closing tag."""
+        """Read up to the closing tag. A call that was forced has no arguments where its function takes none."""
         count = 0
+        empty = self._forced and name in self._parameters and without_arguments(self._parameters[name])
         while (yield from self._comes(_KEY)):
             while (found := _PAIR.match(self._held)) is None and not self._final:
                 yield
             head = "{" if count == 0 else ", "
-            if found is None:  # cut short: it stays as it was written
-                if (found := _PAIR_SO_FAR.match(self._held)) is not None:
-                    self._argue(f"{head}{to_json(found[1].strip())}: {found[2]}")
+            if found is None:
                 self._held = ""
                 return
             key = found[1].strip()
+            if empty:
+                self._drop(found.end())
+                continue
             self._argue(f"{head}{to_json(key)}: {self._value(name, key, found[2])}")
             self._drop(found.end())
             count += 1
         self._argue("}" if count else "{}")
+        self.is_open = False
         if (yield from self._comes(_CLOSE)):
             self._drop(len(_CLOSE))
 
@@ -83,14 +85,9 @@ class GlmParser(ToolCallParser):
 
     def _value(self, name: str, key: str, text: str) -> str:
         """A value as JSON."""
-        properties = self._parameters.get(name, {}).get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        if isinstance(schema, dict) and schema.get("type") == "string":
-            return to_json(text)
-        try:
-            return to_json(plain_json(text))
-        except (ValueError, RecursionError):
-            return to_json(text)
+        schema = self._parameters.get(name, {})
+        properties = schema.get("properties")
+        return to_json(read_value(text, properties.get(key) if isinstance(properties, dict) else None, schema))
 
 
 def glm_opening(name: str | None) -> str:

@@ -25,6 +25,8 @@ _HEAD = re.compile(
     rf'\{{((?:{_FIELD},)*(?:{_FIELD}(?=\}}))?)(?:\}}|\s*+"(?:arguments|parameters)"\s*+:\s*+)', re.DOTALL
 )
 """Up to the arguments, or to the end of an object without any."""
+_NAME = re.compile(rf'\{{(?:\s*+"(?:type|id)"\s*+:\s*+{_STRING}\s*+,)*\s*+"name"\s*+:\s*+"([^"\\]*+)("?)', re.DOTALL)
+"""Up to the name, or to as much of it as has come."""
 _HEAD_SO_FAR = re.compile(
     rf'\{{(?:{_FIELD},)*\s*+(?:"(\w*+)(?:"\s*+(?::\s*+(?:"{_IN_STRING}\\?+(?:"\s*+)?)?)?)?)?', re.DOTALL
 )
@@ -94,6 +96,8 @@ def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | He
     # Only so much is looked at, however much there is: else the split of the text would tell.
     window = text[begin : begin + _LONGEST_HEAD]
     may_go_on = len(window) < _LONGEST_HEAD
+    if names is not None and (named := _NAME.match(window)) is not None and not _may_be_named(named, names):
+        return HeadState.OTHER
     found = _HEAD.match(window)
     if found is None:
         so_far = _HEAD_SO_FAR.fullmatch(window) if may_go_on else None
@@ -111,6 +115,12 @@ def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | He
     if not ends and name is not None and window[found.end()] == "{":
         return Head(name, begin + found.end())
     return HeadState.WHOLE
+
+
+def _may_be_named(found: re.Match[str], names: Collection[str]) -> bool:
+    """Whether a name, or what of it has come, is one of `names`."""
+    name, is_whole = found.groups()
+    return any(each == name if is_whole else each.startswith(name) for each in names)
 
 
 def whole_call(text: str, names: Collection[str] | None, *, needs_arguments: bool) -> tuple[str, str] | None:

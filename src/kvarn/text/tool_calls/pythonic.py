@@ -29,20 +29,21 @@ class PythonicParser(ToolCallParser):
         while True:
             end = scan.find_end(self._held)
             text = self._held[:end]
-            if text.strip() and (end is not None or self._final):
+            if text.strip() and end is not None:
                 found = _KEY.match(text)
                 name, value = (found[1], text[found.end() :]) if found else (f"arg{count}", text)
                 head = ("{" if count == 0 else ", ") + to_json(name) + ": "
-                self._argue(head + (value if end is None else _literal_to_json(value.strip())))
+                self._argue(head + _literal_to_json(value.strip()))
                 count += 1
             if end is not None:
                 closed = self._held[end] != ","
                 self._drop(end + 1)
                 if closed:
                     self._argue("}" if count else "{}")
+                    self.is_open = False
                     return
                 scan = _ArgumentScan()
-            elif self._final:  # cut short: it stays as it was written
+            elif self._final:
                 self._held = ""
                 return
             else:

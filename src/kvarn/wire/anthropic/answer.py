@@ -41,6 +41,15 @@ class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     signature: str  # a checksum: clients expect one and send it back, and nobody checks it
 
 
+class AppliedEdit(msgspec.Struct, frozen=True, kw_only=True):
+    """What an edit of `context_management` has left out of the prompt."""
+
+    type: str
+    cleared_input_tokens: int
+    cleared_tool_uses: int | UnsetType = UNSET
+    cleared_thinking_turns: int | UnsetType = UNSET
+
+
 AnswerBlock = AnswerText | AnswerToolUse | AnswerThinking
 
 
@@ -55,6 +64,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     type: str = "message"
     role: str = "assistant"
+    context_management: dict[str, list[AppliedEdit]] | UnsetType = UNSET  # `applied_edits`
     warnings: list[str] | UnsetType = UNSET  # what is not as it was asked for (an extension)
 
 
@@ -80,6 +90,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     content_block: AnswerBlock | UnsetType = UNSET
     delta: Delta | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
+    context_management: dict[str, list[AppliedEdit]] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
@@ -87,3 +98,4 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a prompt."""
 
     input_tokens: int
+    context_management: dict[str, int] | UnsetType = UNSET  # `original_input_tokens`: before its edits

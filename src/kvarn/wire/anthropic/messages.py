@@ -1,14 +1,25 @@
 """The requests of `/v1/messages` and `/v1/messages/count_tokens`.
 
-Every field of Anthropic's `MessageCreateParams` is honoured, taken as a hint, or refused by name.
+Every field of Anthropic's `MessageCreateParams`, those of the beta too, is honoured, taken as a hint, or refused by
+name.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
+from kvarn.wire.anthropic.blocks import (
+    AssistantBlock,
+    CacheControl,
+    TextBlocks,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserBlock,
+)
+from kvarn.wire.anthropic.context_management import ContextManagement
+from kvarn.wire.anthropic.tools import ServerTool, ToolChoice, Tools
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
@@ -18,163 +29,123 @@ from kvarn.wire.openai.common import (
     disagreement,
     ignored,
     only,
-    refused,
+    warn_ignored,
 )
 
-
-class CacheControl(RequestModel):
-    """A hint: every prompt is cached anyway, as far as there is room."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(RequestModel):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: Refused = None
-
-
-class ToolUseBlock(RequestModel):
-    """A call the model made in an earlier turn."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: Annotated[dict[str, Any] | None, only({"type": "direct"})] = None
-    toolset_name: Refused = None
-
-
-class ToolResultBlock(RequestModel):
-    """The result of a call."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl | None = None
-    toolset_name: Refused = None
-
-    @property
-    def text(self) -> str:
-        """What the model is shown."""
-        text = text_of(self.content or "")
-        return f"Error: {text}" if self.is_error else text
-
-
-class ThinkingBlock(RequestModel):
-    """What the model thought in an earlier turn."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None  # not checked
-
-
-class RedactedThinkingBlock(RequestModel):
-    """What another server's model thought, sealed: it is left out."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True, min_length=1)]
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[
-    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
-]
+_SHOWN_CHARS = 40
 
 
 class UserMessage(RequestModel):
     """What the user says, and what the tools gave."""
 
     role: Literal["user"]
-    content: str | Annotated[list[UserBlock], Field(fail_fast=True, min_length=1)]
+    content: str | Annotated[list[UserBlock], Field(fail_fast=True)]
 
 
 class AssistantMessage(RequestModel):
     """What the model said in an earlier turn, or, as the last message, how its answer begins."""
 
     role: Literal["assistant"]
-    content: str | Annotated[list[AssistantBlock], Field(fail_fast=True, min_length=1)]
+    content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
 class SystemMessage(RequestModel):
-    """Instructions in the middle of a conversation."""
+    """Instructions in the middle of a conversation, or at its end."""
 
     role: Literal["system"]
-    content: str | TextBlocks
+    content: str | TextBlocks = ""
+    clear_at: Literal["next_user_message", "never"] | None = None
+    """`next_user_message`: once a message of the user follows, the model is not shown it any more."""
+    output_config: Annotated[
+        dict[str, Any] | None, ignored("ignored 'output_config' of a system message, give it with the request")
+    ] = None
 
 
 Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 
-def text_of(content: str | list[TextBlock]) -> str:
-    """Blocks as one text."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-class ToolDefinition(RequestModel):
-    """A function the model may call; `input_schema` is a JSON schema."""
-
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")
-    input_schema: dict[str, Any]
-    type: Annotated[Literal["custom"] | None, only("custom", why="Only tools of type 'custom' are supported.")] = None
-    description: str | None = None
-    cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None  # taken as a hint: inputs are always streamed while they are written
-    strict: bool | None = None
-    defer_loading: Annotated[bool | None, only(False)] = None
-    allowed_callers: Annotated[list[str] | None, only(["direct"])] = None
-    input_examples: Annotated[None, refused("describe them in words")] = None
-
-
-class ToolChoice(RequestModel):
-    """Whether the model decides (`auto`), must use some tool (`any`), must use this one (`tool`), or none."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None  # of type `tool`
-    disable_parallel_tool_use: bool | None = None
-
-    @model_validator(mode="after")
-    def _names_a_tool(self) -> ToolChoice:
-        if (self.type == "tool") != (self.name is not None):
-            raise disagreement("'tool_choice.name' belongs to the type 'tool', and to no other.", "tool_choice.name")
-        return self
-
-
 class Thinking(LenientModel):
     """Whether the model shall think before it answers; how much is its own decision."""
 
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[
         int | None, ignored("ignored 'thinking.budget_tokens', the model decides how much it thinks")
     ] = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
     """Whether the thinking is sent: if so, as it is."""
+    block_binding: dict[str, Any] | None = None  # signatures are not checked
+
+
+class JsonFormat(RequestModel):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class OutputConfig(LenientModel):
+    """How the answer shall be."""
+
+    effort: Annotated[Effort | None, only(*get_args(Effort))] = None
+    format: JsonFormat | None = None
+    task_budget: Annotated[
+        dict[str, Any] | None, ignored("ignored 'output_config.task_budget', bound the answer with 'max_tokens'")
+    ] = None
+
+
+class Metadata(RequestModel):
+    """What a client says of its request."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    user_id: str | None = Field(None, max_length=4096)
 
 
 class MessagesPrompt(LenientModel):
-    """What becomes the prompt: all there is to count."""
+    """What both operations take. To count, only what becomes the prompt matters."""
 
-    unsupported_fields = SAMPLING_FIELDS | {
-        *("compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "thread"),
-    }
+    unsupported_fields = SAMPLING_FIELDS
 
     model: str
     messages: Messages
     system: str | TextBlocks | None = None
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     cache_control: CacheControl | None = None
     thinking: Thinking | None = None
-    output_config: Refused = None
-    speed: Annotated[str | None, only("standard")] = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # what `output_config.format` was in the beta
+    context_management: ContextManagement | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    metadata: Metadata | None = None
+    stop_sequences: Strings | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    # Hints: they may be ignored without harm.
+    speed: Annotated[str | None, ignored("ignored 'speed', there is one", "standard")] = None
+    diagnostics: dict[str, Any] | None = None
+    fallbacks: Annotated[
+        str | list[dict[str, Any]] | None, ignored("ignored 'fallbacks', the operator says which there are", "default")
+    ] = None
+    fallback_credit_token: str | dict[str, Any] | None = None
+
+    # Anthropic's fields that Kvarn does not serve.
+    billing_policy: Annotated[
+        dict[str, Any] | None, only({"type": "billing_policy"}, {"type": "billing_policy", "bill_to": "self"})
+    ] = None
+    compaction: Refused = None
+    container: Refused = None
+    inference_geo: Refused = None
+    mcp_servers: Refused = None
+    thread: Refused = None
 
     @model_validator(mode="after")
     def _results_belong_to_calls(self) -> MessagesPrompt:
@@ -193,31 +164,33 @@ class MessagesPrompt(LenientModel):
         if isinstance(last, AssistantMessage) and any(isinstance(block, ToolUseBlock) for block in last.content):
             where = f"messages[{len(self.messages) - 1}]"
             raise disagreement(f"{where} ends with a tool_use: give its tool_result in a message after it.", where)
-        if not isinstance(last, UserMessage | AssistantMessage):
-            raise disagreement("The last of 'messages' must be the user's or the assistant's.", "messages")
         return self
 
+    @model_validator(mode="after")
+    def _says_which_tools_are_not_offered(self, info: ValidationInfo) -> MessagesPrompt:
+        for number, tool in enumerate(self.tools or ()):
+            if isinstance(tool, ServerTool):
+                kind = tool.type[:_SHOWN_CHARS]
+                warn_ignored(info, f"ignored the tool 'tools[{number}]', this server runs none of type {kind!a}")
+        return self
 
-class Metadata(RequestModel):
-    """What a client says of its request."""
+    @model_validator(mode="after")
+    def _has_one_format(self) -> MessagesPrompt:
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            why = "'output_format' is the older name of 'output_config.format': give one of them."
+            raise disagreement(why, "output_format")
+        return self
 
-    user_id: str | None = Field(None, max_length=256)
+    @property
+    def format(self) -> JsonFormat | None:
+        """The form that the answer shall have."""
+        return self.output_format if self.output_config is None else self.output_config.format or self.output_format
 
 
 class MessagesRequest(MessagesPrompt):
     """The body of a request to `/v1/messages`."""
 
     max_tokens: int = Field(ge=1)
-    metadata: Metadata | None = None
-    stop_sequences: Strings | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    container: Refused = None
-    diagnostics: Refused = None
-    inference_geo: Refused = None
 
 
 class CountTokensRequest(MessagesPrompt):

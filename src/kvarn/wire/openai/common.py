@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from heapq import nsmallest
 from math import isfinite
@@ -27,6 +28,7 @@ _MAX_METADATA = 16
 _MAX_WARNINGS = 8  # about one request: they go into a header, and each takes a look at all known names
 _MAX_NAME = 40  # characters of an unknown field that are shown
 _MORE = "ignored more"
+_IGNORED = re.compile(r"ignored [a-z ]*'([^']*)'")
 
 FIELDS_OF_OTHER_SERVERS = frozenset(
     {
@@ -69,9 +71,15 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
 
+def is_empty(value: object) -> bool:
+    """Whether a value asks for nothing, as null does: an empty text, list or object."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
 class LenientModel(RequestModel):
     """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
-    other servers know; those of `unsupported_fields` are refused.
+    other servers know; those of `unsupported_fields` are refused. What is empty is taken as null where that is the
+    field's default.
 
     Warnings go to the list that is given as the context of validation.
     """
@@ -79,22 +87,28 @@ class LenientModel(RequestModel):
     model_config = ConfigDict(extra="ignore")
     unsupported_fields: ClassVar[frozenset[str]] = frozenset()
     """Unknown fields without which the answer would be another."""
+    fields_that_may_be_empty: ClassVar[frozenset[str]] = frozenset()
+    """Fields of which an empty value is not null: an empty JSON schema lets through any JSON."""
 
     @model_validator(mode="before")
     @classmethod
     def _look_at_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = data.keys() - known if isinstance(data, dict) else set()
-        for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        unknown = data.keys() - known.keys()
+        for name in sorted(name for name in unknown & cls.unsupported_fields if not is_empty(data[name])):
             raise validation_error("unsupported_parameter", f"{name!r} is not supported.", name)
         for name in nsmallest(_MAX_WARNINGS + 1, unknown):
             near = get_close_matches(name[:_MAX_NAME], known, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            _warn(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
-        return data
+            warn_ignored(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
+        empty = {name for name in data.keys() & known.keys() if is_empty(data[name]) and known[name].default is None}
+        return data | dict.fromkeys(empty - cls.fields_that_may_be_empty)
 
 
-def _warn(info: ValidationInfo, warning: str) -> None:
+def warn_ignored(info: ValidationInfo, warning: str) -> None:
+    """Tell the client that a field is ignored: `ignored`, then its name or path in quotes, then why."""
     warnings: list[str] = [] if info.context is None else info.context
     if len(warnings) < _MAX_WARNINGS and warning not in warnings:
         warnings.append(warning)
@@ -102,23 +116,30 @@ def _warn(info: ValidationInfo, warning: str) -> None:
         warnings.append(_MORE)
 
 
+def ignored_fields(warnings: Iterable[str]) -> list[str]:
+    """The fields that are ignored, by warnings that say so: `ignored 'speed', there is one`."""
+    found = (_IGNORED.match(warning) for warning in warnings)
+    return [match[1] for match in found if match]
+
+
 def ignored(why: str, *without_warning: object) -> BeforeValidator:
     """Marks a field that is taken and has no effect: what it asks for is only a wish. A warning says why, unless the
-    value is null or one of these."""
+    value is empty or one of these."""
 
     def check(value: object, info: ValidationInfo) -> object:
-        if value is not None and value not in without_warning:
-            _warn(info, why)
+        if not is_empty(value) and value not in without_warning:
+            warn_ignored(info, why)
         return value
 
     return BeforeValidator(check)
 
 
-def refused(hint: str = "") -> BeforeValidator:
-    """Marks a field that OpenAI defines and Kvarn does not serve: null is fine, anything else is a 400."""
+def refused(hint: str = "", *, even_empty: bool = False) -> BeforeValidator:
+    """Marks a field that an API defines and Kvarn does not serve: null is fine, and (unless `even_empty`) what is
+    empty; anything else is a 400."""
 
     def check(value: object, info: ValidationInfo) -> None:
-        if value is not None:
+        if value is not None and (even_empty or not is_empty(value)):
             raise validation_error(
                 "unsupported_parameter", f"{info.field_name!r} is not supported{hint and ': '}{hint}."
             )
@@ -130,13 +151,15 @@ Refused = Annotated[None, refused()]
 
 
 def only(*values: object, types: Collection[str] = (), why: str = "") -> BeforeValidator:
-    """Let through the named values, objects with one of these `types`, and null; anything else is a 400 that says
-    why."""
+    """Let through the named values, objects with one of these `types`, and null, as which what is empty is taken;
+    anything else is a 400 that says why."""
 
     def check(value: object, info: ValidationInfo) -> object:
+        if is_empty(value):
+            return None
         is_typed = isinstance(value, dict) and value.get("type") in types
         known = is_typed or any(value == each and type(value) is type(each) for each in values)
-        if value is not None and not known:
+        if not known:
             message = why or f"{info.field_name!r} may only be {' or '.join(map(repr, values))}."
             raise validation_error("unsupported_value", message)
         return value
@@ -188,18 +211,21 @@ class StreamOptions(LenientModel):
 
 
 JsonSchema = dict[str, Any] | bool
+SchemaOrText = Annotated[JsonSchema | str | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""A JSON schema, also as text."""
 
 
 class StructuredOutputs(LenientModel):
     """What the answer's text must match: one of these, with vLLM's names and meanings."""
 
-    json_: JsonSchema | str | None = Field(None, alias="json")  # a JSON schema, or its text
+    json_: SchemaOrText = Field(None, alias="json")  # a JSON schema, or its text
     regex: str | None = None
     choice: Strings | None = None
     grammar: str | None = None  # in Lark's syntax or as GBNF
     json_object: Literal[True] | None = None
     structural_tag: dict[str, Any] | str | None = None
 
+    fields_that_may_be_empty = frozenset({"json"})
     unsupported_fields = frozenset({"whitespace_pattern", "disable_additional_properties"})
     backend: object = None  # hints for vLLM, without any effect here
     disable_any_whitespace: object = None
@@ -211,6 +237,7 @@ class SamplingFields(LenientModel):
     checked where they become `SamplingParams` (`kvarn.text.sampling`)."""
 
     unsupported_fields = FIELDS_OF_OTHER_SERVERS
+    fields_that_may_be_empty = frozenset({"guided_json"})
 
     model: str
     temperature: float | None = Field(None, ge=0, le=2)
@@ -246,7 +273,7 @@ class SamplingFields(LenientModel):
     """Only requests with the same salt share cached prompts."""
     return_token_ids: bool = False  # send the token ids of prompt and answer beside the text
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | str | None = None  # what `structured_outputs.json` was before 2025-12, and so on
+    guided_json: SchemaOrText = None  # what `structured_outputs.json` was before 2025-12, and so on
     guided_regex: str | None = None
     guided_choice: Strings | None = None
     guided_grammar: str | None = None

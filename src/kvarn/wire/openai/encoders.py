@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,6 +55,41 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     usage: EmbeddingUsage
     object: str = "list"
+
+
+class PoolingRequest(EmbeddingRequest):
+    """The body of a pooling request (vLLM's): what an embedding model makes of its input."""
+
+    task: Annotated[Literal["embed"] | None, only("embed")] = None
+    normalize: Annotated[bool | None, only(True, why="Vectors are as the model's checkpoint says.")] = None
+    messages: Annotated[None, refused("send 'input'")] = None
+
+
+class Pooled(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or base64 of float32 little-endian bytes."""
+
+    index: int
+    data: list[float] | str
+    object: str = "pooling"
+
+
+class PooledList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a pooling request."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+class ClassifyRequest(LenientModel):
+    """The body of a classification request (vLLM's)."""
+
+    model: str
+    input: TextOrTokens | None = None
+    messages: list[Any] | None = None
 
 
 _NO_TRUNCATION = "'truncate_prompt_tokens' is not supported: shorten the texts, or give 'max_tokens_per_doc'."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import msgspec
@@ -119,17 +120,32 @@ def field_error(param: str, detail: Mapping[str, Any]) -> ApiError:
 def _path(detail: ErrorDetails, data: Any) -> list[str | int]:
     """Pydantic's location without the labels of union branches: only steps that exist in the data."""
     path: list[str | int] = []
-    for step in detail["loc"]:
-        try:
-            data = data[step]
-        except (LookupError, TypeError):
+    is_missing = detail["type"] == "missing"
+    steps = detail["loc"][:-1] if is_missing else detail["loc"]
+    for step, after in zip_longest(steps, steps[1:]):
+        if not _has(data, step) or _is_label(step, after, data, is_missing):
             continue
+        data = data[step]
         path.append(step)
-    if detail["type"] == "missing":
+    if is_missing:
         path.append(detail["loc"][-1])
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):  # the tag is at fault, not what it stands in
         path.append(str(detail["ctx"]["discriminator"]).strip("'"))
     return path
+
+
+def _has(data: Any, step: str | int) -> bool:
+    if isinstance(step, int):
+        return isinstance(data, list) and -len(data) <= step < len(data)
+    return isinstance(data, dict) and step in data
+
+
+def _is_label(step: str | int, after: str | int | None, data: Any, is_missing: bool) -> bool:
+    """Whether a step is a branch's label though the data has a key of that name: `{"type": "text", "text": ...}`. What
+    comes after it stands beside that key then, not in it."""
+    if after is None:
+        return is_missing and not isinstance(data[step], dict)
+    return not _has(data[step], after) and _has(data, after)
 
 
 def _format_path(path: Sequence[str | int]) -> str:

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from kvarn.wire.openai.chat.messages import Messages, plain_messages
 from kvarn.wire.openai.chat.request import TemplateKwargs, Tools
 from kvarn.wire.openai.common import LenientModel, TokenIds, disagreement
+from kvarn.wire.sampling import SamplingParams
 
 
 class TokenizeRequest(LenientModel):
@@ -51,6 +52,18 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | UnsetType | None = UNSET
+
+
+class RenderedChat(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine would get for a chat. A request without a `seed` has 0 here."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    sampling_params: SamplingParams
+    stream: bool
+    priority: int
+    cache_salt: str | None
 
 
 class DetokenizeRequest(LenientModel):

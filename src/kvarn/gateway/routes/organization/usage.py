@@ -33,7 +33,10 @@ router = APIRouter(
     prefix="/v1/organization", tags=["organization"], route_class=JsonRoute, dependencies=[Depends(check_query)]
 )
 
-EMBEDDINGS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")  # operations of encoders
+EMBEDDINGS = (  # operations of encoders
+    *("/v1/embeddings", "/api/embed", "/api/embeddings", "/pooling", "/v1/pooling"),
+    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
+)
 MODERATIONS = ("/v1/moderations",)
 
 _CURSOR = "page_"  # followed by the beginning of the page's first bucket

@@ -8,6 +8,7 @@ so that two never write the same batch.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -15,13 +16,13 @@ from sqlalchemy import Update, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import ConflictError, StoreError
+from kvarn.store.errors import ConflictError, NotFoundError, StoreError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Batch, BatchLine, UsageEvent
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories.files import publish_file
+from kvarn.store.repositories.files import delete_file, publish_file
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, find_owned, owned_by
+from kvarn.store.repositories.queries import delete_owned, find_one, find_owned, owned_by, read_owned
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -68,6 +69,8 @@ async def create_batch(
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
     input_bytes: int = 0,
+    id_prefix: str = "batch_",
+    total: int = 0,
 ) -> Batch:
     """Take a batch; whoever runs batches finds it.
 
@@ -77,7 +80,7 @@ async def create_batch(
     """
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
     batch = Batch(
-        id=new_id("batch_"),
+        id=new_id(id_prefix),
         organization_id=principal.organization_id,
         project_id=principal.project_id,
         key_id=principal.key_id,
@@ -91,6 +94,7 @@ async def create_batch(
         errors=[],
         extra=metadata or {},
         output_expires_after_s=output_expires_after_s,
+        total=total,
         counted_bytes=counted,
         reserved_bytes=input_bytes,
     )
@@ -111,10 +115,38 @@ async def check_batch(store: Store, batch_id: str) -> None:
             await find_one(session, used, f"There is no batch {batch_id[:80]!r}.")
 
 
-async def list_batches(store: Store, owner: Owner, cursor: Cursor) -> Page[Batch]:
-    """A page of an owner's batches, newest first. Raises `NotFoundError` where the cursor's batch is not theirs."""
+async def list_batches(store: Store, owner: Owner, cursor: Cursor, endpoint: str | None = None) -> Page[Batch]:
+    """A page of an owner's batches, or of those for one endpoint, newest first. Raises `NotFoundError` where the
+    cursor's batch is none of them."""
+    query = owned_by(owner, Batch)
+    if endpoint is not None:
+        query = query.where(Batch.endpoint == endpoint)
     async with store.reading() as session:
-        return await read_page(session, owned_by(owner, Batch), cursor, (Batch.created_at, Batch.id))
+        return await read_page(session, query, cursor, (Batch.created_at, Batch.id))
+
+
+async def find_batch(store: Store, owner: Owner, batch_id: str, endpoint: str) -> Batch:
+    """An owner's batch for an endpoint. Raises `NotFoundError`."""
+    batch = await read_owned(store, owner, Batch, batch_id)
+    if batch.endpoint != endpoint:
+        raise NotFoundError(f"There is no batch {batch_id[:80]!r}.")
+    return batch
+
+
+async def delete_batch(store: Store, owner: Owner, batch_id: str, endpoint: str) -> None:
+    """Delete an owner's batch for an endpoint that is over, with its input and its results.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs.
+        ConflictError: It is not over.
+    """
+    batch = await find_batch(store, owner, batch_id, endpoint)
+    if batch.status not in OVER:
+        raise ConflictError(f"The batch {batch_id} is {batch.status}: cancel it, and delete it once it has ended.")
+    for file_id in filter(None, (batch.input_file_id, batch.output_file_id, batch.error_file_id)):
+        with suppress(NotFoundError):  # it has been deleted, or has expired
+            await delete_file(store, owner, file_id)
+    await delete_owned(store, owner, Batch, batch_id)
 
 
 async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:

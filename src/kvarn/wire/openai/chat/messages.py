@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_serializer
 
 from kvarn.wire.openai.common import Refused, RequestModel, disagreement, only
+
+_ECHO = ConfigDict(extra="ignore")
+"""Clients send back what they have added to an answer (LiteLLM `provider_specific_fields`): no model is shown it. There
+is no warning, since a look at each of 20,000 messages takes longer than to validate them."""
 
 
 class TextPart(RequestModel):
@@ -15,9 +19,36 @@ class TextPart(RequestModel):
 
     type: Annotated[Literal["text"], only("text", why="Only content parts of type 'text' are supported.")]
     text: str
+    cache_control: dict[str, Any] | None = Field(None, exclude=True)
+    """A hint, as `prompt_cache_breakpoint` is: prompts are cached wherever they have been seen before."""
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
 
 
-Parts = Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+class EchoedText(RequestModel):
+    """A text that the model wrote, with what was said about it (`annotations`)."""
+
+    model_config = _ECHO
+
+    type: Literal["text"]
+    text: str
+
+
+class EchoedRefusal(RequestModel):
+    """A refusal that the model wrote: text like any other to the model that reads it."""
+
+    model_config = _ECHO
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @model_serializer
+    def _as_text(self) -> dict[str, str]:
+        return {"type": "text", "text": self.refusal}
+
+
+Parts = Annotated[list[TextPart], Field(fail_fast=True)]
+EchoedPart = Annotated[EchoedText | EchoedRefusal, Field(discriminator="type")]
+EchoedParts = Annotated[list[EchoedPart], Field(fail_fast=True)]
 
 
 class PlainMessage(RequestModel):
@@ -33,11 +64,6 @@ class FunctionCallArguments(RequestModel):
 
     name: str
     arguments: str
-
-
-_ECHO = ConfigDict(extra="ignore")
-"""Clients send back what they have added to an answer (LiteLLM `provider_specific_fields`): no model is shown it. There
-is no warning, since a look at each of 20,000 messages takes longer than to validate them."""
 
 
 class EarlierToolCall(RequestModel):
@@ -58,7 +84,7 @@ class AssistantMessage(RequestModel):
     model_config = _ECHO
 
     role: Literal["assistant"]
-    content: str | Parts | None = None
+    content: str | EchoedParts | None = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[EarlierToolCall], Field(fail_fast=True)] | None = None

@@ -125,7 +125,7 @@ class ToolUse:
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ServiceTier = Literal["auto", "default", "flex", "priority", "fast"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "messages", "tools")
 
 
@@ -142,6 +142,8 @@ TemplateKwargs = Annotated[dict[str, Any], BeforeValidator(_check_template_kwarg
 
 class ChatCompletionRequest(SamplingFields):
     """The body of a chat completion request."""
+
+    fields_that_may_be_empty = SamplingFields.fields_that_may_be_empty | {"web_search_options"}
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
@@ -179,7 +181,7 @@ class ChatCompletionRequest(SamplingFields):
     # OpenAI's fields that Kvarn does not serve.
     audio: Annotated[None, refused("this server speaks text")] = None
     moderation: Refused = None
-    web_search_options: Refused = None
+    web_search_options: Annotated[None, refused(even_empty=True)] = None
 
     # Extensions, with vLLM's names and meanings.
     add_generation_prompt: bool = True

@@ -81,6 +81,16 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] | UnsetType = UNSET  # what may be wrong with the calls it makes
 
 
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation in short: the user's messages, then a summary of the rest."""
+
+    id: str
+    created_at: int
+    output: list[StoredItem]
+    usage: ResponseUsage
+    object: str = "response.compaction"
+
+
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens a response's prompt would have."""
 
@@ -105,6 +115,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     code: str | UnsetType | None = UNSET
     message: str | UnsetType = UNSET
     param: str | UnsetType | None = UNSET

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from kvarn.wire.openai.common import Metadata, RequestModel, refused
+from kvarn.wire.openai.common import Metadata, RequestModel, only, refused
+from kvarn.wire.openai.responses.summary import summary_of
 
 StoredItem = dict[str, Any]  # an item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`
 
@@ -62,8 +63,7 @@ class MessageItem(RequestModel):
     phase: Literal["commentary", "final_answer"] | None = None  # a hint for models that think aloud
 
 
-_NO_NAMESPACE = refused("tools are functions, each with a name of its own")
-_NO_CALLER = refused("calls are made by the model itself")
+_Caller = Annotated[dict[str, Any] | None, only({"type": "direct"}, why="Calls are made by the model itself.")]
 
 
 class FunctionCallItem(RequestModel):
@@ -75,8 +75,8 @@ class FunctionCallItem(RequestModel):
     arguments: str
     id: ItemId | None = None
     status: ItemStatus | None = None
-    namespace: Annotated[None, _NO_NAMESPACE] = None
-    caller: Annotated[None, _NO_CALLER] = None
+    namespace: str | None = None  # of the function
+    caller: _Caller = None
 
 
 class FunctionCallOutputItem(RequestModel):
@@ -88,8 +88,47 @@ class FunctionCallOutputItem(RequestModel):
     id: ItemId | None = None
     status: ItemStatus | None = None
     name: str | None = None
-    namespace: Annotated[None, _NO_NAMESPACE] = None
-    caller: Annotated[None, _NO_CALLER] = None
+    namespace: str | None = None
+    caller: _Caller = None
+
+
+class CustomToolCallItem(RequestModel):
+    """A call the model made of a tool whose input is plain text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: str
+    input: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    namespace: str | None = None
+    caller: _Caller = None
+
+
+class CustomToolCallOutputItem(RequestModel):
+    """What such a call gave."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: CallId
+    output: str | Annotated[list[InputText], Field(fail_fast=True)]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    namespace: str | None = None
+    caller: _Caller = None
+
+
+def _check_summary(value: str) -> str:
+    summary_of(value)
+    return value
+
+
+class CompactionItem(RequestModel):
+    """What came before, in short: made by `/v1/responses/compact`."""
+
+    type: Literal["compaction"]
+    encrypted_content: Annotated[str, AfterValidator(_check_summary)]
+    id: ItemId | None = None
 
 
 class ItemReference(RequestModel):
@@ -124,22 +163,45 @@ def _name_the_type(value: object) -> object:
     return value
 
 
-KeptItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+KeptItem = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomToolCallItem
+    | CustomToolCallOutputItem
+    | ReasoningItem
+    | CompactionItem
+)
 AnyItem = KeptItem | ItemReference
 InputItem = Annotated[Annotated[AnyItem, Field(discriminator="type")], BeforeValidator(_name_the_type)]
 InputItems = Annotated[list[InputItem], Field(fail_fast=True)]
 
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+    "compaction": "cmp_",
+}
+"""How ids of items begin."""
+CALLS = frozenset({"function_call", "custom_tool_call"})
+OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
 def stored_item(item: KeptItem, new_id: Callable[[str], str]) -> StoredItem:
     """An item as it is kept. `new_id` makes an id from its prefix where the client gave none."""
-    kept: StoredItem = {"id": item.id or new_id(_PREFIXES[item.type]), "type": item.type}
+    kept: StoredItem = {"id": item.id or new_id(PREFIXES[item.type]), "type": item.type}
     if isinstance(item, MessageItem):
         return kept | {"status": item.status or "completed", "role": item.role, "content": _parts(item)}
-    if isinstance(item, FunctionCallItem):
-        kept |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-    elif isinstance(item, FunctionCallOutputItem):
+    if isinstance(item, CompactionItem):
+        return kept | {"encrypted_content": item.encrypted_content}
+    if isinstance(item, FunctionCallItem | CustomToolCallItem):
+        said = {"arguments": item.arguments} if isinstance(item, FunctionCallItem) else {"input": item.input}
+        named = {"namespace": item.namespace} if item.namespace else {}
+        kept |= {"call_id": item.call_id, "name": item.name, **said, **named}
+    elif isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem):
         output = (
             item.output if isinstance(item.output, str) else [_text("input_text", each.text) for each in item.output]
         )

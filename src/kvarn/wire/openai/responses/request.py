@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from kvarn.wire.openai.chat.request import ReasoningEffort
-from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
@@ -22,8 +21,12 @@ from kvarn.wire.openai.common import (
     ignored,
     only,
     refused,
+    warn_ignored,
 )
 from kvarn.wire.openai.responses.items import InputItems
+from kvarn.wire.openai.responses.tools import HostedTool, ResponseTool, ToolChoice
+
+_SHOWN_CHARS = 40
 
 Include = Literal[
     "file_search_call.results",
@@ -57,44 +60,6 @@ class TextConfig(RequestModel):
     )
 
 
-class FunctionTool(RequestModel):
-    """A function the model may call; `parameters` is a JSON schema."""
-
-    type: Annotated[Literal["function"], only("function", why="Only tools of type 'function' are supported.")]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    output_schema: Refused = None
-    defer_loading: Annotated[bool | None, only(False)] = None
-    allowed_callers: Refused = None
-
-
-class FunctionChoice(RequestModel):
-    """The one function that shall be called."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedTools(RequestModel):
-    """Of the tools, those the model may use this time."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(fail_fast=True, min_length=1, max_length=128)]
-
-
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedTools, Field(discriminator="type")],
-    only(
-        *("none", "auto", "required"),
-        types=("function", "allowed_tools"),
-        why="'tool_choice' may be 'none', 'auto', 'required', or of type 'function' or 'allowed_tools'.",
-    ),
-]
-
-
 class ConversationId(RequestModel):
     """A conversation, by its id."""
 
@@ -116,12 +81,13 @@ class ContextFields(LenientModel):
     """What makes a response's prompt."""
 
     unsupported_fields = SAMPLING_FIELDS
+    fields_that_may_be_empty = frozenset({"input"})
 
     input: str | InputItems | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationId | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -137,6 +103,14 @@ class ContextFields(LenientModel):
             raise disagreement("Give 'input', 'previous_response_id' or 'conversation'.", "input")
         return self
 
+    @model_validator(mode="after")
+    def _says_which_tools_are_not_offered(self, info: ValidationInfo) -> ContextFields:
+        for number, tool in enumerate(self.tools or ()):
+            if isinstance(tool, HostedTool):
+                kind = tool.type[:_SHOWN_CHARS]
+                warn_ignored(info, f"ignored the tool 'tools[{number}]', this server runs none of type {kind!a}")
+        return self
+
     @property
     def conversation_id(self) -> str | None:
         """Id of the conversation it belongs to."""
@@ -148,6 +122,18 @@ class TokenCountRequest(ContextFields):
 
     model: str | None = None  # default: the first served model
     personality: Annotated[None, refused("write it in the instructions")] = None
+
+
+class CompactRequest(ContextFields):
+    """The body of a request to shorten a conversation. What tools and form an answer would have does not matter."""
+
+    model: str
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
 
 
 class StreamOptions(LenientModel):
@@ -180,8 +166,12 @@ class ResponseRequest(ContextFields):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
 
     # OpenAI's fields that Kvarn does not serve.
+    access_programs: Refused = None
+    background_options: Refused = None
     context_management: Annotated[None, refused("use 'truncation'")] = None
     moderation: Refused = None
     prompt: Annotated[None, refused("write it in 'instructions' and 'input'")] = None

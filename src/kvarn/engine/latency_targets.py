@@ -1,0 +1,166 @@
+"""Which requests can still keep their latency targets, and how many may run at once for that.
+
+Past an engine's capacity a queue in order of arrival makes everybody late: each is begun when its target is missed
+already. So `WaitingQueue` lets those go first that would have their first token in time if they started now
+(`misses_target`), and nobody starts beside whom the others would miss their time per token (`has_room`). Both are
+predicted by the engine's step-time model; until that knows enough, everybody starts at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.request import Request, Sequence
+from kvarn.engine.step_time import StepTimeModel
+
+TTFT_MARGIN = 0.6
+"""Part of a target that a prediction may reach. Past capacity all that are served reach it, and what follows (the step
+under way, the gateway, the network) comes on top. One that is taken for late too early loses its turn only to others
+that can be in time."""
+TPOT_MARGIN = 0.9
+"""The same of the time for each token: single answers stray from the mean."""
+OUT_OF_REACH = 2.5
+"""Where even an idle engine misses a target, requests get this many times what they take alone: a target out of reach
+protects nobody."""
+CREDIT_REQUESTS = 4
+"""A tenant that has only late requests lets others pass by at most the cost of so many usual ones."""
+MOST_DELAY = 3.0
+"""Steps are not expected to follow each other more slowly than so many times what they take."""
+PACE_FADE = 0.05
+"""Weight of the latest step in what is between steps: about the last twenty count."""
+FADE = 0.02
+"""Weight of the latest request in the averages: about the last hundred count."""
+
+
+class LatencyTargets:
+    """Predictions for what waits.
+
+    Args:
+        config: Of the engine.
+        step_time: Its model.
+        running: The sequences that run, now and later.
+    """
+
+    def __init__(self, config: EngineConfig, step_time: StepTimeModel, running: Collection[Sequence]) -> None:
+        self._config = config
+        self._times = step_time
+        self._running = running
+        self._ended = 0
+        self._prompt = self._output = self._computed = 0.0
+        """Of the average request: tokens of its prompt and its answer, and the part of the prompt that was computed."""
+        self._planned_at: float | None = None
+        self._between_s = self._taken_s = 0.0
+        """Faded sums: from one plan to the next, and what the steps took by themselves."""
+        self._pace = 1.0
+        """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
+        self._decode_s = 0.0
+        self._chunk = 1.0
+        """Prompt tokens that a step carries beside what decodes."""
+        self._before_s = 0.0
+        """What the prompts take that are being computed."""
+
+    @property
+    def usual_cost(self) -> float:
+        """Weighted tokens of the average request."""
+        return self._cost(self._computed * self._prompt, self._output)
+
+    def cost(self, sequence: Sequence) -> float:
+        """Weighted tokens that a waiting sequence will probably take."""
+        output = min(float(sequence.request.sampling.max_tokens), self._output) if self._ended else 0.0
+        return self._cost(sequence.num_tokens, output)
+
+    def planned(self, now: float, *, is_busy: bool) -> None:
+        """A step is planned. `is_busy`: the engine has had nothing but steps to wait for since the one before."""
+        if is_busy and self._planned_at is not None:
+            self._between_s += PACE_FADE * (now - self._planned_at - self._between_s)
+        self._planned_at = now
+        if self._taken_s > 0:
+            self._pace = min(max(1.0, self._between_s / self._taken_s), MOST_DELAY)
+
+    def took(self, seconds: float) -> None:
+        """A step took so long by itself."""
+        self._taken_s += PACE_FADE * (seconds - self._taken_s)
+
+    def learn(self, request: Request) -> None:
+        """A request has ended."""
+        self._ended += 1
+        fade = max(FADE, 1 / self._ended)
+        prompt, computed = len(request.prompt), len(request.prompt) - request.cached_tokens
+        output = sum(sequence.num_outputs for sequence in request.sequences) / len(request.sequences)
+        self._prompt += fade * (prompt - self._prompt)
+        self._output += fade * (max(1.0, output) - self._output)
+        self._computed += fade * (computed / prompt - self._computed)
+
+    def look(self) -> None:
+        """Take what runs now as what a sequence would start beside."""
+        if not self._times.is_settled:
+            return
+        contexts = [each.num_tokens for each in self._running if each.num_tokens - each.num_computed_tokens <= 1]
+        self._decode_s = self._step_s(len(contexts), sum(contexts))
+        each_s = self._prompt_s(1024) / 1024
+        room = (self._longest(self._decode_s) - self._decode_s) / each_s if contexts and each_s > 0 else math.inf
+        self._chunk = max(
+            1.0, min(self._config.token_budget - len(contexts), max(room, self._config.min_prefill_chunk))
+        )
+        partial = sum(each.num_tokens - each.num_computed_tokens for each in self._running) - len(contexts)
+        self._before_s = self._compute_s(partial)
+
+    def step_limit_s(self) -> float | None:
+        """How long a step may take by itself so that those that run, and are in time so far, keep their target for each
+        token; None: there are none."""
+        limit_s = self._limit_s(self._running, 1)
+        return None if limit_s is None else limit_s / self._pace
+
+    def misses_target(self, sequence: Sequence, now: float) -> bool:
+        """Whether the first token would come too late if the sequence started now."""
+        request = sequence.request
+        assert request.first_token_by_s is not None, "only what has a target misses it"
+        tokens = len(request.prompt) * (self._computed if self._ended else 1.0)
+        allowed_s = TTFT_MARGIN * (request.first_token_by_s - request.arrival_s)
+        if self._times.is_settled:
+            alone_s = self._prompt_s(tokens) + self._step_s(0, 0) * math.ceil(tokens / self._config.token_budget)
+            allowed_s = max(allowed_s, OUT_OF_REACH * alone_s)
+            now += self._before_s + self._compute_s(tokens)
+        return now > request.arrival_s + allowed_s
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether a sequence may start: nobody who is in time so far would miss the target for each token. The prompts
+        beside them are no matter of this: they take what a step has left (`step_limit_s`)."""
+        request = sequence.request
+        if request.first_step_s is not None or not self._running or not self._times.is_settled:
+            return True
+        limit_s = self._limit_s((sequence, *self._running), sequence.num_tokens)
+        rows = len(self._running) + len(request.sequences) + len(request.siblings)
+        context = sum(each.num_tokens for each in self._running) + sequence.num_tokens
+        least_s = self._step_s(rows, context) + self._prompt_s(self._config.min_prefill_chunk)
+        return limit_s is None or least_s <= limit_s
+
+    def _limit_s(self, sequences: Iterable[Sequence], context: int) -> float | None:
+        requests = [each.request for each in sequences if not each.request.is_late]
+        targets = [each.tpot_target_s for each in requests if each.tpot_target_s is not None]
+        if not targets or not self._times.is_settled:
+            return None
+        return max(TPOT_MARGIN * min(targets), OUT_OF_REACH * self._step_s(1, context))
+
+    def _compute_s(self, tokens: float) -> float:
+        """Until prompts of so many tokens are computed beside what decodes."""
+        return math.ceil(tokens / self._chunk) * self._decode_s + self._prompt_s(tokens)
+
+    def _longest(self, decode_s: float) -> float:
+        limit_s = self._limit_s(self._running, 1)
+        if limit_s is not None and decode_s < limit_s:
+            return limit_s
+        return max(self._config.tpot_target_ms / 1000, self._config.max_prefill_stretch * decode_s)
+
+    def _step_s(self, rows: int, context: float) -> float:
+        fixed, _, _, row, token = self._times.fitted
+        return self._pace * (fixed + rows * row + context * token)
+
+    def _prompt_s(self, tokens: float) -> float:
+        _, token, pair, _, _ = self._times.fitted
+        return self._pace * (tokens * token + tokens * (tokens + 1) / 2 * pair)
+
+    def _cost(self, prompt: float, output: float) -> float:
+        return prompt * self._config.input_token_weight + output * self._config.output_token_weight

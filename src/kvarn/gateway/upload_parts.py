@@ -1,0 +1,161 @@
+"""Uploads in parts: begun, given parts in any order, completed into one file or cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.types import Receive
+
+from kvarn.gateway.state import Gateway
+from kvarn.gateway.uploads import (
+    EXPIRY,
+    PIECE_BYTES,
+    check_purpose,
+    check_size,
+    default_keep_s,
+    describe_file,
+    file_field,
+    read_form,
+    safe_name,
+)
+from kvarn.serving.errors import storage_full
+from kvarn.store.errors import StorageFullError
+from kvarn.store.models import File, Upload
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.files import FileWriter
+from kvarn.store.repositories.queries import read_owned
+from kvarn.store.repositories.uploads import (
+    CANCELLED,
+    COMPLETING,
+    DigestError,
+    UploadChange,
+    changing_upload,
+    create_upload,
+    drop_parts,
+    join_parts,
+)
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.files import MAX_PARTS, UploadCompletion, UploadObject, UploadPart, UploadRequest
+
+
+async def begin_upload(gateway: Gateway, owner: Owner, request: UploadRequest) -> UploadObject:
+    """Begin an upload of a file of so many bytes.
+
+    Raises:
+        ApiError: The file would not be taken: its purpose, its size.
+        StorageFullError: The organisation would store more than it may.
+    """
+    check_purpose(request.purpose)
+    check_size(request.bytes, gateway.config.retention.max_file_bytes, "bytes")
+    expiry = request.expires_after
+    upload = await create_upload(
+        gateway.store,
+        owner,
+        filename=safe_name(request.filename),
+        purpose=request.purpose,
+        size=request.bytes,
+        file_expires_after_s=expiry.seconds if expiry is not None else None,
+    )
+    return _describe(upload)
+
+
+async def take_part(gateway: Gateway, owner: Owner, upload_id: str, request: Request, receive: Receive) -> UploadPart:
+    """Read a part to its end by `receive` and keep it. Of one that is refused nothing is left.
+
+    Raises:
+        ApiError: The form cannot be taken as it is, or the parts would be more than the file.
+        NotFoundError: There is no such upload.
+        ConflictError: It has ended.
+    """
+    async with changing_upload(gateway.store, owner, upload_id) as change:  # before the part is read
+        upload = change.upload
+    return await read_form(request, receive, lambda form: _keep(gateway, owner, upload, form))
+
+
+async def _keep(gateway: Gateway, owner: Owner, upload: Upload, form: FormData) -> UploadPart:
+    file = file_field(form, "data")
+    writer = FileWriter(gateway.store, owner, part_of=upload)
+    try:
+        while data := await file.read(PIECE_BYTES):
+            await writer.write(data)
+        if not writer.size:
+            raise invalid_request("'data' is empty: a part has at least one byte.", "data")
+        part_id = await writer.finish()
+        async with changing_upload(gateway.store, owner, upload.id) as change:
+            await _check_room(change, writer.size)
+            await change.add_part(part_id)
+    except StorageFullError as error:
+        await writer.discard()
+        raise storage_full(error, "data", EXPIRY) from None
+    except BaseException:
+        await writer.discard()
+        raise
+    return UploadPart(id=part_id, created_at=int(gateway.store.now()), upload_id=upload.id)
+
+
+async def _check_room(change: UploadChange, size: int) -> None:
+    sizes = await change.sizes()
+    if len(sizes) >= MAX_PARTS:
+        raise invalid_request(f"The upload has {len(sizes)} parts, and none may have more. Send larger ones.", "data")
+    total = sum(sizes.values()) + size
+    if total > change.upload.size:
+        why = f"The parts have {total} bytes with this one, and the upload was begun for {change.upload.size}."
+        raise invalid_request(why, "data")
+
+
+async def complete_upload(gateway: Gateway, owner: Owner, upload_id: str, request: UploadCompletion) -> UploadObject:
+    """Make one file of the parts, in the order of the request.
+
+    Raises:
+        ApiError: A part is unknown or named twice; the bytes are not as many as were announced, or others.
+        NotFoundError: There is no such upload.
+        ConflictError: It has ended.
+    """
+    async with changing_upload(gateway.store, owner, upload_id) as change:
+        upload = change.upload
+        _check_parts(request.part_ids, await change.sizes(), upload.size)
+        upload.status = COMPLETING
+    keep_s = upload.file_expires_after_s or default_keep_s(gateway)
+    try:
+        file = await join_parts(gateway.store, owner, upload, request.part_ids, keep_s=keep_s, md5=request.md5)
+    except DigestError as error:
+        why = f"The MD5 of the parts in this order is {error}, not {request.md5}. Send other parts, or another order."
+        raise invalid_request(why, "md5") from None
+    return _describe(upload, file)
+
+
+def _check_parts(part_ids: Sequence[str], sizes: dict[str, int], size: int) -> None:
+    for index, part_id in enumerate(part_ids):
+        if part_id not in sizes:
+            where = f"part_ids[{index}]"
+            raise invalid_request(f"{where!r} is {part_id[:80]!r}: the upload has no such part.", where)
+    if len(set(part_ids)) < len(part_ids):
+        raise invalid_request("'part_ids' names a part more than once.", "part_ids")
+    total = sum(sizes[part_id] for part_id in part_ids)
+    if total != size:
+        raise invalid_request(
+            f"The parts have {total} bytes, and the upload was begun for {size}: send the others first.", "part_ids"
+        )
+
+
+async def cancel_upload(gateway: Gateway, owner: Owner, upload_id: str) -> UploadObject:
+    """Give an upload up. Raises as `complete_upload` does."""
+    async with changing_upload(gateway.store, owner, upload_id) as change:
+        change.upload.status = CANCELLED
+    await drop_parts(gateway.store, upload_id)
+    return _describe(await read_owned(gateway.store, owner, Upload, upload_id))
+
+
+def _describe(upload: Upload, file: File | None = None) -> UploadObject:
+    return UploadObject(
+        id=upload.id,
+        bytes=upload.size,
+        created_at=upload.created_at,
+        expires_at=upload.expires_at,
+        filename=upload.filename,
+        purpose=upload.purpose,
+        status=upload.status,
+        file=None if file is None else describe_file(file),
+    )

@@ -1,0 +1,56 @@
+"""Shortening a conversation: what the user said, and a summary of the rest that the model writes."""
+
+from __future__ import annotations
+
+from kvarn.responses.background_runs import ResponsesContext
+from kvarn.responses.operation import fitting_chat
+from kvarn.responses.request import in_response_terms
+from kvarn.responses.turns import Turn, read_turn
+from kvarn.responses.writer import item_id
+from kvarn.serving.chat.operation import start_chat
+from kvarn.serving.work import RequestRecord
+from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.responses.answer import CompactedResponse, response_usage
+from kvarn.wire.openai.responses.items import PREFIXES, user_message
+from kvarn.wire.openai.responses.request import CompactRequest
+from kvarn.wire.openai.responses.summary import encoded_summary
+
+_ASK = (
+    "Write a summary of this conversation for whoever goes on with it and sees nothing else: what was asked for, what "
+    "was done and found so far (names of files, commands, results and decisions that matter), and what is left to do. "
+    "Answer with the summary only."
+)
+
+
+async def compact(serving: ResponsesContext, record: RequestRecord, request: CompactRequest) -> CompactedResponse:
+    """Shorten what a request goes on from and brings. Where it is longer than the model's context, the oldest items are
+    left out of the summary.
+
+    Raises:
+        ApiError: It cannot be answered as asked, or not now.
+        ChatTemplateError: The model's template refuses the messages.
+    """
+    response_id = f"resp_{record.id}"
+    turn = await read_turn(serving, record, request, response_id)
+    asked = request.model_copy(update={"truncation": "auto", "tools": None, "tool_choice": None, "text": None})
+    question = user_message(_ASK, item_id("msg_", response_id, len(turn.items)))
+    try:
+        model = await serving.wait_for_model(record, request.model, "generate")
+        summarized = Turn(turn.earlier, [*turn.items, question])
+        chat = await fitting_chat(serving, record, asked, summarized, model)
+        run = await start_chat(serving, record, chat.model_copy(update={"service_tier": request.service_tier}))
+        answer = await run.collect()
+    except ApiError as error:
+        raise in_response_terms(error) from None
+    said = [item for item in turn.context if item["type"] == "message" and item["role"] == "user"]
+    compaction = {
+        "id": item_id(PREFIXES["compaction"], response_id, len(turn.items)),
+        "type": "compaction",
+        "encrypted_content": encoded_summary(answer.choices[0].message.content or ""),
+    }
+    return CompactedResponse(
+        id=response_id,
+        created_at=int(serving.store.now()),
+        output=[*said, compaction],
+        usage=response_usage(run.work.usage.as_openai()),
+    )

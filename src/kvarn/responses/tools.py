@@ -1,0 +1,95 @@
+"""The tools of a response as functions of a chat, and the calls of a chat as items of a response.
+
+A chat knows functions with one name and JSON arguments. So a function of a namespace is called `namespace__name` there,
+and a tool whose input is plain text is a function with one argument, `input`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn.grammar.errors import GrammarError
+from kvarn.grammar.lark_regex import regex_of_lark
+
+INPUT = "input"
+_MAX_NAME = 64
+_HASH_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that the model may call."""
+
+    tool: Mapping[str, Any]
+    """As the response echoes it."""
+    index: int
+    """Of the request's tools."""
+    namespace: str | None = None
+    about: str = ""
+    """What is said of the namespace, with its first tool."""
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether its input is plain text."""
+        return bool(self.tool["type"] == "custom")
+
+    @property
+    def name(self) -> str:
+        """The client's name of it."""
+        return str(self.tool["name"])
+
+    @property
+    def chat_name(self) -> str:
+        """The model's name of it."""
+        return chat_name(self.name, self.namespace)
+
+
+def chat_name(name: str, namespace: str | None) -> str:
+    """The model's name of a tool; where it would be too long, its end is a digest."""
+    if namespace is None:
+        return name
+    whole = f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:_HASH_CHARS]
+    return whole if len(whole) <= _MAX_NAME else f"{whole[: _MAX_NAME - _HASH_CHARS - 1]}_{digest}"
+
+
+def offered_tools(tools: Sequence[Mapping[str, Any]]) -> list[OfferedTool]:
+    """What may be called, of tools as a response echoes them."""
+    return list(_flat(tools))
+
+
+def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[OfferedTool]:
+    for index, tool in enumerate(tools):
+        if tool["type"] == "namespace":
+            for number, each in enumerate(tool["tools"]):
+                yield OfferedTool(each, index, tool["name"], "" if number else tool["description"])
+        else:
+            yield OfferedTool(tool, index)
+
+
+def chat_tool(offered: OfferedTool) -> tuple[dict[str, Any], str | None]:
+    """A tool as a function of a chat, and what of it cannot be enforced."""
+    tool = offered.tool
+    function: dict[str, Any] = {"name": offered.chat_name}
+    if not offered.is_custom:
+        shown = "\n\n".join(filter(None, (offered.about, tool.get("description"))))
+        fields = {"description": shown or None, "parameters": tool.get("parameters"), "strict": tool.get("strict")}
+        function |= {name: value for name, value in fields.items() if value is not None}
+        return {"type": "function", "function": function}, None
+    described, text, warning = [offered.about, tool.get("description")], {"type": "string"}, None
+    form = tool.get("format") or {}
+    if form.get("type") == "grammar":
+        described.append(f"The input must match this {form['syntax']} grammar:\n{form['definition']}")
+        try:
+            is_lark = form["syntax"] == "lark"
+            text["pattern"] = f"^(?:{regex_of_lark(form['definition']) if is_lark else form['definition']})$"
+            function["strict"] = True
+        except GrammarError as error:
+            warning = f"the grammar of {offered.name!r} is not enforced: {error}"
+    schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    shown = "\n\n".join(filter(None, described))
+    function |= {"parameters": schema, **({"description": shown} if shown else {})}
+    return {"type": "function", "function": function}, warning

@@ -1,0 +1,1 @@
+"""Ollama's operations, answered as chats, text completions and embeddings."""

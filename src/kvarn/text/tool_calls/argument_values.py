@@ -1,0 +1,82 @@
+"""What the schema of a function's parameters tells of its arguments: whether there are any; which are strings, in
+formats that write strings without quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvarn.text.tool_calls.json_scan import plain_json
+
+_NOTES = frozenset(("title", "description", "$schema", "$id", "$comment", "$defs", "definitions"))
+"""Keywords of a schema that tell of no argument."""
+_LISTS = ("properties", "required", "patternProperties")
+"""Keywords that tell of none where they are empty."""
+_DEPTH = 64
+"""References and combinations that are followed, one inside another: what lies deeper may be anything."""
+
+
+def without_arguments(schema: Mapping[str, Any]) -> bool:
+    """Whether the schema of a function's parameters tells of no argument at all."""
+    said = {key for key, value in schema.items() if key not in _NOTES and not (key in _LISTS and not value)}
+    return said <= {"type"} and schema.get("type", "object") in ("object", ["object"])
+
+
+def read_value(text: str, schema: object, root: Mapping[str, Any]) -> object:
+    """What a text stands for under a schema: the JSON it holds where that may be there, else the text itself.
+
+    `root` is the schema that references begin at.
+    """
+    try:
+        value = plain_json(text)
+    except (ValueError, RecursionError):
+        return text
+
+    def fits(each: object) -> bool:
+        return is_allowed(each, schema, root)
+
+    # Quotes belong to the string, unless anything may stand here.
+    quoted = isinstance(value, str) and not (fits(0) and fits([]))
+    return text if fits(text) and (quoted or not fits(value)) else value
+
+
+def is_allowed(value: object, schema: object, root: Mapping[str, Any], depth: int = 0) -> bool:
+    """Whether a value may stand under a schema, by what it says of types and of the values themselves, directly or in
+    combinations and references. Whatever else it says is not looked at."""
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return schema is not False
+    if value is None and schema.get("nullable") is True:  # OpenAPI's
+        return True
+    types = schema.get("type")
+    if types is not None and not any(map(_types_of(value).__contains__, types if isinstance(types, list) else [types])):
+        return False
+    named = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(named, list) and not any(_types_of(value) == _types_of(each) and value == each for each in named):
+        return False
+    target = schema.get("$ref")
+    if isinstance(target, str) and not is_allowed(value, _find(target, root), root, depth + 1):
+        return False
+    for combination, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        parts = schema.get(combination)
+        if isinstance(parts, list) and not enough(is_allowed(value, part, root, depth + 1) for part in parts):
+            return False
+    return True
+
+
+def _types_of(value: object) -> tuple[str, ...]:
+    """The names of a value's type in JSON schema."""
+    if isinstance(value, bool):
+        return ("boolean",)
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return ("integer", "number")
+    kinds = {float: "number", str: "string", list: "array", dict: "object"}
+    return (kinds.get(type(value), "null"),)
+
+
+def _find(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference into the same schema names; anything may stand where it names nothing."""
+    found: object = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if reference.startswith("#") else None

@@ -1,0 +1,1 @@
+"""Ollama's API: what its clients send and read."""

@@ -1,0 +1,133 @@
+"""`options` of Ollama's requests, and the fields that all of them have."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from kvarn.wire.openai.common import LenientModel, RequestModel, Strings, ignored, validation_error
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int | None, BeforeValidator(_whole)]
+"""A whole number, which clients may write as `128.0`."""
+Hint = object
+"""Says how Ollama loads a model: there is nothing of it to decide here."""
+
+_WHOLE_TEXT = "ignored 'options.repeat_last_n', penalties look at the whole text"
+_OTHER_SAMPLERS = "ignored 'options.mirostat', 'typical_p' and 'tfs_z', this server does not draw so"
+
+
+class Options(LenientModel):
+    """How the tokens of an answer are drawn."""
+
+    temperature: float | None = None
+    top_k: Whole = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Whole = None  # -1: one that the server draws
+    stop: str | Strings | None = None
+    num_predict: Whole = None  # tokens at most; 0 or below: as many as the context has room for
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_ctx: Whole = None  # of no effect: the context is the model's
+
+    repeat_last_n: Annotated[Any, ignored(_WHOLE_TEXT, 0, -1, 64)] = None  # 0: no penalty; 64: Ollama's default
+    mirostat: Annotated[Any, ignored(_OTHER_SAMPLERS, 0)] = None
+    typical_p: Annotated[Any, ignored(_OTHER_SAMPLERS, 1)] = None
+    tfs_z: Annotated[Any, ignored(_OTHER_SAMPLERS, 1)] = None
+    mirostat_tau: Hint = None
+    mirostat_eta: Hint = None
+    penalize_newline: Hint = None
+    num_keep: Hint = None
+    num_batch: Hint = None
+    num_gpu: Hint = None
+    num_thread: Hint = None
+    main_gpu: Hint = None
+    low_vram: Hint = None
+    f16_kv: Hint = None
+    numa: Hint = None
+    use_mmap: Hint = None
+    use_mlock: Hint = None
+    vocab_only: Hint = None
+    logits_all: Hint = None
+    embedding_only: Hint = None
+    draft_num_predict: Hint = None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens of the answer at most; None: as many as there is room for."""
+        return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+
+
+def _check_format(value: object) -> object:
+    if isinstance(value, str) and value != "json":
+        raise validation_error("unsupported_value", "'format' may only be 'json' or a JSON schema.")
+    return value
+
+
+Format = Annotated[Literal["json"] | dict[str, Any] | None, BeforeValidator(_check_format)]
+"""What the answer must match."""
+Think = bool | Literal["low", "medium", "high", "max", "none", "minimal", "xhigh"] | None
+"""Whether to reason, or how much."""
+
+
+class ModelRequest(RequestModel):
+    """A request about a model: its name, in older clients as `name`, and whether progress is told in a stream."""
+
+    model_config = ConfigDict(extra="ignore")  # what else there is says how to get or make the model
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, as the client writes it."""
+        return self.model or self.name or ""
+
+
+class WorkRequest(LenientModel):
+    """A request that a model answers."""
+
+    model: str = Field(min_length=1)
+    options: Options | None = None
+    keep_alive: int | float | str | None = None  # of no effect: the server decides which models are loaded
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the model may go: `keep_alive` is 0, `"0"` or `"0s"`."""
+        given = self.keep_alive
+        return given == 0 or (isinstance(given, str) and re.fullmatch(r"0+(\.0*)?[a-zµ]*", given) is not None)
+
+
+class AnswerRequest(WorkRequest):
+    """A request for text."""
+
+    fields_that_may_be_empty = frozenset({"format"})
+
+    stream: bool | None = None  # as lines of JSON, unless it is false
+    format: Format = None
+    think: Think = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    truncate: Annotated[
+        bool | None, ignored("ignored 'truncate', a prompt that is too long is refused, not cut", False)
+    ] = None
+    shift: Annotated[bool | None, ignored("ignored 'shift', an answer ends where the context does", False)] = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes in pieces."""
+        return self.stream is not False
+
+    @property
+    def sampling(self) -> Options:
+        """Its options."""
+        return self.options or Options()

@@ -1,0 +1,118 @@
+"""The tools of a response: functions, tools whose input is plain text, namespaces of both, and tools of a server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from kvarn.wire.openai.chat.response_format import FunctionName
+from kvarn.wire.openai.common import RequestModel, disagreement, only
+
+_CALLED_DIRECTLY = only(["direct"])
+
+
+class FunctionTool(RequestModel):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None  # of what the client gives back: taken as a hint
+    defer_loading: bool | None = None  # taken as a hint: every tool is offered at once
+    allowed_callers: Annotated[list[str] | None, _CALLED_DIRECTLY] = None
+
+
+class TextFormat(RequestModel):
+    """Any text, or text that matches a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+    @model_validator(mode="after")
+    def _has_its_grammar(self) -> TextFormat:
+        if (self.type == "grammar") != (self.syntax is not None and self.definition is not None):
+            why = "'format' of type 'grammar' needs 'syntax' and 'definition'; other types have neither."
+            raise disagreement(why, "tools.format")
+        return self
+
+
+class CustomTool(RequestModel):
+    """A tool whose input is plain text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: TextFormat | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Annotated[list[str] | None, _CALLED_DIRECTLY] = None
+
+
+class NamespaceTool(RequestModel):
+    """Tools that belong together, such as those of one MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: Annotated[
+        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], Field(fail_fast=True, max_length=128)
+    ]
+
+
+class HostedTool(RequestModel):
+    """A tool that OpenAI's servers run, or of a type of its own: it is not offered to the model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+
+def _kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return kind if kind in ("function", "custom", "namespace") else "hosted"
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_kind),
+]
+
+
+class ToolReference(RequestModel):
+    """The one tool that shall be called."""
+
+    type: Literal["function", "custom"]
+    name: str
+
+
+class AllowedTool(RequestModel):
+    """A tool that the model may use this time; those that are not offered are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    name: str | None = None
+
+
+class AllowedTools(RequestModel):
+    """Of the tools, those the model may use this time."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=128)]
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | Annotated[ToolReference | AllowedTools, Field(discriminator="type")] | None,
+    only(
+        *("none", "auto", "required"),
+        types=("function", "custom", "allowed_tools"),
+        why="'tool_choice' may be 'none', 'auto', 'required', or of type 'function', 'custom' or 'allowed_tools'.",
+    ),
+]

@@ -1,0 +1,193 @@
+"""Requests of the shapes that Codex sends at its default settings, written by us, and what each field does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvarn.responses.custom_input import CustomInput, arguments_in_pieces
+
+SHELL = {
+    "type": "function",
+    "name": "exec_command",
+    "description": "Run a command",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]},
+}
+FILES: Any = {
+    "type": "namespace",
+    "name": "mcp__files",
+    "description": "Files",
+    "tools": [{"type": "function", "name": "list", "description": "List", "defer_loading": True}],
+}
+PATCH: Any = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin" LF /.+/\n%import common.LF'},
+}
+SEARCH = {"type": "web_search", "external_web_access": False}
+FIRST_TURN: dict[str, Any] = {
+    "model": "tiny",
+    "instructions": "You are an agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hej"}]},
+    ],
+    "tools": [{**FILES, "tools": [{**FILES["tools"][0]}]}, SEARCH],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199-session",
+    "text": {"verbosity": "medium"},
+    "client_metadata": {"x-codex-installation-id": "id"},
+}
+
+
+def called(name: str, arguments: dict[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+
+
+def prompt_of(server: Any) -> str:
+    prompt = server.chat.submitted[-1].prompt_token_ids
+    text: str = server.served["tiny"].text.tokenizer.decode(prompt, skip_special_tokens=False)
+    return text
+
+
+def test_the_first_turn_is_answered_and_says_what_it_passes_over(server: Any, client: httpx.Client) -> None:
+    answer = client.post("/v1/responses", json=FIRST_TURN)
+    assert events_of(answer)[-1]["type"] == "response.completed"
+    assert answer.headers["x-kvarn-ignored"] == "reasoning.summary, tools[1]"
+    told = "ignored the tool 'tools[1]', this server runs none of type 'web_search'"
+    assert told in answer.headers["x-kvarn-warning"]
+    prompt = prompt_of(server)
+    assert "mcp__files__list" in prompt and "Files" in prompt and "web_search" not in prompt
+
+
+def test_tools_that_only_a_server_runs_may_be_all_but_not_be_forced(client: httpx.Client) -> None:
+    body = {"model": "tiny", "input": "Hej", "tools": [SEARCH, {"type": "image_generation"}]}
+    assert client.post("/v1/responses", json=body).status_code == 200
+    assert client.post("/v1/responses", json={**body, "tool_choice": "required"}).status_code == 400
+
+
+def test_a_call_into_a_namespace_names_it_and_is_taken_back(
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
+) -> None:
+    answering(called("mcp__files__list", {}))
+    said: Any = [{"role": "user", "content": "Hej"}]
+    response = sdk.responses.create(model="tiny", input=said, tools=[FILES], store=False)
+    (call,) = response.output
+    assert call.type == "function_call" and (call.namespace, call.name) == ("mcp__files", "list")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "a.txt"}
+    answering("Done.")
+    again: Any = [*said, call.to_dict(), result]
+    assert sdk.responses.create(model="tiny", input=again, tools=[FILES], store=False).output_text == "Done."
+    assert "a.txt" in prompt_of(server)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 500])
+def test_a_custom_tools_input_is_plain_text(
+    server: Any, answering: Callable[..., None], client: httpx.Client, tokens_per_step: int
+) -> None:
+    text = '*** Begin\n+ "å" \\ 🌍\t'
+    answering(called("apply_patch", {"input": text}))
+    server.chat.tokens_per_step = tokens_per_step
+    tool = {**PATCH, "format": {"type": "text"}}
+    body = {"model": "tiny", "input": "Hej", "tools": [tool], "stream": True}
+    events = events_of(client.post("/v1/responses", json=body))
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    (done,) = [event for event in events if event["type"] == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done["input"] == text and "function_call" not in str(events)
+    response = events[-1]["response"]
+    (call,) = response["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "apply_patch", text)
+    again = events_of(client.get(f"/v1/responses/{response['id']}?stream=true"))
+    assert again == events
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Success."}
+    answering("Done.")
+    going_on = {"model": "tiny", "input": [result], "previous_response_id": response["id"], "tools": [tool]}
+    answer = client.post("/v1/responses", json=going_on)
+    assert answer.status_code == 200 and "Success." in prompt_of(server)
+
+
+def test_a_custom_tools_grammar_is_kept_to_where_an_expression_can_say_it(server: Any, client: httpx.Client) -> None:
+    choice = {"type": "custom", "name": "apply_patch"}
+    body = {"model": "tiny", "input": "Hej", "tools": [PATCH], "tool_choice": choice, "store": False}
+    answer = client.post("/v1/responses", json=body)
+    assert answer.status_code == 200 and "x-kvarn-warning" not in answer.headers
+    assert r"\\*\\*\\* Begin" in server.chat.submitted[-1].grammar.text
+    digits = {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}"}
+    assert client.post("/v1/responses", json=body | {"tools": [PATCH | {"format": digits}]}).status_code == 200
+    assert "[0-9]{3}" in server.chat.submitted[-1].grammar.text
+    nested = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")" | "x"'}
+    answer = client.post("/v1/responses", json=body | {"tools": [PATCH | {"format": nested}]})
+    assert answer.status_code == 200
+    told = "the grammar of 'apply_patch' is not enforced: the rule 'start' holds itself"
+    assert told in answer.headers["x-kvarn-warning"]
+    for wrong in ({"type": "grammar"}, {"type": "grammar", "syntax": "regex", "definition": "("}):
+        answer = client.post("/v1/responses", json=body | {"tools": [PATCH | {"format": wrong}]})
+        assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("tools"), answer.text
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (['{"input"', ': "a', "\\", "n\\u00", 'e5"}'], "a\nå"),
+        (['{"input": "\\ud83c', '\\udf0d"}'], "🌍"),
+        (['{"input": ""}'], ""),
+        (['{"patch": "x"}'], "x"),
+        (['"x"'], "x"),
+        (["no JSON"], "no JSON"),
+        ([], ""),
+    ],
+)
+def test_the_input_is_read_out_of_its_arguments_however_they_are_cut(pieces: list[str], text: str) -> None:
+    reader = CustomInput()
+    assert "".join(map(reader.take, pieces)) + reader.rest() == text
+
+
+def test_pieces_of_an_input_can_be_written_again() -> None:
+    reader, pieces = CustomInput(), ['say "', "hej\n", "🌍"]
+    assert [reader.take(each) for each in arguments_in_pieces(pieces)] == pieces
+
+
+def test_a_conversation_can_be_shortened(
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, client: httpx.Client
+) -> None:
+    first = sdk.responses.create(model="tiny", input="First question", tools=[SHELL])  # type: ignore[list-item]
+    answering("They asked a question.")
+    said: Any = [{"role": "user", "content": "Second question"}]
+    short = sdk.responses.compact(model="tiny", input=said, previous_response_id=first.id, instructions="Be kind.")
+    assert short.object == "response.compaction" and short.usage.output_tokens > 0
+    *users, compaction = short.output
+    assert [user.content[0].text for user in users] == ["First question", "Second question"]  # type: ignore[union-attr]
+    assert compaction.type == "compaction"
+    answering("Done.")
+    going_on: Any = [*(item.to_dict() for item in short.output), {"role": "user", "content": "Third"}]
+    response = sdk.responses.create(model="tiny", input=going_on)
+    assert response.output_text == "Done."
+    assert "They asked a question." in prompt_of(server)
+    assert sdk.responses.create(model="tiny", input="Go on", previous_response_id=response.id).status == "completed"
+    foreign = {"model": "tiny", "input": [{"type": "compaction", "encrypted_content": "gAAAA"}]}
+    answer = client.post("/v1/responses", json=foreign)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[0].encrypted_content"
+
+
+def test_a_conversation_that_is_too_long_is_shortened_from_its_end(server: Any, client: httpx.Client) -> None:
+    said = [{"role": "user", "content": f"{number} " * 60} for number in range(10)]
+    answer = client.post("/v1/responses/compact", json={"model": "tiny", "input": said, "tools": [SHELL, SEARCH]})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["output"]) == 11 and "exec_command" not in prompt_of(server)
