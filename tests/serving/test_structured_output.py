@@ -52,6 +52,9 @@ IN_CHAT: list[dict[str, Any]] = [
 PLAIN: list[dict[str, Any]] = [
     {"response_format": {"type": "text"}},
     {"response_format": None, "structured_outputs": None, "guided_json": None},
+    {"structured_outputs": {}},
+    {"structured_outputs": {"choice": []}},
+    {"structured_outputs": {"structural_tag": {}, "grammar": ""}},
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]},
 ]
 
@@ -117,10 +120,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "JSON"),
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "schema"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "choices"),
     ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "cannot be read"),
-    ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag", "structures"),
-    ({"structured_outputs": {}}, "structured_outputs", "regex"),
     ({"structured_outputs": {"json": CITY, "whitespace_pattern": " *"}}, "whitespace_pattern", "whitespace_pattern"),
     ({"structured_outputs": {"json": CITY, "regex": "a"}}, "structured_outputs.regex", "cannot both"),
     ({"guided_regex": "a", "response_format": FORMAT}, "guided_regex", "cannot both"),
