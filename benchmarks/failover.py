@@ -165,7 +165,7 @@ def main() -> None:
     model |= {"adapters": [{"name": "pirate", "path": str(ADAPTER)}]}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with serving("kvarn-demo", "kvarn-demo", log, model) as server:
+        with serving("kvarn-demo", "kvarn-demo", log, model, {"data_dir": folder}) as server:
             tally = asyncio.run(run(server.url, server.pid, options))
             starts = start_times(log)
             page = httpx.get(f"{server.url}/metrics").text
