@@ -10,6 +10,7 @@ import msgspec
 from kvarn.fleet.places import Places
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
+from kvarn.fleet.spare_process import SpareProcess
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.spec import ReplicaSpec
 
@@ -133,17 +134,26 @@ def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> Loc
     Raises:
         OSError: No process can be started.
     """
-    return LocalEngine(process or EngineProcess.spawn(spec.factory.partition(":")[0]), spec)
+    return LocalEngine(process or EngineProcess.spawn(_imports(spec)), spec)
+
+
+def _imports(spec: ReplicaSpec) -> str:
+    return spec.factory.partition(":")[0]
 
 
 class LocalLauncher:
-    """Child processes. They end with this one, so there is none to adopt. `places`: which part of this machine replicas
-    have; by default nobody counts."""
+    """Child processes. They end with this one, so there is none to adopt.
+
+    Args:
+        places: Which part of this machine replicas have; by default nobody counts.
+        spare: Keeps a process that has imported all it needs; None: each imports for itself.
+    """
 
     on_this_machine = True
 
-    def __init__(self, places: Places | None = None) -> None:
+    def __init__(self, places: Places | None = None, spare: SpareProcess | None = None) -> None:
         self._places = places or Places()
+        self._spare = spare
 
     def start(self) -> None:
         """Nothing has to run."""
@@ -173,7 +183,8 @@ class LocalLauncher:
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
-        return launch_local(self._places.occupy(spec))
+        spare = self._spare.take(_imports(spec)) if self._spare is not None else None
+        return launch_local(self._places.occupy(spec), spare)
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""
