@@ -138,7 +138,7 @@ async def run(url: str, server: int, options: argparse.Namespace) -> Tally:
 
 
 def start_times(log: Path) -> list[float]:
-    """Seconds that engines took to start, as the log tells, without the time for which a process waited as a spare."""
+    """Seconds that engines took to start, as the log tells, without the time for which a process waited."""
     found = re.findall(r"the engine is ready.* wait_for_the_configuration_s=(\S+).* total_s=(\S+)", log.read_text())
     return [float(total) - float(waited) for waited, total in found]
 

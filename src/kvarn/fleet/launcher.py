@@ -7,10 +7,10 @@ from typing import Protocol
 
 import msgspec
 
+from kvarn.fleet.next_process import NextProcess
 from kvarn.fleet.places import Places
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.spare_process import SpareProcess
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.spec import ReplicaSpec
 
@@ -146,14 +146,14 @@ class LocalLauncher:
 
     Args:
         places: Which part of this machine replicas have; by default nobody counts.
-        spare: Keeps a process that has imported all it needs; None: each imports for itself.
+        ahead: Keeps a process that has imported all it needs; None: each imports for itself.
     """
 
     on_this_machine = True
 
-    def __init__(self, places: Places | None = None, spare: SpareProcess | None = None) -> None:
+    def __init__(self, places: Places | None = None, ahead: NextProcess | None = None) -> None:
         self._places = places or Places()
-        self._spare = spare
+        self._ahead = ahead
 
     def start(self) -> None:
         """Nothing has to run."""
@@ -183,8 +183,8 @@ class LocalLauncher:
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
-        spare = self._spare.take(_imports(spec)) if self._spare is not None else None
-        return launch_local(self._places.occupy(spec), spare)
+        process = self._ahead.take(_imports(spec)) if self._ahead is not None else None
+        return launch_local(self._places.occupy(spec), process)
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""

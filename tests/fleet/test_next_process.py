@@ -1,4 +1,4 @@
-"""A spare process for restarts: made after one, taken by the next, ended if none comes."""
+"""A process for the next start: made after one, taken by the next, ended if none comes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.fleet.spare_process import SpareProcess
+from kvarn.fleet.next_process import NextProcess
 
 
 class Timers:
@@ -45,7 +45,7 @@ class Process:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
-    monkeypatch.setattr("kvarn.fleet.spare_process.asyncio.get_running_loop", lambda: found)
+    monkeypatch.setattr("kvarn.fleet.next_process.asyncio.get_running_loop", lambda: found)
     return found
 
 
@@ -55,53 +55,53 @@ def made() -> list[Process]:
 
 
 @pytest.fixture
-def spare(timers: Timers, made: list[Process]) -> SpareProcess:
+def ahead(timers: Timers, made: list[Process]) -> NextProcess:
     def spawn(imports: str) -> Any:
         made.append(Process(imports))
         return made[-1]
 
-    return SpareProcess(spawn)
+    return NextProcess(spawn)
 
 
-def test_the_restart_after_the_first_finds_a_process_and_so_do_those_that_follow(spare, timers, made) -> None:
-    assert spare.take("module") is None and not made, "the first restart has the machine to itself"
+def test_the_restart_after_the_first_finds_a_process_and_so_do_those_that_follow(ahead, timers, made) -> None:
+    assert ahead.take("module") is None and not made, "the first restart has the machine to itself"
     for number in range(3):
         timers.advance(3.0)
         assert len(made) == number + 1
-        assert spare.take("module") is made[number]
+        assert ahead.take("module") is made[number]
     assert not any(process.closed for process in made)
 
 
-def test_two_restarts_at_once_share_one_and_one_follows(spare, timers, made) -> None:
-    spare.take("module")
+def test_two_restarts_at_once_share_one_and_one_follows(ahead, timers, made) -> None:
+    ahead.take("module")
     timers.advance(3.0)
-    assert [spare.take("module"), spare.take("module")] == [made[0], None]
+    assert [ahead.take("module"), ahead.take("module")] == [made[0], None]
     timers.advance(3.0)
     assert len(made) == 2
 
 
-def test_without_another_restart_it_is_ended(spare, timers, made) -> None:
-    spare.take("module")
+def test_without_another_restart_it_is_ended(ahead, timers, made) -> None:
+    ahead.take("module")
     timers.advance(3.0)
     timers.advance(59.0)
     assert not made[0].closed
     timers.advance(2.0)
     assert made[0].closed
     timers.advance(100.0)
-    assert len(made) == 1 and spare.take("module") is None
+    assert len(made) == 1 and ahead.take("module") is None
 
 
 @pytest.mark.parametrize("why", ["it ended", "it imports something else"])
-def test_one_that_does_not_serve_is_not_taken(spare, timers, made, why) -> None:
-    spare.take("module")
+def test_one_that_does_not_serve_is_not_taken(ahead, timers, made, why) -> None:
+    ahead.take("module")
     timers.advance(3.0)
     made[0].status = 1 if why == "it ended" else None
-    assert spare.take("module" if why == "it ended" else "another") is None
+    assert ahead.take("module" if why == "it ended" else "another") is None
     assert made[0].closed
 
 
-def test_nothing_is_left_once_it_is_closed(spare, timers, made) -> None:
-    spare.take("module")
-    spare.close()
+def test_nothing_is_left_once_it_is_closed(ahead, timers, made) -> None:
+    ahead.take("module")
+    ahead.close()
     timers.advance(100.0)
     assert not made

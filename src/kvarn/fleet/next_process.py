@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvarn.fleet.process import EngineProcess
 
 
-class SpareProcess:
+class NextProcess:
     """Most of a small model's start are imports. Where an engine was lost, or one was added, others may soon be: so
     after a start a process is made that imports meanwhile, and the next start takes it. It is ended if none comes.
 
@@ -28,7 +28,7 @@ class SpareProcess:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, imports: str) -> EngineProcess | None:
-        """The spare, where there is one that imports this module; another follows. Called at each start."""
+        """The process, where there is one that imports this module; another follows. Called at each start."""
         process, self._process = self._process, None
         if process is not None and (imports != self._imports or process.popen.poll() is not None):
             process.close()
@@ -38,7 +38,7 @@ class SpareProcess:
         return process
 
     def close(self) -> None:
-        """End the spare, and make no other. Idempotent."""
+        """End the process, and make no other. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         if self._process is not None:
