@@ -34,11 +34,11 @@ from benchmarks.run import DEFAULT_CACHE, DEMO, model_of
 from kvarn.bench.export import environment
 from kvarn.bench.summary import Slo
 
-WARM_UP_S = 6.0
+WARM_UP_S = 10.0
 PAUSE_S = 1.0
 """Between measurements: engines end what was given up."""
-PROBE_S = 6.0
-PROBING_S = 60.0
+PROBE_S = 12.0
+PROBING_S = 110.0
 """What seeking the capacity takes, about."""
 RESULTS = Path.home() / ".cache" / "kvarn-bench" / "overload.jsonl"
 
@@ -87,7 +87,7 @@ def _find_setting(asked: argparse.Namespace, checkpoint: str, target: Target, ur
     for users, cost in probes.items():
         console.print(f"  {users:>4} users: {cost:,.0f} weighted tokens/s within the targets")
     cells = asked.rounds * len(asked.levels) * len(MODES)
-    warm_up_s = min(WARM_UP_S, asked.minutes * 60 / 80)
+    warm_up_s = min(WARM_UP_S, asked.minutes * 60 / 48)
     seconds = (asked.minutes * 60 - PROBING_S) / cells - warm_up_s - GRACE_S - PAUSE_S
     return Setting(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -148,8 +148,8 @@ def parse() -> argparse.Namespace:
         help="offered load over the capacity",
     )
     parser.add_argument("--shape", default=DEMO, help="of the real engine's model: demo, 0.6b, 1b")
-    parser.add_argument("--ttft-ms", type=float, default=500.0)
-    parser.add_argument("--tpot-ms", type=float, default=50.0)
+    parser.add_argument("--ttft-ms", type=float, default=2000.0)
+    parser.add_argument("--tpot-ms", type=float, default=200.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=Path, nargs="+", default=[RESULTS], help="file of figures; report: several")
     parser.add_argument("--resume", action="store_true", help="go on with that file")

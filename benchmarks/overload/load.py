@@ -20,9 +20,9 @@ from kvarn.bench.target import Target as Server
 from kvarn.bench.workload import BenchRequest, Vocabulary
 
 VOCABULARY = Vocabulary(300, 4000)
-GRACE_S = 3.0
+GRACE_S = 10.0
 """For those that were sent last. What has not ended by then is given up, and has missed its targets."""
-PROBES = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192)
+PROBES = (16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192)
 """Users of the closed loops among which the best is sought."""
 
 

@@ -98,8 +98,8 @@ def test_a_request_that_would_be_late_is_turned_away_at_once_with_the_time_it_wo
     demand = Demand(tenant="t", prompt_tokens=100, output_tokens=10, arrival_s=0.0)
     refusal = harness.controller.offer(demand, 0.0)
     assert refusal is not None and refusal.reason is Reason.OVERLOADED
-    # 40,000 tokens add 2 s to 20 steps of 2,048, which take 0.2 s; what is over 0.8 s must have gone first.
-    assert refusal.retry_after_s == pytest.approx(2.2 - 0.8, rel=0.1)
+    # 40,000 tokens add 2 s to 20 steps of 2,048, which take 0.2 s; what is over 0.6 s must have gone first.
+    assert refusal.retry_after_s == pytest.approx(2.2 - 0.6, rel=0.1)
     harness.advance(refusal.retry_after_s)
     harness.hear(msgspec.structs.replace(IDLE, running=1, prefill_tokens=int(40_000 - 19_000 * refusal.retry_after_s)))
     harness.send()

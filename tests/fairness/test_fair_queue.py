@@ -22,6 +22,14 @@ class Item:
     arrival_s: float = 0.0
     cost: float = 1.0
     order: int = field(default_factory=lambda: next(_numbers))
+    late_from: float = float("inf")
+
+
+class DeadlineQueue(FairQueue[Item]):
+    """Whose items are late from a moment on."""
+
+    def is_late(self, item: Item, now: float) -> bool:
+        return now >= item.late_from
 
 
 def make_queue(*items: Item) -> FairQueue[Item]:
@@ -113,6 +121,59 @@ def test_ageing_lifts_by_a_tier_each_period_and_never_past_the_best_that_waits()
     account = Account("a", 1.0)
     queue = make_queue(batch := Item(account, priority=10), Item(account, priority=8))
     assert [queue.tier(batch, now) for now in (9.0, 10.0, 25.0, 500.0)] == [10, 9, 8, 8]
+
+
+@given(ITEMS, st.lists(st.sampled_from([0.0, 40.0, 60.0, float("inf")]), min_size=25, max_size=25), st.data())
+def test_late_or_not_what_waits_is_offered_once_in_order_of_tiers_until_it_is_removed(items, late_from, data) -> None:
+    accounts = [Account(str(number), 1.0) for number in range(4)]
+    queue, waiting = DeadlineQueue(AGEING_S), []
+    for (tenant, priority, arrival, cost), moment in zip(items, late_from, strict=False):
+        waiting.append(Item(accounts[tenant], priority, arrival, cost, late_from=moment))
+        queue.push(waiting[-1])
+    now = 50.0
+    while waiting:
+        offered = list(queue.candidates(now))
+        assert offered and len(offered) == len(set(offered)) and set(offered) <= set(waiting)
+        tiers = [queue.tier(item, now) for item in offered]
+        assert tiers == sorted(tiers)
+        assert queue.num_late <= sum(item.late_from <= now for item in waiting)
+        item = data.draw(st.sampled_from(offered))
+        if data.draw(st.booleans()):
+            queue.start(item, item.cost)
+            item.account.charge(item.cost)
+        else:
+            queue.remove(item)
+        waiting.remove(item)
+        now += data.draw(st.sampled_from([0.0, 5.0]))
+    assert not queue and queue.num_late == 0
+
+
+@given(
+    st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=5),
+    st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=5, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_lateness_moves_shares_by_no_more_than_its_bound(weights, late_part, chance) -> None:
+    """Some tenants' items are always late, others' never, others' at times."""
+    accounts = [Account(str(number), weight) for number, weight in enumerate(weights)]
+    queue = DeadlineQueue(AGEING_S)
+    queue.lateness_cost = 4.0
+
+    def send(account: Account) -> None:
+        late = chance.random() < late_part[accounts.index(account)]
+        queue.push(Item(account, late_from=0.0 if late else float("inf")))
+
+    for account in accounts * 10:
+        send(account)
+    served = dict.fromkeys(accounts, 0.0)
+    for _ in range(500):
+        item = queue.first(0.0)
+        queue.start(item, 1.0)
+        item.account.charge(1.0)
+        served[item.account] += 1.0
+        send(item.account)
+    shares = [cost / account.weight for account, cost in served.items()]
+    assert max(shares) - min(shares) <= (queue.lateness_cost + 1) / min(weights) + 1e-6
 
 
 def test_removing_what_does_not_wait_is_an_error() -> None:

@@ -20,6 +20,9 @@ OUT_OF_REACH = 2.5
 """Where even an idle engine misses a target, or nearly, requests get this many times what it takes alone: a target out
 of reach protects nobody."""
 
+LEAST_STRETCH = 1.25
+"""The engine's: see `kvarn.engine.step`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -84,7 +87,7 @@ class Predictor:
     def longest_step_s(self, rows: float, context: float) -> float:
         """How long the engine lets a step with these decodes last: within their target, where they can keep it."""
         decode_s = self.decode_s(rows, context)
-        return self._limit_s if decode_s < self._limit_s else self._stretched_s(decode_s)
+        return max(self._limit_s, LEAST_STRETCH * decode_s) if self._limit_s else self._stretched_s(decode_s)
 
     def prefill_s(self, tokens: float, work_s: float, rows: float, context: float) -> float:
         """Until prompts of so many tokens, which add `work_s` seconds to steps, are computed beside decodes."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.request import Request, Sequence
+from kvarn.engine.step import LEAST_STRETCH
 from kvarn.engine.step_time import StepTimeModel
 
 TTFT_MARGIN = 0.6
@@ -150,8 +151,8 @@ class LatencyTargets:
 
     def _longest(self, decode_s: float) -> float:
         limit_s = self._limit_s(self._running, 1)
-        if limit_s is not None and decode_s < limit_s:
-            return limit_s
+        if limit_s is not None:
+            return max(limit_s, LEAST_STRETCH * decode_s)
         return max(self._config.tpot_target_ms / 1000, self._config.max_prefill_stretch * decode_s)
 
     def _step_s(self, rows: int, context: float) -> float:

@@ -26,6 +26,10 @@ from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
+LEAST_STRETCH = 1.25
+"""Where decodes with latency targets miss them for a moment, prompts that have begun beside them may stretch a step by
+this factor. No others begin then."""
+
 
 class SlotAllocator:
     """Slots by which the executor knows running sequences: 0 to `num_slots - 1`.
@@ -116,8 +120,8 @@ class StepBuilder:
             return self._target_s
         decodes = StepShape(decode_rows=self.shape.decode_rows, decode_context=self.shape.decode_context)
         decodes_s, limit_s = self._step_time.predict(decodes), self._limit_s()
-        if limit_s is not None and decodes_s < limit_s:
-            return limit_s
+        if limit_s is not None:
+            return max(limit_s, LEAST_STRETCH * decodes_s)
         return max(self._target_s, self._max_stretch * decodes_s)
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:

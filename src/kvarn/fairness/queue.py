@@ -9,7 +9,8 @@ at which they came into that tier.
 
 Where items have deadlines, those that have missed them stand apart (`FairQueue.is_late`). Within a tenant and tier they
 go behind the others, and so they do across tenants whose counters are near each other. That alone would starve them
-while there is always somebody in time: so a fixed share of what is started is theirs as long as any wait.
+while there is always somebody in time: so a fixed share of what a tenant starts is that of its late items, and of what
+all start, that of the tenants whose items are all late.
 """
 
 from __future__ import annotations
@@ -74,16 +75,43 @@ class _Entry(NamedTuple, Generic[ItemT]):
     item: ItemT
 
 
+class _LateShare:
+    """What late items get at least of all that is started, by cost."""
+
+    SHARE = 1 / 8
+    MOST_CREDIT = 8
+    """Items whose cost they may catch up with, where others of a better tier were served all the time."""
+    __slots__ = ("_credit", "_turn_at")
+
+    def __init__(self) -> None:
+        self._credit = self._turn_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is a late item's turn."""
+        return 0 < self._turn_at <= self._credit
+
+    def started(self, cost: float, *, late: bool) -> None:
+        """An item was started while others, late or not, waited."""
+        if late:
+            self._credit -= (1 - self.SHARE) * cost
+        else:
+            self._credit = min(self._credit + self.SHARE * cost, self.MOST_CREDIT * cost)
+        self._turn_at = (1 - self.SHARE) * cost
+
+
 class _Tenant(Generic[ItemT]):
     """One tenant's waiting items."""
 
-    __slots__ = ("account", "entries", "late")
+    __slots__ = ("account", "entries", "late", "share")
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.entries: list[_Entry[ItemT]] = []
         self.late: list[_Entry[ItemT]] = []
         """Those that were found to be late when it was their turn."""
+        self.share = _LateShare()
+        """Of these."""
 
     def heads(self) -> list[_Entry[ItemT]]:
         """The first of either list."""
@@ -113,8 +141,6 @@ class FairQueue(Generic[ItemT]):
 
     LOOK_AHEAD = 16
     """Items of one tenant that are offered past one that was not taken."""
-    LATE_SHARE = 1 / 8
-    """Part of what is started, by cost, that late items get at least while any of the best tier wait."""
 
     def __init__(self, ageing_s: float) -> None:
         self.lateness_cost = 0.0
@@ -124,8 +150,8 @@ class FairQueue(Generic[ItemT]):
         self._by_priority = Counter[int]()
         self._last_counter = 0.0
         self._num_late = 0
-        self._late_credit = 0.0
-        """Cost that late items have been denied of their share; above 0 it is their turn."""
+        self._share = _LateShare()
+        """Of tenants whose items are all late."""
 
     @property
     def num_late(self) -> int:
@@ -178,12 +204,10 @@ class FairQueue(Generic[ItemT]):
         """Take out an item that waits."""
         account = item.account
         tenant = self._tenants[account.name]
-        place = bisect_left(tenant.entries, (self._key(item), item.order))
-        if place < len(tenant.entries) and tenant.entries[place].item is item:
-            del tenant.entries[place]
-        else:
-            del tenant.late[bisect_left(tenant.late, (self._key(item), item.order))]
-            self._num_late -= 1
+        is_late = self._is_apart(tenant, item)
+        entries = tenant.late if is_late else tenant.entries
+        del entries[bisect_left(entries, (self._key(item), item.order))]
+        self._num_late -= is_late
         if not tenant.entries and not tenant.late:
             del self._tenants[account.name]
         self._last_counter = account.counter
@@ -194,13 +218,16 @@ class FairQueue(Generic[ItemT]):
 
     def start(self, item: ItemT, cost: float) -> None:
         """Take out an item that is served now, at a cost that counts for the share of the late ones."""
-        before = self._num_late
+        tenant, num_late = self._tenants[item.account.name], self._num_late
+        if not num_late:
+            self._share = _LateShare()
+        elif len(self) > num_late:  # else it takes nobody's turn
+            late = self._is_apart(tenant, item)
+            if tenant.entries and tenant.late:
+                tenant.share.started(cost, late=late)
+            if not late or not tenant.entries:
+                self._share.started(cost, late=late)
         self.remove(item)
-        if not before:
-            self._late_credit = 0.0
-            return
-        gained = self.LATE_SHARE - (self._num_late < before)
-        self._late_credit = min(max(self._late_credit + gained * cost, -cost), cost)
 
     def tier(self, item: ItemT, now: float, best: int | None = None) -> int:
         """Priority after ageing, never better than `best`: that of all that wait, if it is left out."""
@@ -271,22 +298,29 @@ class FairQueue(Generic[ItemT]):
         del tenant.entries[:late]
         self._num_late += late
 
+    def _is_apart(self, tenant: _Tenant[ItemT], item: ItemT) -> bool:
+        """Whether an item that waits stands among its tenant's late ones."""
+        place = bisect_left(tenant.late, (self._key(item), item.order))
+        return place < len(tenant.late) and tenant.late[place].item is item
+
     def _late(self, entry: _Entry[ItemT], now: float) -> bool:
         return self.is_late(entry.item, now)
 
     def _late_turn(self, turns: list[_Turn[ItemT]]) -> ItemT | None:
-        """The late item that goes first, because the others of the best tier have had their share."""
-        if self._late_credit <= 0 or not self._num_late:
+        """The item that goes first because nothing but late ones is left of its tenant, and the others of the best tier
+        have had their share."""
+        if not self._num_late or not self._share.is_due:
             return None
-        late = min((turn for turn in turns if turn.entries is turn.tenant.late), key=lambda turn: turn[:3])
-        return late.entries[0].item if late.tier == turns[0].tier else None
+        late = min((turn for turn in turns if not turn.tenant.entries), default=None, key=lambda turn: turn[:3])
+        return late.entries[0].item if late is not None and late.tier == turns[0].tier else None
 
     def _turn(
         self, tenant: _Tenant[ItemT], entries: list[_Entry[ItemT]], position: int, now: float, best: int
     ) -> _Turn[ItemT]:
         entry, account = entries[position], tenant.account
         tier = self._tier(entry.priority, entry.arrival_s, now, best)
-        behind = self.lateness_cost / account.weight if entries is tenant.late else 0.0
+        is_behind = entries is tenant.late and not (tenant.entries and tenant.share.is_due)
+        behind = self.lateness_cost / account.weight if is_behind else 0.0
         return _Turn(tier, account.counter + behind, entry.order, position, entries, tenant)
 
     def _key(self, item: ItemT) -> float:

@@ -15,6 +15,8 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
+from kvarn.fleet.launcher import LocalLauncher
+from kvarn.fleet.next_process import NextProcess
 from kvarn.fleet.places import Places, places_of_this_machine
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.replica_lifecycle import LEAVING
@@ -65,6 +67,8 @@ class Engines:
         is_local = config.fleet.launcher == "local"
         self.places = places_of_this_machine() if is_local else Places()
         """Of the replicas of this machine."""
+        self.next_process = NextProcess()
+        """For the next one that is started again, or added."""
         max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores and is_local else None
@@ -85,7 +89,9 @@ class Engines:
                 for replica, cpus in zip(_names(model.name, version, count), shares, strict=True):
                     named = msgspec.structs.replace(spec, replica=replica, cpus=cpus)
                     named = self.places.occupy(named, anyway=True)
-                    supervisor = self.supervisors[replica] = EngineSupervisor(named, config.replica)
+                    supervisor = self.supervisors[replica] = EngineSupervisor(
+                        named, config.replica, LocalLauncher(ahead=self.next_process)
+                    )
                     supervisor.launch(process)
                     process = None
             for prefill in self._prefills:
@@ -123,6 +129,7 @@ class Engines:
         is_local = self._config.fleet.launcher == "local"
         supervisors = [*self.supervisors.values(), *self._prefills]
         await asyncio.gather(*[each.stop() if is_local else each.leave() for each in supervisors])
+        self.next_process.close()
 
     async def take_out(self, drift: Drift) -> None:
         """Take a replica that answers wrongly out of service at once; its requests go on with another."""
@@ -143,6 +150,7 @@ class Engines:
         """End them where no event loop supervises them. Idempotent."""
         for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.kill()
+        self.next_process.close()
         for directory in self._sockets:
             remove_socket_directory(directory)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvarn.fleet.next_process import NextProcess
 from kvarn.fleet.places import Places
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
@@ -133,17 +134,26 @@ def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> Loc
     Raises:
         OSError: No process can be started.
     """
-    return LocalEngine(process or EngineProcess.spawn(spec.factory.partition(":")[0]), spec)
+    return LocalEngine(process or EngineProcess.spawn(_imports(spec)), spec)
+
+
+def _imports(spec: ReplicaSpec) -> str:
+    return spec.factory.partition(":")[0]
 
 
 class LocalLauncher:
-    """Child processes. They end with this one, so there is none to adopt. `places`: which part of this machine replicas
-    have; by default nobody counts."""
+    """Child processes. They end with this one, so there is none to adopt.
+
+    Args:
+        places: Which part of this machine replicas have; by default nobody counts.
+        ahead: Keeps a process that has imported all it needs; None: each imports for itself.
+    """
 
     on_this_machine = True
 
-    def __init__(self, places: Places | None = None) -> None:
+    def __init__(self, places: Places | None = None, ahead: NextProcess | None = None) -> None:
         self._places = places or Places()
+        self._ahead = ahead
 
     def start(self) -> None:
         """Nothing has to run."""
@@ -173,7 +183,8 @@ class LocalLauncher:
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         """See `Launcher.launch`."""
-        return launch_local(self._places.occupy(spec))
+        process = self._ahead.take(_imports(spec)) if self._ahead is not None else None
+        return launch_local(self._places.occupy(spec), process)
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """See `Launcher.adopt`."""

@@ -16,7 +16,7 @@ from kvarn.replica.spec import ReplicaSpec
 def launcher_of(config: KvarnConfig, engines: Engines) -> LocalLauncher | RayLauncher:
     """Where engine processes come from after the start."""
     if config.fleet.launcher == "local":
-        return LocalLauncher(engines.places)
+        return LocalLauncher(engines.places, engines.next_process)
 
     def needs(spec: ReplicaSpec) -> Needs:
         model = spec.model_config
