@@ -180,7 +180,7 @@ async def test_the_places_of_a_killed_gateway_run_out_and_those_of_a_living_one_
     await killed.stop()
     assert not isinstance(await living.take(reserve(places)), Active)
     async with asyncio.timeout(60):
-        while not isinstance(await living.take(reserve(places)), Active):
+        while not isinstance(await living.take(reserve(places)), Active):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert not isinstance(await living.take(reserve(places)), Active), "its first request still holds its place"
 
