@@ -154,7 +154,7 @@ async def test_a_model_that_refuses_holds_up_its_own_lines_only(
     assert await bench.open() == 20
     bench.resume()
     bench.answer = log.answer
-    await asyncio.wait_for(bench.run(), 10)
+    await asyncio.wait_for(bench.run(), 60)
     assert log.models == {"well": 20, "shed": 20}
 
 
@@ -164,7 +164,7 @@ async def test_models_that_are_not_served_are_asked_for_one_after_the_other(
     bench = await make_bench(store, monkeypatch, [f"nobody-{i}" for i in range(50)] + ["", "a"], ["a", "b"])
     log = Log()
     bench.answer = log.answer
-    await asyncio.wait_for(bench.run(), 10)
+    await asyncio.wait_for(bench.run(), 60)
     assert len(log.models) == 52 and set(log.models.values()) == {1} and await bench.open() == 0
 
 
@@ -184,7 +184,7 @@ async def test_a_batch_of_one_model_looks_for_no_other(
     found = items.open_lines
     monkeypatch.setattr(items, "open_lines", open_lines)
     bench.answer = log.answer
-    await asyncio.wait_for(bench.run(), 10)
+    await asyncio.wait_for(bench.run(), 60)
     assert log.models == {model: 3} and set(asked) == {model if served else None}
 
 
@@ -261,7 +261,7 @@ async def test_a_line_of_another_organization_takes_its_turn(bench: Bench) -> No
     turn = asyncio.Event()
 
     async def answer(record: RequestRecord, model: str) -> object:
-        await asyncio.wait_for(turn.wait(), 5)
+        await asyncio.wait_for(turn.wait(), 60)
         return {}
 
     bench.answer = answer
@@ -310,7 +310,7 @@ async def test_a_line_that_kills_the_engine_does_not_take_the_others_with_it(ben
         return {}
 
     bench.answer = answer
-    await asyncio.wait_for(bench.run(), 10)
+    await asyncio.wait_for(bench.run(), 60)
     assert await bench.open() == 0 and bench.job.losses[2] == 5
     now = await move_batch(bench.store, "a", bench.job.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS)
     assert (now.completed, now.failed) == (LINES - 1, 1)
@@ -339,7 +339,7 @@ async def test_answers_are_kept_and_every_error_is_told_where_runs_of_lines_brea
     break_off(monkeypatch, bench, *broken)
     bench.answer = a_good_answer
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(bench.run(), 5)
+        await asyncio.wait_for(bench.run(), 60)
     told = str(raised.value.exceptions) + caplog.text
     assert all(f"foresaw this of {line_id(bench.job.id, line)}" in told for line in broken)
     assert len(broken) <= await bench.open() <= len(broken) + 1
@@ -358,7 +358,7 @@ async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_
     bench.places[""] = type(bench.places[""])(1)
     bench.answer = a_good_answer
     task = bench.run()
-    await asyncio.wait_for(settling.wait(), 5)
+    await asyncio.wait_for(settling.wait(), 60)
     bench.job.end(EndReason.CANCELLED)
     await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES - 1

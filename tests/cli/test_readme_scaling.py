@@ -53,6 +53,7 @@ def test_two_models_are_changed_while_they_run(kvarn, serve, tmp_path, monkeypat
     answers(served, "third")
 
 
+@pytest.mark.thorough
 def test_a_ray_cluster(serve, tmp_path, monkeypatch):
     cluster = RayCluster(head_cpus=2)
     try:

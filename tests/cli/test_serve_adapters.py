@@ -57,7 +57,7 @@ def answers(post: Callable[..., httpx.Response], model: str) -> set[str]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, f"waited for {what}"
         time.sleep(0.02)

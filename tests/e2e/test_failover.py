@@ -20,7 +20,7 @@ import kvarn
 from profiles import effort
 
 REPLICAS = 2
-KILLS = effort(6, 300)
+KILLS = effort(4, 300)
 ADAPTERS = Path(kvarn.__file__).parent / "assets" / "adapters"
 SCHEMA = {
     "type": "object",

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from profiles import thorough
+from profiles import THOROUGH, effort, thorough
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
 
 OPTIONS = {"path": "kvarn-demo", "kv_cache_gib": 0.1, "threads": 1, "failover": {"max_losses": 10}}
+
+SHARED = {"name": "shared", "tensor_parallel_invariant": True, "prefill_context_parallel_size": 2, **OPTIONS}
+NUM_TOKENS = effort(150, 400)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def ranks(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
         "models": [
             {"name": "two", "tensor_parallel_size": 2, **OPTIONS},
             {"name": "one", "tensor_parallel_invariant": True, **OPTIONS},
-            {"name": "shared", "tensor_parallel_invariant": True, "prefill_context_parallel_size": 2, **OPTIONS},
+            *([SHARED] if THOROUGH else []),
         ],
         "replica": {"restart_backoff_s": 0.05, "max_restart_backoff_s": 0.5, "step_timeout_s": 10},
         "gateway": {"port": 0, "drain_timeout_s": 2},
@@ -41,7 +44,7 @@ def answer(
     after: int = 0,
     disturb: Callable[[], None] = lambda: None,
     question: str = "What does a router do?",
-    max_tokens: int = 400,
+    max_tokens: int = NUM_TOKENS,
 ) -> tuple[str, int]:
     """A streamed answer, and its number of tokens; something is done after so many events of it."""
     body = {
@@ -87,7 +90,7 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, thorough(signal.SIGSTOP)])
 def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks: Any, with_signal: signal.Signals) -> None:
     wanted = answer(ranks, "one")
-    assert wanted[1] == 400
+    assert wanted[1] == NUM_TOKENS
     assert answer(ranks, "two") == wanted
     engine, victim = ranks.engine_pid("two"), other_rank(ranks)
     assert answer(ranks, "two", 2, lambda: os.kill(victim, with_signal)) == wanted
@@ -112,6 +115,7 @@ def test_no_rank_outlives_its_engine(ranks: Any) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
 @pytest.mark.chaos
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_in_the_middle_of_a_long_prompt_changes_no_answer(ranks: Any) -> None:
     """It is stopped first, so that the other one waits for its keys and values when it is killed."""
     ask = partial(answer, ranks, question="What does a router do? " * 60, max_tokens=20)

@@ -50,10 +50,10 @@ def test_clients_that_leave_give_their_blocks_back(server: Any, sdk: openai.Open
     assert server.capacity()["running"] > 0
     for stream in streams:
         stream.close()
-    server.wait_until(server.idle, "the blocks of the clients that left", 10)
+    server.wait_until(server.idle, "the blocks of the clients that left")
     with pytest.raises(openai.APITimeoutError):  # one that is not streaming leaves too
         sdk.with_options(timeout=0.1).chat.completions.create(messages=question("Count on."), **LONG)
-    server.wait_until(server.idle, "the blocks of the client that gave up", 10)
+    server.wait_until(server.idle, "the blocks of the client that gave up")
 
 
 @pytest.mark.thorough

@@ -126,7 +126,7 @@ def test_an_endless_chunked_body_is_refused_while_it_still_comes(server: Any) ->
     raw.settimeout(0.002)
     while b"request_too_large" not in answer:
         assert sent < 4_000_000, "the gateway goes on reading"
-        raw.settimeout(5)
+        raw.settimeout(60)
         raw.sendall(chunk)
         sent += len(chunk)
         raw.settimeout(0.002)
@@ -152,7 +152,7 @@ def test_a_slow_reader_slows_nobody_and_loses_nothing(server: Any, client: httpx
     began = time.monotonic()
     server.chat.answer = lambda request, index: [121] * 50
     assert client.post(CHAT, json=chat_body(stream=True)).text.endswith("data: [DONE]\n\n")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert _until_still(lambda: server.chat.yields) < stalled + 60, "nothing more is taken for the slow client"
 
     received = _read_all(slow)
@@ -171,7 +171,7 @@ def _wide(card: Any) -> Any:
 def _until_still(read: Callable[[], int]) -> int:
     """Wait until a count stays the same for a while; returns it."""
     last, since = read(), time.monotonic()
-    while time.monotonic() - since < 0.3:
+    while time.monotonic() - since < 1.0:
         time.sleep(0.02)
         now = read()
         if now != last:

@@ -128,7 +128,7 @@ def test_who_leaves_pays_for_the_prompt(server: Any, tenant: Any, wait_for: Any)
     client = tenant(tokens_per_minute=1000, concurrency=1)
     server.chat.hold = asyncio.Event()
     with pytest.raises(httpx.ReadTimeout):
-        client.post(CHAT, json=body(500), timeout=0.3)
+        client.post(CHAT, json=body(500), timeout=1.5)
     wait_for(lambda: not server.chat.running, "the abort")
     server.chat.hold = None
     wait_for(lambda: client.post(CHAT, json=body(900)).status_code != 429, "the place and the tokens to be free")

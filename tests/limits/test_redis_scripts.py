@@ -43,7 +43,7 @@ async def connect(own_redis: Any) -> AsyncGenerator[Callable[..., Any], None]:
 
 
 async def back(scripts: RedisScripts) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while scripts.away:  # noqa: ASYNC110  it is another task that finds out
             await asyncio.sleep(0.01)
 
@@ -109,7 +109,7 @@ async def test_what_a_redis_refuses_that_takes_no_writes_is_kept(connect: Any, o
     with redis.Redis(port=own_redis.port) as client:
         client.config_set("min-replicas-to-write", 1)
         scripts.send(Call(COUNT, ["kvarn:limits:count"], b""))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not scripts.away:  # noqa: ASYNC110  it is another task that finds out
                 await asyncio.sleep(0.01)
         client.config_set("min-replicas-to-write", 0)

@@ -11,7 +11,7 @@ import pytest
 def wait_until() -> Callable[..., Any]:
     """Wait, on the event loop, until a condition holds."""
 
-    async def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    async def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110  what is waited for has no event
                 await asyncio.sleep(0.01)

@@ -165,7 +165,7 @@ def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
     with pytest.raises(openai.BadRequestError):
         sdk.responses.create(model="tiny", input="x" * 600, conversation=made.id)
     kept.chat.hold = kept.do(_event())
-    leaving = sdk.with_options(timeout=0.3)
+    leaving = sdk.with_options(timeout=1.5)
     with pytest.raises(openai.APITimeoutError):
         leaving.responses.create(model="tiny", input="x", conversation=made.id)
     wait_for(lambda: not kept.chat.running, "the abandoned request to be aborted")

@@ -80,7 +80,7 @@ async def test_no_answer_is_lost_or_other_when_engines_are_restarted_in_turn(fle
             rounds += 1
         return rounds
 
-    asking = [asyncio.create_task(ask(number % 4)) for number in range(8)]
+    asking = [asyncio.create_task(ask(number % 4)) for number in range(effort(4, 8))]
     for round_ in range(effort(2, 20)):
         for supervisor in fleet.supervisors:
             before = supervisor.pid

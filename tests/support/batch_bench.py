@@ -82,6 +82,6 @@ async def make_bench(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that lines do."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -12,6 +12,9 @@ SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", "32M")
 WAIT = ("--wait", "120")
 
 
+PAUSE_S = 0.1
+
+
 class Load:
     """Requests one after another, from two threads, until it is left; each must be answered."""
 
@@ -36,6 +39,7 @@ class Load:
                     self.answers.append(answer.json()["choices"][0]["message"]["content"])
                 else:
                     self.failures.append(answer.text)
+                self._stop.wait(PAUSE_S)  # the processor is for what changes meanwhile
 
     def __enter__(self) -> Load:
         for thread in self._threads:

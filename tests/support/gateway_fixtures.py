@@ -91,12 +91,12 @@ class GatewayServer:
         raw = socket.socket()
         if receive_buffer is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        raw.settimeout(10)
+        raw.settimeout(60)
         raw.connect(("127.0.0.1", self.port))
         return raw
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     """Poll until a condition holds; fail with what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():

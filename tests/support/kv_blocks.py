@@ -82,7 +82,7 @@ def fetch(tiers: TieredStore, numbers: Iterable[int], tenant: str = "acme") -> l
     return found
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it takes too long"
