@@ -158,7 +158,7 @@ def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
             ({"model": "nowhere"}, 404),
             ({"conversation": "conv_nowhere"}, 404),
             ({"input": []}, 400),
-            ({"tools": [{"type": "web_search"}]}, 400),
+            ({"tools": [{"type": "function"}]}, 400),
         ):
             body = {"model": "tiny", "input": "x", "background": True, **changes}
             assert client.post("/v1/responses", json=body).status_code == status
