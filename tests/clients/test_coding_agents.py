@@ -18,7 +18,7 @@ from scripted_checkpoint import write_scripted_checkpoint
 PROGRAMS = Path(os.environ["CODING_AGENTS"])
 PATHS = (PROGRAMS / "node_modules/.bin", PROGRAMS / "aider/bin", "/usr/local/bin", "/usr/bin", "/bin")
 CONTEXT = 65_536
-LIMIT_S = 90
+LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")
