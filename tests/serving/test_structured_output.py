@@ -121,6 +121,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "schema"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
     ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "cannot be read"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "structures"),
+    ({"structured_outputs": {"backend": "x"}}, "structured_outputs", "regex"),
     ({"structured_outputs": {"json": CITY, "whitespace_pattern": " *"}}, "whitespace_pattern", "whitespace_pattern"),
     ({"structured_outputs": {"json": CITY, "regex": "a"}}, "structured_outputs.regex", "cannot both"),
     ({"guided_regex": "a", "response_format": FORMAT}, "guided_regex", "cannot both"),

@@ -40,7 +40,7 @@ class Session:
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
-CLAUDE_CALL = {"file_path": "/work/hello.txt", "content": CONTENT}
+CLAUDE_CALL = {"file_path": "/home/ada/hello.txt", "content": CONTENT}
 CLAUDE = Session(
     "/v1/messages?beta=true",
     {
@@ -119,7 +119,7 @@ CODEX = Session(
         "input": [
             _said("developer", "You are a coding agent."),
             _said("developer", "Skills: none.", "The sandbox is read-only."),
-            _said("user", "<environment_context><cwd>/work</cwd></environment_context>"),
+            _said("user", "<environment_context><cwd>/home/ada</cwd></environment_context>"),
             _said("user", TOLD),
         ],
         "tools": [
@@ -152,7 +152,7 @@ CODEX = Session(
         {"type": "function_call_output", "id": "fco_0b1c-2d", "call_id": call, "output": RESULT},
     ],
     history="input",
-    shown=("You are a coding agent.", "The sandbox is read-only.", "/work</cwd>", "spawn_agent"),
+    shown=("You are a coding agent.", "The sandbox is read-only.", "/home/ada</cwd>", "spawn_agent"),
     ignored="reasoning.summary, tools[2]",
 )
 
@@ -173,7 +173,7 @@ def _chat_turn(content: str | None, result: Any, tool: str, arguments: Body) -> 
 
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-OPENCODE_CALL = {"filePath": "/work/hello.txt", "content": CONTENT}
+OPENCODE_CALL = {"filePath": "/home/ada/hello.txt", "content": CONTENT}
 OPENCODE = Session(
     "/v1/chat/completions",
     {"x-session-affinity": "ses_1", "x-session-id": "ses_1", "user-agent": "opencode/1.18.33 ai-sdk"},
@@ -189,7 +189,7 @@ OPENCODE = Session(
     _chat_turn("", RESULT, "write", OPENCODE_CALL),
     shown=("You are an agent.", "Writes a file."),
 )
-QWEN_CALL = {"file_path": "/work/hello.txt", "content": CONTENT}
+QWEN_CALL = {"file_path": "/home/ada/hello.txt", "content": CONTENT}
 QWEN = Session(
     "/v1/chat/completions",
     {"user-agent": "QwenCode/0.15.10 (linux; x64)", "accept-language": "*", "sec-fetch-mode": "cors"},
@@ -198,7 +198,7 @@ QWEN = Session(
     {
         "messages": [
             {"role": "system", "content": "You are an agent."},
-            {"role": "user", "content": [{"type": "text", "text": "The folder is /work."}]},
+            {"role": "user", "content": [{"type": "text", "text": "The folder is /home/ada."}]},
             {"role": "assistant", "content": "Thanks."},
             {"role": "user", "content": [{"type": "text", "text": TOLD}]},
         ],
@@ -209,6 +209,6 @@ QWEN = Session(
         **STREAMED,
     },
     _chat_turn(None, [{"type": "text", "text": RESULT}], "write_file", QWEN_CALL),
-    shown=("You are an agent.", "The folder is /work."),
+    shown=("You are an agent.", "The folder is /home/ada."),
 )
 SESSIONS = {"claude": CLAUDE, "codex": CODEX, "opencode": OPENCODE, "qwen": QWEN}
