@@ -81,7 +81,7 @@ def test_null_stands_for_the_default_in_every_field_of_openai_that_may_be_left_o
         ("web_search_options", {}),
         ("modalities", ["text", "audio"]),
         ("response_format", {"type": "grammar"}),
-        ("service_tier", "scale"),
+        ("service_tier", "gold"),
         ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
         ("tool_choice", "any"),
     ],
@@ -212,7 +212,6 @@ def test_images_are_refused_with_the_place_of_the_part() -> None:
         ("seed", 0.5),
         ("logit_bias", [1]),
         ("top_logprobs", "5"),
-        ("cache_salt", ""),
         ("ignore_eos", None),
     ],
 )
