@@ -207,3 +207,10 @@ def test_what_a_replica_needs_is_its_weights_its_cache_and_its_process() -> None
     assert weight_bytes(int4, directory) == pytest.approx(size * 4.5 / 16, rel=0.01)
     given_size = model.model_copy(update={"hardware": HardwareConfig(memory_gib=3, cpus=1)})
     assert needs_of(given_size, Path("/nowhere"), 64 * GIB) == Needs(3 * GIB, 1.0)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a":' * 100_000 + "1" + "}" * 100_000], ids=range(3))
+def test_a_configuration_that_cannot_be_read_is_the_engines_to_tell_of(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert weight_bytes(ModelConfig(name="m", path=str(tmp_path), dtype="bfloat16"), tmp_path) == 1000

@@ -19,5 +19,5 @@ def local_path(text: str) -> Path:
         if b"\0" in os.fsencode(path):
             raise ValueError("it holds a NUL character")
     except (ValueError, RuntimeError) as error:  # a lone surrogate is a ValueError too
-        raise CheckpointError(f"{text[:200]!a} is no path: {error}.") from None
+        raise CheckpointError(f"{text[:200]!a} is no path: {str(error).rstrip('.')}.") from None
     return path

@@ -27,6 +27,7 @@ from kvarn.store.repositories.rollouts import note_rollout, save_rollout
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.text.chat_template import read_template
 from kvarn.text.errors import TextError
+from kvarn.text.local_path import local_path
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.deployments import (
@@ -235,7 +236,20 @@ def _changed(gateway: Gateway, version: DeploymentVersion | None, body: Deployme
         if getattr(model, name) is not None:
             why = f"a model with {name!r} is configured on its server and cannot be deployed"
             raise invalid_request(why, f"settings.{name}")
+    _check_paths(model)
     return model
+
+
+def _check_paths(model: ModelConfig) -> None:
+    """Refuse what no file can be called: whether something is there is told with the deployment (`problem`)."""
+    paths = {"path": model.path, "tokenizer": model.tokenizer, "generation_config": model.generation_config}
+    paths |= {f"adapters[{place}].path": adapter.path for place, adapter in enumerate(model.adapters)}
+    paths["speculation.model"] = model.speculation.model
+    for name, text in paths.items():
+        try:
+            local_path(text or "")
+        except TextError as error:
+            raise invalid_request(f"settings.{name}: {error}", f"settings.{name}") from None
 
 
 def _check_names(model: ModelConfig, others: Mapping[str, Sequence[str]]) -> None:
