@@ -278,11 +278,11 @@ def test_calls_are_forced_and_bounded_as_in_a_chat(
     answering: Callable[..., None], sdk: openai.OpenAI, server: Any
 ) -> None:
     other: Any = {**ADD, "name": "sub"}
-    answering(' "add", "arguments": {"a": 1}}\n</tool_call>')
+    answering(' "add", "arguments": {}}\n</tool_call>')
     made = sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice="required")
     assert [item.type for item in made.output] == ["function_call"] and made.tool_choice == "required"
     choice: Any = {"type": "function", "name": "add"}
-    answering(' {"a": 1}}\n</tool_call>')
+    answering(" {}}\n</tool_call>")
     named: Any = sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice=choice)
     assert named.output[0].name == "add" and named.tool_choice.name == "add" and named.status == "completed"
     allowed: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "sub"}]}

@@ -11,6 +11,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
+from fake_replica import answer_text
 from kvarn.serving.messages import operation
 from kvarn.serving.messages.context_edits import CLEARED, apply_edit
 from kvarn.serving.messages.request import chat_request
@@ -130,6 +131,7 @@ def test_tools_that_only_a_server_runs_are_passed_over_with_a_warning(server: An
 def test_an_answers_format_is_enforced(server: Any, client: httpx.Client, place: str) -> None:
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"const": 1}}}}
     given = {"output_config": {"format": form}} if place == "output_config" else {"output_format": form}
+    server.chat.answer = lambda request, index: answer_text('{"a": 1}')
     assert client.post("/v1/messages", json={**ASK, **given}).status_code == 200
     assert "const" in str(server.chat.submitted[-1].grammar)
 

@@ -174,18 +174,19 @@ def test_special_tokens_that_mark_calls_reach_the_parser(
 
 
 def test_what_the_arguments_lack_is_said(answering: Callable[..., None], client: httpx.Client) -> None:
-    body: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "tool_choice": NAMED}
-    for answer, warning in (
-        (' {"town": "Lund"}}', "Tool call 0 (get_weather): its arguments lack 'city'."),
-        (' {"city": nowhere}}', "Tool call 0 (get_weather): its arguments are not valid JSON."),
-        (" I will not.", "The model was to call a function and did not."),
+    free: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [WEATHER]}
+    forced = {**free, "tool_choice": NAMED}
+    for body, answer, warning in (
+        (free, CALL.replace("city", "town"), "Tool call 0 (get_weather): its arguments lack 'city'."),
+        (free, CALL.replace('"Lund"', "nowhere"), "Tool call 0 (get_weather): its arguments are not valid JSON."),
+        (forced, " I will not.", "The model was to call a function and did not."),
     ):
         answering(answer)
         assert client.post("/v1/chat/completions", json=body).json()["warnings"] == [warning]
         text = client.post("/v1/chat/completions", json={**body, "stream": True}).text
         assert json.dumps(warning) in text
     answering(' {"city": "Lund"}}')
-    assert "warnings" not in client.post("/v1/chat/completions", json=body).json()
+    assert "warnings" not in client.post("/v1/chat/completions", json=forced).json()
 
 
 def test_a_call_that_is_cut_off_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
