@@ -298,7 +298,8 @@ class EngineSupervisor:
         log.log(
             logging.ERROR if is_news else logging.DEBUG,
             "the engine is down and will be restarted",
-            extra=self._names | {"reason": failure, "restart_in_s": round(self.lifecycle.wake_at - self._now(), 3)},
+            extra=self._names
+            | {"reason": failure, "restart_in_s": round(max(0.0, self.lifecycle.wake_at - self._now()), 3)},
         )
         self._reported = failure
 
