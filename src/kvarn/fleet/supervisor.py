@@ -295,10 +295,11 @@ class EngineSupervisor:
             return
         # Whoever waits for the first start says why it failed; a start that fails again for the same reason is no news.
         is_news = self._was_ready or self._reported not in (None, failure)
+        pause_s = round(max(0.0, self.lifecycle.wake_at - self._now()), 3)
         log.log(
             logging.ERROR if is_news else logging.DEBUG,
             "the engine is down and will be restarted",
-            extra=self._names | {"reason": failure, "restart_in_s": round(self.lifecycle.wake_at - self._now(), 3)},
+            extra=self._names | {"reason": failure, "restart_in_s": pause_s},
         )
         self._reported = failure
 
