@@ -91,11 +91,12 @@ services:
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
-# In at least two processes: many tests wait for servers. A file's tests run in one of them, in order; files begin in the order
+# In twice as many processes as there are cores, to eight: many tests wait for servers, half of the time. A file's tests run in
+# one of them, in order; files begin in the order
 # of tests/conftest.py. `test-long` runs tests marked `thorough` too, properties with more examples, processes that are killed
 # more often, and every test of stored data on both databases.
 CORES := $(or $(shell nproc 2>/dev/null),2)
-JOBS  := $(shell echo $$(( $(CORES) < 2 ? 2 : $(CORES) > 8 ? 8 : $(CORES) )))
+JOBS  := $(shell echo $$(( 2 * $(CORES) < 8 ? 2 * $(CORES) : 8 )))
 PYTEST := $(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Hundreds of tests start processes and wait for them: where one fails on a busy machine it must pass alone, and is named.
 AGAIN  := $(BIN)/python -X faulthandler -m pytest --last-failed --last-failed-no-failures none --maxfail 1 -m "not smoke"
