@@ -97,8 +97,8 @@ def test_a_row_has_the_same_bits_in_a_tile_and_however_its_splits_are_computed(
     layer = kernels.pack_linear(make_weight(form, 2 * OUTPUTS), None, "silu" if gated else None)
     norm, x = Norm(torch.rand(INPUTS) + 0.5, 1e-5), inputs(16, dtype)
     alone = layer(x[:1], norm=norm)
-    for tiles_apart in (linear.APART_BELOW, 0):
-        monkeypatch.setattr(linear, "APART_BELOW", tiles_apart)
+    for tiles_apart in (tiles.APART_BELOW, 0):
+        monkeypatch.setattr(linear, "apart_below", lambda *_, most=tiles_apart: most)
         for rows in (1, 2, linear.NORMED_IN_PRODUCT + 1, 16):
             assert torch.equal(layer(x[:rows], norm=norm)[:1], alone), rows
 
