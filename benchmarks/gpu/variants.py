@@ -16,8 +16,6 @@ from kvarn.kernels.triton.latent import COLUMNS as LATENT_COLUMNS
 from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
 from kvarn.kernels.triton.segments import AHEAD, COUNTED, WIDE
 from kvarn.kernels.triton.tiles import (
-    CONVERTED_TILE,
-    GATED_CONVERTED_TILE,
     TILES,
     Tile,
     apart_below,
@@ -42,10 +40,6 @@ def variants() -> Iterator[Variant]:
         for form in formats:
             for _, tile in tiles_for(bool(activation), form != "bf16"):
                 yield _product(layer, form, tile, inputs, outputs, activation)
-            if form != "bf16":
-                converted = GATED_CONVERTED_TILE if activation else CONVERTED_TILE
-                yield _product(layer, form, converted, inputs, outputs, activation, is_converted=True)
-                yield _convert(layer, form, inputs, outputs)
     for model, heads in HEADS.items():
         for apart in (True, False):
             for rows in (FEW_ROWS, ROWS):
@@ -63,15 +57,14 @@ def variants() -> Iterator[Variant]:
     yield from grouped_variants()
 
 
-def _product(
-    layer: str, form: str, tile: Tile, inputs: int, outputs: int, activation: str, *, is_converted: bool = False
-) -> Variant:
-    length, splits = splits_of(outputs, inputs, form != "bf16")
+def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activation: str) -> Variant:
+    quantized = form != "bf16"
+    length, splits = splits_of(outputs, inputs, quantized)
     normed = tile.rows == TILES[0][1].rows
     group = 128 if form == "int4" else 0
     types = {
         "x": "*bf16",
-        "weight": "*bf16" if is_converted else TYPES[form],
+        "weight": TYPES[form],
         "out": "*bf16",
         "partials": "*fp32",
         "arrivals": "*i32",
@@ -91,8 +84,8 @@ def _product(
         "OUTPUTS": outputs,
         "SPLIT": length,
         "SPLITS": splits,
-        "APART": splits > 1 and -(-outputs // tile.outs) < apart_below(tile.rows, form != "bf16"),
-        "FORMAT": "plain" if form == "bf16" else f"{4 if group else 8} bits{', converted' if is_converted else ''}",
+        "APART": splits > 1 and -(-outputs // tile.outs) < apart_below(tile.rows, quantized),
+        "FORMAT": "4 bits" if group else "8 bits" if quantized else "plain",
         "GROUP": group,
         "HAS_ZEROS": False,
         "HAS_MULTIPLIERS": bool(group),
@@ -107,16 +100,8 @@ def _product(
         "OUTS": tile.outs,
         "STEP": group or tile.step,
     }
-    name = f"product, {layer}, {form}{' converted' if is_converted else ''}, {tile.rows} rows, {tile.stages} stages"
+    name = f"product, {layer}, {form}, {tile.rows} rows, {tile.stages} stages"
     return Variant(name, linear.multiply, types, constants, tile.warps, tile.stages, 255, tile.rows <= 16)
-
-
-def _convert(layer: str, form: str, inputs: int, outputs: int) -> Variant:
-    group = 128 if form == "int4" else 0
-    types = {"weight": TYPES[form], "out": "*bf16"} | ({"scales": "*i64"} if group else {})
-    constants = {"WIDTH": inputs, "OUTPUTS": outputs, "FORMAT": "4 bits" if group else "8 bits", "GROUP": group}
-    constants |= {"HAS_ZEROS": False, "HAS_MULTIPLIERS": bool(group), "DOT": tl.bfloat16, "STEP": group or 128}
-    return Variant(f"conversion, {layer}, {form}", linear.convert, types, constants, wide_loads=True)
 
 
 def _attention(

@@ -38,6 +38,11 @@ class DeviceWeight:
         return "4 bits" if self.group else "plain" if self.scales is None else "8 bits"
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether it lies in tiles, with scales."""
+        return self.scales is not None
+
+    @property
     def form(self) -> tuple[object, ...]:
         """Equal for weights that one compiled kernel reads."""
         values = self.values
@@ -98,7 +103,7 @@ class DeviceWeight:
         bytes_of = scales.contiguous().view(torch.int8).view(len(ids), self.width // self.group, -1)
         if self.has_multipliers:
             multipliers = bytes_of[:, :, -(self.group // MULTIPLIED) :].flatten(1)
-            codes *= multipliers.float().repeat_interleave(MULTIPLIED, 1)
+            codes *= (multipliers.float() - 16).repeat_interleave(MULTIPLIED, 1)
         halves = bytes_of[:, :, :2].contiguous().view(torch.float16).flatten(1)
         return codes * halves.float().repeat_interleave(self.group, 1)
 
@@ -120,7 +125,7 @@ def _words(weight: Weight, group: int, width: int) -> torch.Tensor:
             words = words.long()
         bytes_of = words.view(torch.int8).view(out, width // group, -1)
         padded = F.pad(weight.multipliers, (0, width // MULTIPLIED - weight.multipliers.shape[1]))
-        bytes_of[:, :, -each:] = padded.view(out, width // group, each)
+        bytes_of[:, :, -each:] = padded.view(out, width // group, each) + 16
     return words
 
 

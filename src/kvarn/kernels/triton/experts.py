@@ -53,7 +53,7 @@ class _Product:
 
     def tile(self, pairs: int, num_experts: int) -> Tile:
         """For so many pairs, spread evenly. It changes no bit."""
-        return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.scales is not None)
+        return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.is_quantized)
 
     def run(self, x: torch.Tensor, rows: SortedRows, tile: Tile, each: int, shares: torch.Tensor) -> torch.Tensor:
         """See `jit.experts.multiply`."""
@@ -150,7 +150,7 @@ def group_experts(
     firsts, lasts = _alike(gate_up), _alike(down)
     if not firsts or not lasts:
         return None
-    if clamp and firsts[0].weight.scales is not None and firsts[0].out_features % (2 * OUTPUTS_TOGETHER):
+    if clamp and firsts[0].weight.is_quantized and firsts[0].out_features % (2 * OUTPUTS_TOGETHER):
         return None
     return TritonExperts(firsts, lasts, clamp)
 

@@ -15,17 +15,7 @@ from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
 from kvarn.kernels.triton.launch import launch_options
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.triton.tiles import (
-    CONVERTED_ABOVE,
-    CONVERTED_TILE,
-    FEW_APART_BELOW,
-    GATED_CONVERTED_TILE,
-    MOST_CONVERTED,
-    apart_below,
-    splits_of,
-    tile_of,
-    tiles_for,
-)
+from kvarn.kernels.triton.tiles import FEW_APART_BELOW, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 
 NORMED_IN_PRODUCT = 4
@@ -42,20 +32,15 @@ class Workspace:
     """float32."""
     arrivals: torch.Tensor = field(init=False)
     """int32 zeros, one for each tile."""
-    converted: torch.Tensor = field(init=False)
-    """bfloat16: numbers of a quantized weight."""
 
     def __post_init__(self) -> None:
         self.partials = torch.empty(0, dtype=torch.float32, device=self.device)
         self.arrivals = torch.zeros(FEW_APART_BELOW, dtype=torch.int32, device=self.device)
-        self.converted = torch.empty(0, dtype=torch.bfloat16, device=self.device)
 
-    def reserve(self, sums: int, converted: int) -> None:
-        """Have room for so many partial sums and numbers of a weight."""
+    def reserve(self, sums: int) -> None:
+        """Have room for so many partial sums."""
         if len(self.partials) < sums:
             self.partials = torch.empty(sums, dtype=torch.float32, device=self.device)
-        if len(self.converted) < converted:
-            self.converted = torch.empty(converted, dtype=torch.bfloat16, device=self.device)
 
 
 class TritonLinear:
@@ -70,23 +55,19 @@ class TritonLinear:
     ) -> None:
         """Raises KernelInputError for a weight that the kernels cannot read."""
         parts = 1 if activation is None else 2
-        self.weight = DeviceWeight.of(weight, parts)
+        self.weight = held = DeviceWeight.of(weight, parts)
         self.activation = activation
         self.bias = bias
         self.out_features = weight.values.shape[0] // parts
         self.in_features = weight.values.shape[1]
-        self.nbytes = self.weight.nbytes
+        self.nbytes = held.nbytes
         self.input_order = weight.input_order
         self.adapter_layer = -1
         self._workspace = workspace
-        quantized = self.weight.scales is not None
-        self._splits = splits_of(self.out_features, self.weight.width, quantized)
-        tiles = [tile for _, tile in tiles_for(parts == 2, quantized)]
-        tiles.append(GATED_CONVERTED_TILE if parts == 2 else CONVERTED_TILE)
-        sums = max(apart_below(tile.rows, quantized) * tile.rows * tile.outs for tile in tiles)
-        size = weight.values.shape[0] * self.weight.width
-        self._can_be_converted = quantized and size <= MOST_CONVERTED
-        workspace.reserve(self._splits[1] * parts * sums, size if self._can_be_converted else 0)
+        self._splits = splits_of(self.out_features, held.width, held.is_quantized)
+        tiles = [tile for _, tile in tiles_for(parts == 2, held.is_quantized)]
+        sums = max(apart_below(tile.rows, held.is_quantized) * tile.rows * tile.outs for tile in tiles)
+        workspace.reserve(self._splits[1] * parts * sums)
 
     def __call__(
         self,
@@ -137,17 +118,13 @@ class TritonLinear:
         check_rows(out, (num_rows, outputs), x.dtype if out is add_to else out.dtype)
         if num_rows == 0:
             return out
-        gated, values, form = activation is not None, held.values, held.format
-        tile = tile_of(num_rows, gated, held.scales is not None)
-        if num_rows > CONVERTED_ABOVE and self._can_be_converted:
-            tile = GATED_CONVERTED_TILE if gated else CONVERTED_TILE
-            values, form = self._converted(held), f"{form}, converted"
+        tile = tile_of(num_rows, activation is not None, held.is_quantized)
         tiles = -(-outputs // tile.outs) * -(-num_rows // tile.rows)
         length, splits = self._splits
-        apart = splits > 1 and tiles < apart_below(tile.rows, held.scales is not None)
+        apart = splits > 1 and tiles < apart_below(tile.rows, held.is_quantized)
         linear.multiply[(tiles, splits if apart else 1)](
             x,
-            values,
+            held.values,
             held.scales,
             None if norm is None else norm.weight,
             self.bias,
@@ -165,7 +142,7 @@ class TritonLinear:
             SPLIT=length,
             SPLITS=splits,
             APART=apart,
-            FORMAT=form,
+            FORMAT=held.format,
             GROUP=held.group,
             HAS_ZEROS=held.has_zeros,
             HAS_MULTIPLIERS=held.has_multipliers,
@@ -184,24 +161,6 @@ class TritonLinear:
             **launch_options(num_rows),
         )
         return out
-
-    def _converted(self, held: DeviceWeight) -> torch.Tensor:
-        """What `jit.linear.convert` makes of a weight, good until another one is converted."""
-        out, (parts, tiles, steps, _) = self._workspace.converted, held.values.shape
-        linear.convert[(tiles, steps, parts)](
-            held.values,
-            held.scales,
-            out,
-            WIDTH=held.width,
-            OUTPUTS=held.outputs,
-            FORMAT=held.format,
-            GROUP=held.group,
-            HAS_ZEROS=held.has_zeros,
-            HAS_MULTIPLIERS=held.has_multipliers,
-            DOT=multiplied_type(torch.bfloat16),
-            STEP=held.width // steps,
-        )
-        return out[: parts * held.outputs * held.width]
 
 
 def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -> torch.Tensor:

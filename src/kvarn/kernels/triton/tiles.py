@@ -8,7 +8,7 @@ PROGRAMS = 256
 """Programs that keep every multiprocessor of a large GPU reading: inputs are split until a product with few rows has so
 many."""
 QUANTIZED_PROGRAMS = 384
-"""With quantized weights, which are converted while others are read."""
+"""With quantized weights, which some programs convert while others read theirs."""
 SHORTEST_SPLIT = 256
 MOST_SPLITS = 16
 SPLIT_STEP = 128
@@ -56,18 +56,12 @@ QUANTIZED_TILES: Tiles = (
     (_LONG, Tile(128, 64, 128, 4, 3)),
 )
 """With weights of 4 or 8 bits. A warp group (4 warps) takes 64 outputs, in whose order they lie. The step is the same
-in all of these, gated and converted ones too (4 bits: a group): its products are scaled before they are added."""
+in all of these, gated ones too (4 bits: a group): its products are scaled before they are added."""
 GATED_QUANTIZED_TILES: Tiles = (
     (16, Tile(16, 64, 128, 4, 3)),
     (32, Tile(32, 64, 128, 4, 3)),
     (_LONG, Tile(64, 64, 128, 4, 3)),
 )
-CONVERTED_TILE = Tile(128, 128, 128, 8, 3)
-GATED_CONVERTED_TILE = Tile(64, 128, 128, 8, 2)
-CONVERTED_ABOVE = 128
-"""Rows. For more, a quantized weight is converted to bfloat16 once and not by each program. It changes no bit."""
-MOST_CONVERTED = 1 << 28
-"""Numbers of a weight that is converted: there is memory for so many."""
 
 
 def tiles_for(gated: bool, quantized: bool) -> Tiles:

@@ -12,13 +12,11 @@ number of rows nor on the size of a tile.
 import triton
 import triton.language as tl
 
-from kvarn.kernels.triton.jit.convert import codes, converted, four_converted
+from kvarn.kernels.triton.jit.convert import codes, four_converted
 from kvarn.kernels.triton.jit.elementwise import activate, clamped_swiglu, row_scale
 from kvarn.kernels.triton.jit.fragments import OUTPUTS_TOGETHER, arranged, load_tiles, padded
 from kvarn.kernels.triton.jit.overlap import prefetch, prefetch_bytes, wait_for_earlier_kernel
 
-NORMED = tl.constexpr(4)
-"""Rows at most whose norm each tile works out by itself."""
 BLOCKS_TOGETHER = tl.constexpr(8)
 """Tiles of so many blocks of rows are neighbours, so that they find a weight in the second cache."""
 
@@ -64,7 +62,7 @@ def multiply(
     x [M, INPUTS]; weight [OUTPUTS, WIDTH], or with an activation [2 OUTPUTS, WIDTH]: gate above up. FORMAT "plain";
     "8 bits": int8 or fp8 numbers in tiles (see `jit.fragments`) of STEP inputs, with scales [OUTPUTS] float32, those of
     each of gate and up filled up to a multiple of 64; "4 bits": see `_of_group`, whose words are `scales`; STEP is
-    GROUP there. "8 bits, converted", "4 bits, converted": what `convert` made of them.
+    GROUP there.
     NUMBERS: the type that inputs are rounded to; DOT: the type that is multiplied. partials: float32, SPLITS tiles
     (twice as many with an activation) for each tile; arrivals: an int32 for each tile, zero before and after. Both are
     used only where splits are computed APART.
@@ -91,10 +89,10 @@ def multiply(
     if ROWS <= 64:
         _ask_for_first(weight, tile, n, first_split * SPLIT, WIDTH, OUTPUTS, FORMAT, OUTS, STEP, gated)
     wait_for_earlier_kernel()
-    factors = tl.full([NORMED], 1.0, tl.float32)
+    factors = tl.full([ROWS], 1.0, tl.float32)
     if HAS_NORM:
-        for row in range(0, num_rows):
-            factors = tl.where(tl.arange(0, NORMED) == row, row_scale(x + row * X_STRIDE, eps, INPUTS), factors)
+        for row in range(block * ROWS, tl.minimum(num_rows, block * ROWS + ROWS)):
+            factors = tl.where(m == row, row_scale(x + row * X_STRIDE, eps, INPUTS), factors)
     gate = tl.zeros([OUTS, ROWS], tl.float32)
     up = tl.zeros([OUTS, ROWS], tl.float32)
     for split in range(first_split, last_split):
@@ -194,7 +192,7 @@ def sums_of_split(
         elif FORMAT == "8 bits":
             own = _of_step(weight, tile, k, WIDTH, OUTPUTS, NUMBERS, DOT, OUTS, STEP)
         else:
-            own = _of_rows(weight, n, at, WIDTH, OUTPUTS, SPLIT * SPLITS, NUMBERS, DOT)
+            own = _of_rows(weight, n, at, WIDTH, OUTPUTS, SPLIT * SPLITS, DOT)
         sums = _added(sums, own, _scale(words) if GROUP else scale, rows)
         if GATED:
             if FORMAT == "4 bits":
@@ -205,7 +203,7 @@ def sums_of_split(
             elif FORMAT == "8 bits":
                 own = _of_step(weight + above * WIDTH, tile, k, WIDTH, OUTPUTS, NUMBERS, DOT, OUTS, STEP)
             else:
-                own = _of_rows(weight, n + OUTPUTS, at, WIDTH, 2 * OUTPUTS, SPLIT * SPLITS, NUMBERS, DOT)
+                own = _of_rows(weight, n + OUTPUTS, at, WIDTH, 2 * OUTPUTS, SPLIT * SPLITS, DOT)
             sums_up = _added(sums_up, own, _scale(words_up) if GROUP else scale_up, rows)
     return sums, sums_up
 
@@ -242,36 +240,24 @@ def _inputs(
     x, norm, factors, m, at, num_rows, X_STRIDE: tl.constexpr, INPUTS: tl.constexpr, HAS_NORM: tl.constexpr,
     NUMBERS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Inputs `at` of rows m, normed: [rows, inputs]. With a norm there are NORMED rows at most, which are repeated:
-    results of the others are not stored."""
+    """Inputs `at` of rows m, normed: [rows, inputs]."""
+    inside = (m < num_rows)[:, None] & (at < INPUTS)[None, :]
+    rows = tl.load(x + m.to(tl.int64)[:, None] * X_STRIDE + at[None, :], mask=inside, other=0.0)
     if HAS_NORM:
-        first = tl.arange(0, NORMED)
-        inside = (first < num_rows)[:, None] & (at < INPUTS)[None, :]
-        rows = tl.load(x + first[:, None] * X_STRIDE + at[None, :], mask=inside, other=0.0)
         weight = tl.load(norm + at, mask=at < INPUTS, other=0.0)
-        rows = (rows.to(tl.float32) * factors[:, None] * weight[None, :]).to(NUMBERS).to(DOT)
-        repeats: tl.constexpr = m.shape[0] // NORMED
-        rows = tl.broadcast_to(rows[None, :, :], [repeats, NORMED, at.shape[0]])
-        rows = tl.reshape(rows, [m.shape[0], at.shape[0]])
-    else:
-        inside = (m < num_rows)[:, None] & (at < INPUTS)[None, :]
-        rows = tl.load(x + m.to(tl.int64)[:, None] * X_STRIDE + at[None, :], mask=inside, other=0.0)
-        rows = rows.to(NUMBERS).to(DOT)
-    return rows
+        rows = rows.to(tl.float32) * factors[:, None] * weight[None, :]
+    return rows.to(NUMBERS).to(DOT)
 
 
 @triton.jit
-def _of_rows(
-    weight, n, at, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, COVERED: tl.constexpr, NUMBERS: tl.constexpr,
-    DOT: tl.constexpr,
-):  # fmt: skip
-    """Inputs `at` of rows n of a weight that holds one row after the other."""
+def _of_rows(weight, n, at, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, COVERED: tl.constexpr, DOT: tl.constexpr):
+    """Inputs `at` of outputs n of a plain weight."""
     pointers = weight + n.to(tl.int64)[:, None] * WIDTH + at[None, :]
     if COVERED > WIDTH:
         own = tl.load(pointers, mask=(n < OUTPUTS)[:, None] & (at < WIDTH)[None, :], other=0.0)
     else:
         own = tl.load(pointers, mask=(n < OUTPUTS)[:, None], other=0.0)
-    return converted(own, NUMBERS, DOT)
+    return own.to(DOT)
 
 
 @triton.jit
@@ -318,7 +304,7 @@ def _of_group(
     A byte of a group holds input j of it and, in its upper half, input j + GROUP / 2; bytes of 64 outputs are a tile
     of `jit.fragments`. Of each group of an output there is a word of 32 or 64 bits [OUTPUTS / 64, WIDTH / GROUP, 64]:
     the lowest 16 bits are its scale, a float16; HAS_ZEROS: the next 8 what is subtracted, 8 otherwise; HAS_MULTIPLIERS:
-    the highest are a multiplier of 8 bits for each 32 inputs.
+    the highest are a multiplier for each 32 inputs, 8 bits, with 16 added.
     """
     pairs = load_tiles(weight, tile, k, WIDTH, WIDTH // 2, OUTPUTS, OUTS, GROUP)
     first, second = codes(pairs, DOT)
@@ -343,41 +329,17 @@ def _scale(words):
 def _multipliers(words, FIRST: tl.constexpr, j, GROUP: tl.constexpr, DOT: tl.constexpr):
     """Those of inputs FIRST + j of a group, 32 inputs each: [rows, inputs]."""
     lowest: tl.constexpr = words.dtype.primitive_bitwidth - 8 * max(GROUP // 32, 1) + 8 * (FIRST // 32)
-    own = (words >> lowest).to(tl.int8).to(DOT)[:, None]
+    own = _less_16(words >> lowest, DOT)[:, None]
     for part in tl.static_range(1, GROUP // 64):
-        own = tl.where((j < 32 * part)[None, :], own, (words >> (lowest + 8 * part)).to(tl.int8).to(DOT)[:, None])
+        own = tl.where((j < 32 * part)[None, :], own, _less_16(words >> (lowest + 8 * part), DOT)[:, None])
     return own
 
 
 @triton.jit
-def convert(
-    weight,
-    scales,
-    out,
-    WIDTH: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr,
-    DOT: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """A step of a tile of a quantized weight as out [outputs, WIDTH] bfloat16: what is scaled, without loss.
-
-    `multiply` reads it in the place of the weight. program_id(2): gate or up, each with OUTPUTS.
-    """
-    tile, k, part = tl.program_id(0), tl.program_id(1) * STEP, tl.program_id(2).to(tl.int64)
-    n = tile * OUTPUTS_TOGETHER + tl.arange(0, OUTPUTS_TOGETHER)
-    inside = (n < OUTPUTS)[:, None]
-    to = out + (part * OUTPUTS + n)[:, None] * WIDTH + k
-    held: tl.constexpr = WIDTH // 2 if FORMAT == "4 bits" else WIDTH
-    weight += part * (padded(OUTPUTS) * held)
-    if FORMAT == "4 bits":
-        words = _words(scales + part * (padded(OUTPUTS) * (WIDTH // GROUP)), n, k, WIDTH, OUTPUTS, GROUP)
-        own = _of_group(
-            weight, words, tile, k, WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT, OUTPUTS_TOGETHER
-        )
+def _less_16(numbers, DOT: tl.constexpr):
+    """The lowest byte, less 16: 31 at most, whose bits behind those of 128 are a bfloat16, as in `convert.codes`."""
+    if tl.bfloat16 == DOT:
+        result = ((numbers & 255) | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - 144.0
     else:
-        own = _of_step(weight, tile, k, WIDTH, OUTPUTS, DOT, DOT, OUTPUTS_TOGETHER, STEP)
-    tl.store(to + tl.arange(0, STEP)[None, :], own.to(tl.bfloat16), mask=inside)
+        result = (numbers & 255).to(DOT) - 16.0
+    return result.to(DOT)
