@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="*", choices=("8B", "0.6B", "1B"), help="of models")
     parser.add_argument("--batches", nargs="*", type=int, help="sequences that the engine decodes at once")
     parser.add_argument("--forms", nargs="*", choices=("bf16", "fp8", "int8", "int4"), help="of the engine's weights")
+    parser.add_argument("--rows", nargs="*", type=int, help="of products that are timed")
+    parser.add_argument("--only", default="", help="timed kernels whose name contains this")
     parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/gpu.md")
     parser.add_argument("--python", default="3.12", help="prepare: the GPU machine's version")
     parser.add_argument("--case", default="", help="one: the timed kernel to run three times, for a profiler")
@@ -70,6 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.shapes:
         session.shapes = options.shapes
     session.batches, session.forms = options.batches or session.batches, options.forms or session.forms
+    session.rows, session.only = options.rows or session.rows, options.only
     if options.command == "one":
         profile.run_case(session, options.case)
         return 0

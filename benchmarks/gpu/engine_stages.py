@@ -18,6 +18,7 @@ from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine import EngineCore
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -84,9 +85,9 @@ def engine_speed(session: Session) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for shape in session.shapes:
         for form in session.forms:
-            quantization = None if form == "bf16" else form
+            quantization = _quantization(form)
             began = time.monotonic()
-            model = random_decoder(shape, kernels_for("triton", session.device), quantization)  # type: ignore[arg-type]
+            model = random_decoder(shape, kernels_for("triton", session.device), quantization)
             entry: dict[str, Any] = {"load_s": time.monotonic() - began}
             found[f"{shape} {form}"] = entry
             for graphs in (True, False) if quantization is None else (True,):
@@ -115,7 +116,15 @@ def engine_speed(session: Session) -> dict[str, Any]:
 
 def tokens(session: Session) -> dict[str, bool]:
     """Whether a request gets the same tokens among others, and by steps that are not captured, as alone."""
-    model = random_decoder(session.shapes[-1], kernels_for("triton", session.device))
+    found: dict[str, bool] = {}
+    for form in session.forms:
+        model = random_decoder(session.shapes[-1], kernels_for("triton", session.device), _quantization(form))
+        found |= {f"{form}, {name}": same for name, same in _same_tokens(session, model).items()}
+        session.note("tokens", found)
+    return found
+
+
+def _same_tokens(session: Session, model: Decoder) -> dict[str, bool]:
     most = 2 if session.dry else 8
     prompt, answer = session.lengths
     found: dict[str, list[int]] = {}
@@ -129,6 +138,10 @@ def tokens(session: Session) -> dict[str, bool]:
         del engine
         free_memory()
     return {name: taken == found["alone"] and len(taken) == answer for name, taken in found.items()}
+
+
+def _quantization(form: str) -> Quantization | None:
+    return None if form == "bf16" else form  # type: ignore[return-value]
 
 
 def driver_bytes(session: Session) -> int:

@@ -18,7 +18,8 @@ from kvarn.kernels.weights import Weight
 class Mixture:
     """One layer of random experts: those of a model with 30B numbers, or tiny ones."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, form: str = "plain") -> None:
+        """`form`: one of `kernel_stages.FORMATS`."""
         self._session = session
         self.hidden, self.inner, self.experts, self.each = (64, 32, 4, 2) if session.dry else (2048, 768, 128, 8)
         shapes = ((2 * self.inner, self.hidden), (self.hidden, self.inner))
@@ -30,9 +31,14 @@ class Mixture:
             for shape in shapes
         ]
         kernels = session.kernels
+        held = [
+            [Weight(weight) if form == "plain" else kernels.quantize(weight, form) for weight in weights]  # type: ignore[arg-type]
+            for weights in self.weights
+        ]
+        self.weights = [[weight.dequantized() for weight in weights] for weights in held]
         first, second = (
-            [kernels.pack_linear(Weight(weight), None, activation) for weight in weights]
-            for weights, activation in zip(self.weights, ("silu", None), strict=True)  # type: ignore[arg-type]
+            [kernels.pack_linear(weight, None, activation) for weight in weights]
+            for weights, activation in zip(held, ("silu", None), strict=True)  # type: ignore[arg-type]
         )
         grouped = kernels.group_experts(first, second, None)
         assert grouped is not None, "the kernels of GPUs group experts"
@@ -65,8 +71,12 @@ class Mixture:
 
 
 def mixture_correctness(session: Session) -> dict[str, Any]:
-    """Against float32, and the bits of tokens among others."""
-    mixture = Mixture(session)
+    """Against float32, and the bits of tokens among others, by the form of the experts' weights."""
+    return {form: _mixture_compared(session, form) for form in ("plain", "fp8", "int4")}
+
+
+def _mixture_compared(session: Session, form: str) -> dict[str, Any]:
+    mixture = Mixture(session, form)
     run = mixture.step(session.most_rows)
     want = mixture.reference(4)
     alone = torch.cat([run(slice(token, token + 1)) for token in range(3)])

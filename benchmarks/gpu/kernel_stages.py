@@ -139,7 +139,7 @@ def kernel_times(session: Session) -> dict[str, Any]:
     """Microseconds of each kernel, beside those of torch and of the floor: the bytes at the measured rate."""
     session.compile_ahead(lambda: _call_all(session))
     found: dict[str, Any] = {}
-    for name, call, num_bytes, peer in cases(session):
+    for name, call, num_bytes, peer in _wanted(session):
         entry: dict[str, Any] = session.timer.time(call)
         entry["floor_us"] = num_bytes / session.read_gb_per_s / 1e3
         entry["of_floor"] = entry["floor_us"] / entry["us"]
@@ -151,8 +151,12 @@ def kernel_times(session: Session) -> dict[str, Any]:
 
 
 def _call_all(session: Session) -> None:
-    for _, call, _, _ in cases(session):
+    for _, call, _, _ in _wanted(session):
         call()
+
+
+def _wanted(session: Session) -> Iterator[Case]:
+    return (case for case in cases(session) if session.only in case[0])
 
 
 def cases(session: Session) -> Iterator[Case]:
@@ -167,9 +171,8 @@ def cases(session: Session) -> Iterator[Case]:
                 if form == "plain":
                     peer = _call(F.linear, x, weight.values)
                 yield f"{name}, {form}, {rows} rows", _call(layer, x), layer.nbytes, peer
-    yield from attention_cases(session)
-    yield from grouped_cases(session)
-    yield from delta_cases(session)
+    for others in (attention_cases, grouped_cases, delta_cases):
+        yield from others(session)
 
 
 def _call(function: Callable[..., Any] | Linear, *inputs: torch.Tensor) -> Callable[[], Any]:

@@ -48,6 +48,10 @@ class Session:
     """Sequences that decode at once."""
     forms: list[str] = field(init=False)
     """Of weights, of the engine: `bf16` or a quantization."""
+    rows: list[int] = field(init=False)
+    """Of products that are timed."""
+    only: str = ""
+    """What the names of timed kernels contain."""
 
     def __post_init__(self) -> None:
         self.kernels: Kernels = kernels_for("triton", "cpu" if self.dry else "cuda")
@@ -57,11 +61,7 @@ class Session:
         self.shapes = ["tiny"] if self.dry else ["8B", "0.6B", "1B"]
         self.batches = [1, 2] if self.dry else [1, 8, 32, 128, 256]
         self.forms = ["bf16", "fp8", "int4"]
-
-    @property
-    def rows(self) -> list[int]:
-        """Of products that are timed."""
-        return [1] if self.dry else [1, 16, 32, 64, 128, 256, 2048]
+        self.rows = [1] if self.dry else [1, 16, 32, 64, 128, 256, 2048]
 
     @property
     def most_rows(self) -> int:

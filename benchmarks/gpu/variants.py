@@ -16,11 +16,9 @@ from kvarn.kernels.triton.latent import COLUMNS as LATENT_COLUMNS
 from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
 from kvarn.kernels.triton.segments import AHEAD, COUNTED, WIDE
 from kvarn.kernels.triton.tiles import (
-    APART_BELOW,
-    CONVERTED_TILE,
-    GATED_CONVERTED_TILE,
     TILES,
     Tile,
+    apart_below,
     splits_of,
     tiles_for,
 )
@@ -42,11 +40,6 @@ def variants() -> Iterator[Variant]:
         for form in formats:
             for _, tile in tiles_for(bool(activation), form != "bf16"):
                 yield _product(layer, form, tile, inputs, outputs, activation)
-            if form != "bf16":
-                yield _product(
-                    layer, form, GATED_CONVERTED_TILE if activation else CONVERTED_TILE, inputs, outputs, activation
-                )
-                yield _convert(layer, form, inputs)
     for model, heads in HEADS.items():
         for apart in (True, False):
             for rows in (FEW_ROWS, ROWS):
@@ -65,13 +58,13 @@ def variants() -> Iterator[Variant]:
 
 
 def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activation: str) -> Variant:
-    length, splits = splits_of(outputs, inputs)
+    quantized = form != "bf16"
+    length, splits = splits_of(outputs, inputs, quantized)
     normed = tile.rows == TILES[0][1].rows
     group = 128 if form == "int4" else 0
-    is_converted = form != "bf16" and tile in (CONVERTED_TILE, GATED_CONVERTED_TILE)
     types = {
         "x": "*bf16",
-        "weight": "*bf16" if is_converted else TYPES[form],
+        "weight": TYPES[form],
         "out": "*bf16",
         "partials": "*fp32",
         "arrivals": "*i32",
@@ -91,8 +84,8 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "OUTPUTS": outputs,
         "SPLIT": length,
         "SPLITS": splits,
-        "APART": splits > 1 and -(-outputs // tile.outs) < APART_BELOW,
-        "FORMAT": "plain" if form == "bf16" else "8 bits" if not group else "groups" if is_converted else "4 bits",
+        "APART": splits > 1 and -(-outputs // tile.outs) < apart_below(tile.rows, quantized),
+        "FORMAT": "4 bits" if group else "8 bits" if quantized else "plain",
         "GROUP": group,
         "HAS_ZEROS": False,
         "HAS_MULTIPLIERS": bool(group),
@@ -107,16 +100,8 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "OUTS": tile.outs,
         "STEP": group or tile.step,
     }
-    name = f"product, {layer}, {form}{' converted' if is_converted else ''}, {tile.rows} rows, {tile.stages} stages"
+    name = f"product, {layer}, {form}, {tile.rows} rows, {tile.stages} stages"
     return Variant(name, linear.multiply, types, constants, tile.warps, tile.stages, 255, tile.rows <= 16)
-
-
-def _convert(layer: str, form: str, inputs: int) -> Variant:
-    group = 128 if form == "int4" else 0
-    types = {"weight": TYPES[form], "out": "*bf16"} | ({"scales": "*i64"} if group else {})
-    constants = {"WIDTH": inputs, "FORMAT": "4 bits" if group else "8 bits", "GROUP": group, "HAS_ZEROS": False}
-    constants |= {"HAS_MULTIPLIERS": bool(group), "DOT": tl.bfloat16, "BLOCK": 32 if group else 2048}
-    return Variant(f"conversion, {layer}, {form}", linear.convert, types, constants, wide_loads=True)
 
 
 def _attention(

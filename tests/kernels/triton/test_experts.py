@@ -138,3 +138,12 @@ def test_rows_are_sorted_by_group_in_their_order(kernels: Kernels, count: int) -
         assert own.tolist() == (groups == group).nonzero().flatten().tolist()
     counts = torch.bincount(groups[groups >= 0], minlength=4)
     assert rows.num_tiles(16) >= int((-(-counts // 16)).sum())
+
+
+def test_quantized_experts_in_which_up_begins_within_a_tile_are_not_grouped(kernels: Kernels) -> None:
+    for inner, grouped in ((40, False), (64, True)):
+        first, second = (
+            [kernels.pack_linear(Kernels().quantize(torch.randn(shape), "int8")) for _ in range(2)]
+            for shape in ((2 * inner, 32), (32, inner))
+        )
+        assert (kernels.group_experts(first, second, CLAMP) is not None) == grouped

@@ -73,19 +73,6 @@ def test_a_gated_product_equals_its_definition(kernels: Kernels, form: str, acti
         torch.testing.assert_close(layer(x).double(), want, **tolerance(dtype))
 
 
-@pytest.mark.parametrize("activation", [None, "silu"])
-@pytest.mark.parametrize("form", FORMATS[3:])
-def test_a_weight_that_is_converted_for_many_rows_gives_the_same(
-    kernels: Kernels, form: str, activation: Activation | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dtype, weight = type_of_rows(form), make_weight(form, 2 * OUTPUTS if activation else OUTPUTS)
-    layer, x = kernels.pack_linear(weight, None, activation), inputs(9, dtype)
-    want = layer(x)
-    monkeypatch.setattr(linear, "CONVERTED_ABOVE", 8)
-    torch.testing.assert_close(layer(x), want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
-    assert torch.equal(layer(x[:8]), want[:8])
-
-
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int4"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_has_the_same_bits_in_a_tile_and_however_its_splits_are_computed(
@@ -97,8 +84,8 @@ def test_a_row_has_the_same_bits_in_a_tile_and_however_its_splits_are_computed(
     layer = kernels.pack_linear(make_weight(form, 2 * OUTPUTS), None, "silu" if gated else None)
     norm, x = Norm(torch.rand(INPUTS) + 0.5, 1e-5), inputs(16, dtype)
     alone = layer(x[:1], norm=norm)
-    for tiles_apart in (linear.APART_BELOW, 0):
-        monkeypatch.setattr(linear, "APART_BELOW", tiles_apart)
+    for tiles_apart in (tiles.APART_BELOW, 0):
+        monkeypatch.setattr(linear, "apart_below", lambda *_, most=tiles_apart: most)
         for rows in (1, 2, linear.NORMED_IN_PRODUCT + 1, 16):
             assert torch.equal(layer(x[:rows], norm=norm)[:1], alone), rows
 
@@ -118,9 +105,10 @@ def test_rows_of_a_weight_are_what_it_stands_for(kernels: Kernels, form: str) ->
     torch.testing.assert_close(found.float(), weight.dequantized()[ids])
 
 
-@pytest.mark.sample
-def test_a_layer_takes_adapters_and_leaves_the_bits_of_other_rows(kernels: Kernels) -> None:
-    layer = kernels.pack_linear(make_weight("bfloat16", 2 * OUTPUTS), None, "silu")
+@pytest.mark.parametrize("form", [pytest.param("bfloat16", marks=pytest.mark.sample), "int8", "int4"])
+def test_a_layer_takes_adapters_and_leaves_the_bits_of_other_rows(kernels: Kernels, form: str) -> None:
+    dtype, weight = type_of_rows(form), make_weight(form, 2 * OUTPUTS)
+    layer = kernels.pack_linear(weight, None, "silu")
     layer.adapter_layer = 0
     part = AdapterPart(0, torch.randn(8, INPUTS) / 17, torch.randn(2 * OUTPUTS, 8) / 3, 0.5)
     cache = kernels.new_kv_cache(1, 40, HeadShape(2, 1, 16), "float32")
@@ -129,10 +117,10 @@ def test_a_layer_takes_adapters_and_leaves_the_bits_of_other_rows(kernels: Kerne
     blocks = list(range(memory.num_blocks(packed)))
     memory.write(packed, blocks)
     memory.place(0, packed, blocks)
-    x = inputs(3, torch.bfloat16)
+    x = inputs(3, dtype)
     found = layer(x, adapters=memory.batch(torch.tensor([-1, 0, -1])))
     assert torch.equal(found[[0, 2]], layer(x)[[0, 2]])
-    sums = x[1].double() @ make_weight("bfloat16", 2 * OUTPUTS).values.double().T
+    sums = x[1].double() @ weight.dequantized().double().T
     gate, up = (sums + part.b.double() @ (part.a.double() @ x[1].double()) * part.scale).chunk(2)
     torch.testing.assert_close(found[1].double(), activate(gate, "silu") * up, atol=0.05, rtol=0.02)
 
@@ -153,7 +141,7 @@ def test_a_norm_is_added_where_it_is_asked_to_be(kernels: Kernels) -> None:
 def test_all_tiles_of_quantized_weights_scale_the_same_chains() -> None:
     rows = (1, 20, 50, 100, 1000)
     used = [tiles.tile_of(count, gated, quantized=True) for count in rows for gated in (False, True)]
-    assert {tile.step for tile in (*used, tiles.CONVERTED_TILE, tiles.GATED_CONVERTED_TILE)} == {128}
+    assert {(tile.step, tile.outs, tile.warps) for tile in used} == {(128, 64, 4)}
 
 
 def test_rows_of_another_size_are_refused(kernels: Kernels) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from kvarn.kernels.triton.device_weight import DeviceWeight
+from kvarn.kernels.triton.device_weight import OUTPUTS_TOGETHER, DeviceWeight
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import experts
 from kvarn.kernels.triton.linear import TritonLinear, check_rows
@@ -53,7 +53,7 @@ class _Product:
 
     def tile(self, pairs: int, num_experts: int) -> Tile:
         """For so many pairs, spread evenly. It changes no bit."""
-        return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.scales is not None)
+        return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.is_quantized)
 
     def run(self, x: torch.Tensor, rows: SortedRows, tile: Tile, each: int, shares: torch.Tensor) -> torch.Tensor:
         """See `jit.experts.multiply`."""
@@ -145,9 +145,14 @@ class TritonExperts:
 def group_experts(
     gate_up: Sequence[object], down: Sequence[object], clamp: tuple[float, float] | None
 ) -> TritonExperts | None:
-    """The experts as two products; None where they are held in different ways, or take their inputs in different
-    orders (GPTQ's desc_act)."""
-    return TritonExperts(firsts, lasts, clamp) if (firsts := _alike(gate_up)) and (lasts := _alike(down)) else None
+    """The experts as two products; None where they are held in different ways, take their inputs in different orders
+    (GPTQ's desc_act), or hold gate and up as one quantized weight in which up does not begin with a tile."""
+    firsts, lasts = _alike(gate_up), _alike(down)
+    if not firsts or not lasts:
+        return None
+    if clamp and firsts[0].weight.is_quantized and firsts[0].out_features % (2 * OUTPUTS_TOGETHER):
+        return None
+    return TritonExperts(firsts, lasts, clamp)
 
 
 def _alike(layers: Sequence[object]) -> list[TritonLinear]:

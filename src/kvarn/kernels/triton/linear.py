@@ -15,16 +15,7 @@ from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
 from kvarn.kernels.triton.launch import launch_options
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.triton.tiles import (
-    APART_BELOW,
-    CONVERTED_ABOVE,
-    CONVERTED_TILE,
-    GATED_CONVERTED_TILE,
-    MOST_CONVERTED,
-    splits_of,
-    tile_of,
-    tiles_for,
-)
+from kvarn.kernels.triton.tiles import FEW_APART_BELOW, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 
 NORMED_IN_PRODUCT = 4
@@ -41,20 +32,15 @@ class Workspace:
     """float32."""
     arrivals: torch.Tensor = field(init=False)
     """int32 zeros, one for each tile."""
-    converted: torch.Tensor = field(init=False)
-    """bfloat16: numbers of a quantized weight."""
 
     def __post_init__(self) -> None:
         self.partials = torch.empty(0, dtype=torch.float32, device=self.device)
-        self.arrivals = torch.zeros(APART_BELOW, dtype=torch.int32, device=self.device)
-        self.converted = torch.empty(0, dtype=torch.bfloat16, device=self.device)
+        self.arrivals = torch.zeros(FEW_APART_BELOW, dtype=torch.int32, device=self.device)
 
-    def reserve(self, sums: int, converted: int) -> None:
-        """Have room for so many partial sums and numbers of a weight."""
+    def reserve(self, sums: int) -> None:
+        """Have room for so many partial sums."""
         if len(self.partials) < sums:
             self.partials = torch.empty(sums, dtype=torch.float32, device=self.device)
-        if len(self.converted) < converted:
-            self.converted = torch.empty(converted, dtype=torch.bfloat16, device=self.device)
 
 
 class TritonLinear:
@@ -68,24 +54,20 @@ class TritonLinear:
         workspace: Workspace,
     ) -> None:
         """Raises KernelInputError for a weight that the kernels cannot read."""
-        self.weight = DeviceWeight.of(weight)
+        parts = 1 if activation is None else 2
+        self.weight = held = DeviceWeight.of(weight, parts)
         self.activation = activation
         self.bias = bias
-        self.out_features = weight.values.shape[0] // (1 if activation is None else 2)
+        self.out_features = weight.values.shape[0] // parts
         self.in_features = weight.values.shape[1]
-        self.nbytes = self.weight.nbytes
+        self.nbytes = held.nbytes
         self.input_order = weight.input_order
         self.adapter_layer = -1
         self._workspace = workspace
-        self._splits = splits_of(self.out_features, self.weight.width)
-        parts = 1 if activation is None else 2
-        tiles = [tile for _, tile in tiles_for(parts == 2, self.weight.scales is not None)]
-        areas = [
-            parts * tile.rows * tile.outs for tile in (*tiles, GATED_CONVERTED_TILE if parts == 2 else CONVERTED_TILE)
-        ]
-        size = weight.values.shape[0] * self.weight.width
-        self._can_be_converted = self.weight.scales is not None and size <= MOST_CONVERTED
-        workspace.reserve(APART_BELOW * self._splits[1] * max(areas), size if self._can_be_converted else 0)
+        self._splits = splits_of(self.out_features, held.width, held.is_quantized)
+        tiles = [tile for _, tile in tiles_for(parts == 2, held.is_quantized)]
+        sums = max(apart_below(tile.rows, held.is_quantized) * tile.rows * tile.outs for tile in tiles)
+        workspace.reserve(self._splits[1] * parts * sums)
 
     def __call__(
         self,
@@ -103,12 +85,18 @@ class TritonLinear:
             x, norm = norm_rows(x, norm), None
         if adapters is None or self.adapter_layer < 0:
             out = x.new_empty((len(x), self.out_features)) if add_to is None else add_to
-            return self._multiply(x, norm, out, add_to, self.activation)
+            return self._multiply(self.weight, x, norm, out, add_to, self.activation)
         if norm is not None:
             x = norm_rows(x, norm)
         # In float32 and rounded once, as above: a row without an adapter has the bits that it has alone.
-        sums = torch.empty((len(x), self.weight.values.shape[0]), dtype=torch.float32, device=x.device)
-        adapters.add(self.adapter_layer, x, self._multiply(x, None, sums, None, None))
+        sums = torch.empty(
+            (len(x), self.out_features * (2 if self.activation else 1)), dtype=torch.float32, device=x.device
+        )
+        first = 0
+        for part in self.weight.separate():
+            self._multiply(part, x, None, sums[:, first : first + part.outputs], None, None)
+            first += part.outputs
+        adapters.add(self.adapter_layer, x, sums)
         return finish_rows(sums, self.activation, x.dtype, add_to)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -118,29 +106,25 @@ class TritonLinear:
 
     def _multiply(
         self,
+        held: DeviceWeight,
         x: torch.Tensor,
         norm: Norm | None,
         out: torch.Tensor,
         add_to: torch.Tensor | None,
         activation: Activation | None,
     ) -> torch.Tensor:
-        num_rows, held = len(x), self.weight
-        outputs = held.values.shape[0] // (1 if activation is None else 2)
+        num_rows, outputs = len(x), held.outputs
         check_rows(x, (num_rows, self.in_features), x.dtype)
         check_rows(out, (num_rows, outputs), x.dtype if out is add_to else out.dtype)
         if num_rows == 0:
             return out
-        gated, values, form = activation is not None, held.values, held.format
-        tile = tile_of(num_rows, gated, held.scales is not None)
-        if num_rows > CONVERTED_ABOVE and self._can_be_converted:
-            tile = GATED_CONVERTED_TILE if gated else CONVERTED_TILE
-            values, form = self._converted(), "groups" if held.group else form
+        tile = tile_of(num_rows, activation is not None, held.is_quantized)
         tiles = -(-outputs // tile.outs) * -(-num_rows // tile.rows)
         length, splits = self._splits
-        apart = splits > 1 and tiles < APART_BELOW
+        apart = splits > 1 and tiles < apart_below(tile.rows, held.is_quantized)
         linear.multiply[(tiles, splits if apart else 1)](
             x,
-            values,
+            held.values,
             held.scales,
             None if norm is None else norm.weight,
             self.bias,
@@ -158,7 +142,7 @@ class TritonLinear:
             SPLIT=length,
             SPLITS=splits,
             APART=apart,
-            FORMAT=form,
+            FORMAT=held.format,
             GROUP=held.group,
             HAS_ZEROS=held.has_zeros,
             HAS_MULTIPLIERS=held.has_multipliers,
@@ -177,25 +161,6 @@ class TritonLinear:
             **launch_options(num_rows),
         )
         return out
-
-    def _converted(self) -> torch.Tensor:
-        """What `jit.linear.convert` makes of the weight, good until another one is converted."""
-        held, group = self.weight, self.weight.group
-        outputs, out = held.values.shape[0], self._workspace.converted
-        block = min(32, triton.next_power_of_2(held.width // group)) if group else 2048
-        linear.convert[(outputs, triton.cdiv(held.width // (group or 1), block))](
-            held.values,
-            held.scales,
-            out,
-            WIDTH=held.width,
-            FORMAT=held.format,
-            GROUP=group,
-            HAS_ZEROS=held.has_zeros,
-            HAS_MULTIPLIERS=held.has_multipliers,
-            DOT=multiplied_type(torch.bfloat16),
-            BLOCK=block,
-        )
-        return out[: outputs * held.width]
 
 
 def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -> torch.Tensor:

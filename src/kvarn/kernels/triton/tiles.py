@@ -7,12 +7,17 @@ from dataclasses import dataclass
 PROGRAMS = 256
 """Programs that keep every multiprocessor of a large GPU reading: inputs are split until a product with few rows has so
 many."""
+QUANTIZED_PROGRAMS = 384
+"""With quantized weights, which some programs convert while others read theirs."""
 SHORTEST_SPLIT = 256
 MOST_SPLITS = 16
 SPLIT_STEP = 128
 """A split is a whole number of these, and of a tile's inputs."""
 APART_BELOW = 132
 """Splits are computed by programs of their own where there are fewer tiles than this."""
+FEW_ROWS = 16
+FEW_APART_BELOW = 512
+"""In its place for few rows and quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +53,15 @@ QUANTIZED_TILES: Tiles = (
     (16, Tile(16, 64, 128, 4, 4)),
     (32, Tile(32, 64, 128, 4, 4)),
     (64, Tile(64, 64, 128, 4, 3)),
-    (_LONG, Tile(128, 128, 128, 8, 2)),
+    (_LONG, Tile(128, 64, 128, 4, 3)),
 )
-"""With weights of 4 or 8 bits. The step is the same in all of these, gated and converted ones too (4 bits: a group):
-its products are scaled before they are added."""
+"""With weights of 4 or 8 bits. A warp group (4 warps) takes 64 outputs, in whose order they lie. The step is the same
+in all of these, gated ones too (4 bits: a group): its products are scaled before they are added."""
 GATED_QUANTIZED_TILES: Tiles = (
     (16, Tile(16, 64, 128, 4, 3)),
-    (32, Tile(32, 64, 128, 8, 3)),
-    (_LONG, Tile(64, 64, 128, 8, 2)),
+    (32, Tile(32, 64, 128, 4, 3)),
+    (_LONG, Tile(64, 64, 128, 4, 3)),
 )
-CONVERTED_TILE = Tile(128, 128, 128, 8, 3)
-GATED_CONVERTED_TILE = Tile(64, 128, 128, 8, 2)
-CONVERTED_ABOVE = 128
-"""Rows. For more, a quantized weight is converted to bfloat16 once and not by each program. It changes no bit."""
-MOST_CONVERTED = 1 << 28
-"""Numbers of a weight that is converted: there is memory for so many."""
 
 
 def tiles_for(gated: bool, quantized: bool) -> Tiles:
@@ -77,10 +76,16 @@ def tile_of(num_rows: int, gated: bool, quantized: bool) -> Tile:
     return next(tile for most, tile in tiles_for(gated, quantized) if num_rows <= most)
 
 
-def splits_of(outputs: int, width: int) -> tuple[int, int]:
+def apart_below(rows: int, quantized: bool) -> int:
+    """Splits are computed by programs of their own where there are fewer tiles of so many rows."""
+    return FEW_APART_BELOW if quantized and rows <= FEW_ROWS else APART_BELOW
+
+
+def splits_of(outputs: int, width: int, quantized: bool) -> tuple[int, int]:
     """Inputs of a split, and how many splits there are: a property of the layer, since it fixes the order of sums."""
     tiles, splits = -(-outputs // TILES[0][1].outs), 1
-    while tiles * splits < PROGRAMS and width // (2 * splits) >= SHORTEST_SPLIT and splits < MOST_SPLITS:
+    programs = QUANTIZED_PROGRAMS if quantized else PROGRAMS
+    while tiles * splits < programs and width // (2 * splits) >= SHORTEST_SPLIT and splits < MOST_SPLITS:
         splits *= 2
     length = -(-width // (splits * SPLIT_STEP)) * SPLIT_STEP
     return length, -(-width // length)

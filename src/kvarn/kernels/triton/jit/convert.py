@@ -34,6 +34,36 @@ mul.rn.bf16x2 $0, own, power;
 """)
 """Exponent and fraction moved by four bits; times 2^120, the difference between the exponents' biases. e4m3's smallest
 numbers become those of bfloat16, which the multiplication takes."""
+_FOUR_INT8 = tl.constexpr("""
+{
+.reg .b32 first, second, own, base;
+prmt.b32 first, $2, 0x43434343, 0x4140;
+prmt.b32 second, $2, 0x43434343, 0x4342;
+and.b32 own, first, 0xff7fff7f;
+lop3.b32 base, first, 0x00800080, 0xc300c300, 0xea;
+add.rn.bf16x2 $0, own, base;
+and.b32 own, second, 0xff7fff7f;
+lop3.b32 base, second, 0x00800080, 0xc300c300, 0xea;
+add.rn.bf16x2 $1, own, base;
+}
+""")
+_FOUR_FP8 = tl.constexpr("""
+{
+.reg .b32 first, second, own, power;
+mov.b32 power, 0x7b807b80;
+prmt.b32 first, $2, 0, 0x1404;
+prmt.b32 second, $2, 0, 0x3424;
+and.b32 own, first, 0x7fff7fff;
+shr.b32 own, own, 4;
+lop3.b32 own, first, 0x80008000, own, 0xea;
+mul.rn.bf16x2 $0, own, power;
+and.b32 own, second, 0x7fff7fff;
+shr.b32 own, own, 4;
+lop3.b32 own, second, 0x80008000, own, 0xea;
+mul.rn.bf16x2 $1, own, power;
+}
+""")
+"""As above, of the four bytes of a word."""
 _CODES = tl.constexpr("""
 {
 .reg .b32 t;
@@ -55,6 +85,18 @@ def converted(numbers, NUMBERS: tl.constexpr, DOT: tl.constexpr):
         result = tl.inline_asm_elementwise(_INT8, "=r,h", [numbers], tl.bfloat16, True, 2)
     elif tl.bfloat16 == DOT and numbers.dtype == tl.float8e4nv:
         result = tl.inline_asm_elementwise(_FP8, "=r,h", [numbers], tl.bfloat16, True, 2)
+    else:
+        result = numbers.to(NUMBERS).to(DOT)
+    return result
+
+
+@triton.jit
+def four_converted(numbers, NUMBERS: tl.constexpr, DOT: tl.constexpr):
+    """As `converted`, for numbers of which a thread holds four side by side."""
+    if tl.bfloat16 == DOT and numbers.dtype == tl.int8:
+        result = tl.inline_asm_elementwise(_FOUR_INT8, "=r,=r,r", [numbers], tl.bfloat16, True, 4)
+    elif tl.bfloat16 == DOT and numbers.dtype == tl.float8e4nv:
+        result = tl.inline_asm_elementwise(_FOUR_FP8, "=r,=r,r", [numbers], tl.bfloat16, True, 4)
     else:
         result = numbers.to(NUMBERS).to(DOT)
     return result

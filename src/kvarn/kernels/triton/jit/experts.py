@@ -7,6 +7,7 @@ all inputs, as in `jit.linear`, so the bits of a row do not depend on what other
 import triton
 import triton.language as tl
 
+from kvarn.kernels.triton.jit.fragments import padded
 from kvarn.kernels.triton.jit.groups import tile_of
 from kvarn.kernels.triton.jit.linear import finished, sums_of_split
 
@@ -52,7 +53,7 @@ def multiply(
     LENGTH: the chain's, a multiple of STEP, WIDTH at least.
     """
     gated: tl.constexpr = ACTIVATION != ""
-    below: tl.constexpr = 2 * OUTPUTS if gated else OUTPUTS
+    parts: tl.constexpr = 2 if gated else 1
     expert, first, end = tile_of(tl.program_id(0), starts, ROWS, EXPERTS, EXPERTS_BLOCK)
     if first >= end:
         return
@@ -61,17 +62,17 @@ def multiply(
     real = place < end
     pair = tl.load(order + place, mask=real, other=0)
     m = tl.where(real, pair // EACH if gated else place, num_rows)
-    own = expert.to(tl.int64) * below
+    own = expert.to(tl.int64) * (parts * (OUTPUTS if FORMAT == "plain" else padded(OUTPUTS)))
     weight += own * (WIDTH // 2 if FORMAT == "4 bits" else WIDTH)
     if FORMAT == "4 bits":
         scales += own * (WIDTH // GROUP)
     if FORMAT == "8 bits":
         scales += own
     if HAS_BIAS:
-        bias += own
+        bias += expert.to(tl.int64) * (parts * OUTPUTS)
     factors = tl.full([ROWS], 1.0, tl.float32)
     result, up = sums_of_split(
-        x, None, factors, m, num_rows, weight, scales, n, 0,
+        x, None, factors, m, num_rows, weight, scales, tl.program_id(1), 0,
         X_STRIDE, INPUTS, WIDTH, OUTPUTS, LENGTH, 1, FORMAT, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, False,
         gated, NUMBERS, DOT, ROWS, OUTS, STEP,
     )  # fmt: skip

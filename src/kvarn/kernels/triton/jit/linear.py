@@ -12,9 +12,10 @@ number of rows nor on the size of a tile.
 import triton
 import triton.language as tl
 
-from kvarn.kernels.triton.jit.convert import codes, converted
+from kvarn.kernels.triton.jit.convert import codes, four_converted
 from kvarn.kernels.triton.jit.elementwise import activate, clamped_swiglu, row_scale
-from kvarn.kernels.triton.jit.overlap import prefetch, wait_for_earlier_kernel
+from kvarn.kernels.triton.jit.fragments import OUTPUTS_TOGETHER, arranged, load_tiles, padded
+from kvarn.kernels.triton.jit.overlap import prefetch, prefetch_bytes, wait_for_earlier_kernel
 
 BLOCKS_TOGETHER = tl.constexpr(8)
 """Tiles of so many blocks of rows are neighbours, so that they find a weight in the second cache."""
@@ -59,8 +60,9 @@ def multiply(
     """One tile of `OUTS` outputs by `ROWS` rows.
 
     x [M, INPUTS]; weight [OUTPUTS, WIDTH], or with an activation [2 OUTPUTS, WIDTH]: gate above up. FORMAT "plain";
-    "8 bits": int8 or fp8 numbers with scales [OUTPUTS] float32; "4 bits": see `_of_group`,
-    whose words are `scales`; STEP is GROUP there.
+    "8 bits": int8 or fp8 numbers in tiles (see `jit.fragments`) of STEP inputs, with scales [OUTPUTS] float32, those of
+    each of gate and up filled up to a multiple of 64; "4 bits": see `_of_group`, whose words are `scales`; STEP is
+    GROUP there.
     NUMBERS: the type that inputs are rounded to; DOT: the type that is multiplied. partials: float32, SPLITS tiles
     (twice as many with an activation) for each tile; arrivals: an int32 for each tile, zero before and after. Both are
     used only where splits are computed APART.
@@ -84,13 +86,8 @@ def multiply(
     else:
         first_split = 0
         last_split = SPLITS
-    held: tl.constexpr = WIDTH // 2 if FORMAT == "4 bits" else WIDTH
-    below: tl.constexpr = 2 * OUTPUTS if gated else OUTPUTS
     if ROWS <= 64:
-        start = first_split * SPLIT // 2 if FORMAT == "4 bits" else first_split * SPLIT
-        prefetch(weight, n, below, held, start)
-        if gated:
-            prefetch(weight, n + OUTPUTS, below, held, start)
+        _ask_for_first(weight, tile, n, first_split * SPLIT, WIDTH, OUTPUTS, FORMAT, OUTS, STEP, gated)
     wait_for_earlier_kernel()
     factors = tl.full([ROWS], 1.0, tl.float32)
     if HAS_NORM:
@@ -100,7 +97,7 @@ def multiply(
     up = tl.zeros([OUTS, ROWS], tl.float32)
     for split in range(first_split, last_split):
         sums, sums_up = sums_of_split(
-            x, norm, factors, m, num_rows, weight, scales, n, split,
+            x, norm, factors, m, num_rows, weight, scales, tile, split,
             X_STRIDE, INPUTS, WIDTH, OUTPUTS, SPLIT, SPLITS, FORMAT, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, HAS_NORM,
             gated, NUMBERS, DOT, ROWS, OUTS, STEP,
         )  # fmt: skip
@@ -134,58 +131,80 @@ def multiply(
 
 
 @triton.jit
+def _ask_for_first(
+    weight, tile, n, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, OUTS: tl.constexpr,
+    STEP: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Prefetch what a tile multiplies first, from input k on."""
+    if FORMAT == "8 bits" or FORMAT == "4 bits":
+        held: tl.constexpr = WIDTH // 2 if FORMAT == "4 bits" else WIDTH
+        number = tile.to(tl.int64) * (OUTS // OUTPUTS_TOGETHER)
+        for part in tl.static_range(2 if GATED else 1):
+            begin = (part * padded(OUTPUTS) + number * OUTPUTS_TOGETHER) * held
+            first = begin + k * OUTPUTS_TOGETHER * held // WIDTH
+            prefetch_bytes(weight, first, begin + OUTPUTS_TOGETHER * held - 1, 4 * OUTPUTS_TOGETHER)
+    else:
+        below: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+        prefetch(weight, n, below, WIDTH, k)
+        if GATED:
+            prefetch(weight, n + OUTPUTS, below, WIDTH, k)
+
+
+@triton.jit
 def sums_of_split(
-    x, norm, factors, m, num_rows, weight, scales, n, split,
+    x, norm, factors, m, num_rows, weight, scales, tile, split,
     X_STRIDE: tl.constexpr, INPUTS: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr,
     SPLITS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MULTIPLIERS: tl.constexpr, HAS_NORM: tl.constexpr, GATED: tl.constexpr, NUMBERS: tl.constexpr,
     DOT: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One chain of products, over the inputs of a split: [OUTS, ROWS] of outputs n and rows m, and, where GATED, of the
-    outputs below them. Rows from `num_rows` on count as zeros."""
+    """One chain of products, over the inputs of a split: [OUTS, ROWS] of a tile of outputs and rows m, and, where
+    GATED, of the outputs below them. Rows from `num_rows` on count as zeros."""
+    n = tile * OUTS + tl.arange(0, OUTS)
+    above: tl.constexpr = padded(OUTPUTS)
     sums = tl.zeros([OUTS, ROWS], tl.float32)
     sums_up = tl.zeros([OUTS, ROWS], tl.float32)
-    grouped: tl.constexpr = FORMAT == "4 bits" or FORMAT == "groups"
     scale = None
     scale_up = None
-    if grouped:
+    if GROUP:
         # Asked for a step before they are needed: the compiler does so with larger loads only.
         next_words = _words(scales, n, split * SPLIT, WIDTH, OUTPUTS, GROUP)
         if GATED:
-            next_words_up = _words(scales, n + OUTPUTS, split * SPLIT, WIDTH, 2 * OUTPUTS, GROUP)
-    elif FORMAT == "8 bits":
+            next_words_up = _words(scales + above * (WIDTH // GROUP), n, split * SPLIT, WIDTH, OUTPUTS, GROUP)
+    elif FORMAT != "plain":
         scale = tl.load(scales + n, mask=n < OUTPUTS, other=0.0)[:, None]
         if GATED:
-            scale_up = tl.load(scales + OUTPUTS + n, mask=n < OUTPUTS, other=0.0)[:, None]
+            scale_up = tl.load(scales + above + n, mask=n < OUTPUTS, other=0.0)[:, None]
     for step in range(0, SPLIT, STEP):
         k = split * SPLIT + step
-        if grouped:
+        words = None
+        words_up = None
+        if GROUP:
             words = next_words
             next_words = _words(scales, n, k + GROUP, WIDTH, OUTPUTS, GROUP)
             if GATED:
                 words_up = next_words_up
-                next_words_up = _words(scales, n + OUTPUTS, k + GROUP, WIDTH, 2 * OUTPUTS, GROUP)
+                next_words_up = _words(scales + above * (WIDTH // GROUP), n, k + GROUP, WIDTH, OUTPUTS, GROUP)
+        at = k + tl.arange(0, STEP)
+        rows = tl.trans(_inputs(x, norm, factors, m, at, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT))
         if FORMAT == "4 bits":
-            low, high = _halves(x, norm, factors, m, k, num_rows, X_STRIDE, INPUTS, GROUP, HAS_NORM, NUMBERS, DOT)
-            sums = _of_group(
-                sums, low, high, weight, words, n, k, WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT
-            )
-            if GATED:
-                sums_up = _of_group(
-                    sums_up, low, high, weight, words_up, n + OUTPUTS, k,
-                    WIDTH, 2 * OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT,
-                )  # fmt: skip
+            own = _of_group(weight, words, tile, k, WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT, OUTS)
+        elif FORMAT == "8 bits":
+            own = _of_step(weight, tile, k, WIDTH, OUTPUTS, NUMBERS, DOT, OUTS, STEP)
         else:
-            at = k + tl.arange(0, STEP)
-            rows = tl.trans(_inputs(x, norm, factors, m, at, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT))
-            own_scale = _scale(words) if grouped else scale
-            sums = _added(sums, weight, own_scale, rows, n, at, WIDTH, OUTPUTS, SPLIT * SPLITS, FORMAT, NUMBERS, DOT)
-            if GATED:
-                own_scale = _scale(words_up) if grouped else scale_up
-                sums_up = _added(
-                    sums_up, weight, own_scale, rows, n + OUTPUTS, at,
-                    WIDTH, 2 * OUTPUTS, SPLIT * SPLITS, FORMAT, NUMBERS, DOT,
+            own = _of_rows(weight, n, at, WIDTH, OUTPUTS, SPLIT * SPLITS, DOT)
+        sums = _added(sums, own, _scale(words) if GROUP else scale, rows)
+        if GATED:
+            if FORMAT == "4 bits":
+                own = _of_group(
+                    weight + above * (WIDTH // 2), words_up, tile, k,
+                    WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT, OUTS,
                 )  # fmt: skip
+            elif FORMAT == "8 bits":
+                own = _of_step(weight + above * WIDTH, tile, k, WIDTH, OUTPUTS, NUMBERS, DOT, OUTS, STEP)
+            else:
+                own = _of_rows(weight, n + OUTPUTS, at, WIDTH, 2 * OUTPUTS, SPLIT * SPLITS, DOT)
+            sums_up = _added(sums_up, own, _scale(words_up) if GROUP else scale_up, rows)
     return sums, sums_up
 
 
@@ -231,23 +250,35 @@ def _inputs(
 
 
 @triton.jit
-def _added(
-    sums, weight, scale, rows, n, at, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, COVERED: tl.constexpr,
-    FORMAT: tl.constexpr, NUMBERS: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """`sums` with the products of inputs `at` and rows n of a weight added, not of one of 4 bits.
-
-    Unless it is plain, a step's products are complete before they are scaled and added. Were they a part of the chain,
-    the next step's numbers would be converted into registers that a product still reads (seen with Triton 3.6 on an
-    H200).
-    """
+def _of_rows(weight, n, at, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, COVERED: tl.constexpr, DOT: tl.constexpr):
+    """Inputs `at` of outputs n of a plain weight."""
     pointers = weight + n.to(tl.int64)[:, None] * WIDTH + at[None, :]
     if COVERED > WIDTH:
         own = tl.load(pointers, mask=(n < OUTPUTS)[:, None] & (at < WIDTH)[None, :], other=0.0)
     else:
         own = tl.load(pointers, mask=(n < OUTPUTS)[:, None], other=0.0)
-    own = converted(own, NUMBERS, DOT)
-    if FORMAT == "plain":
+    return own.to(DOT)
+
+
+@triton.jit
+def _of_step(
+    weight, tile, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, DOT: tl.constexpr,
+    OUTS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """STEP inputs from k on of the outputs of a tile, of a weight of 8 bits: [OUTS, STEP]."""
+    own = load_tiles(weight, tile, k, WIDTH, WIDTH, OUTPUTS, OUTS, STEP)
+    return arranged(four_converted(own, NUMBERS, DOT))
+
+
+@triton.jit
+def _added(sums, own, scale, rows):
+    """`sums` with the products of a step added, `own` [OUTS, inputs] of the weight. `scale`: None where it is plain.
+
+    Unless it is plain, a step's products are complete before they are scaled and added. Were they a part of the chain,
+    the next step's numbers would be converted into registers that a product still reads (seen with Triton 3.6 on an
+    H200).
+    """
+    if scale is None:
         sums = tl.dot(own, rows, sums, input_precision="ieee")
     else:
         products = tl.dot(own, rows, input_precision="ieee")
@@ -256,43 +287,36 @@ def _added(
 
 
 @triton.jit
-def _halves(
-    x, norm, factors, m, k, num_rows, X_STRIDE: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_NORM: tl.constexpr, NUMBERS: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The two halves of a group of inputs from k on, each [inputs, rows]."""
-    at = k + tl.arange(0, GROUP // 2)
-    low = _inputs(x, norm, factors, m, at, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT)
-    high = _inputs(x, norm, factors, m, at + GROUP // 2, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT)
-    return tl.trans(low), tl.trans(high)
-
-
-@triton.jit
 def _words(scales, n, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr):
     """What belongs to the group from input k on, of outputs n: see `_of_group`."""
-    at = n.to(tl.int64) * (WIDTH // GROUP) + k // GROUP
+    tile, groups = n // OUTPUTS_TOGETHER, WIDTH // GROUP
+    at = (tile.to(tl.int64) * groups + k // GROUP) * OUTPUTS_TOGETHER + n % OUTPUTS_TOGETHER
     return tl.load(scales + at, mask=(n < OUTPUTS) & (k < WIDTH), other=0)
 
 
 @triton.jit
 def _of_group(
-    sums, low, high, weight, words, n, k,
-    WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr, DOT: tl.constexpr,
+    weight, words, tile, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_MULTIPLIERS: tl.constexpr, DOT: tl.constexpr, OUTS: tl.constexpr,
 ):  # fmt: skip
-    """`sums` with the products of one group of 4-bit weights added.
+    """What is scaled of the group from input k on, of the outputs of a tile of 4-bit weights: [OUTS, GROUP].
 
-    Byte j of a group holds input j of it and, in its upper half, input j + GROUP / 2. Of each group of an output there
-    is a word of 32 or 64 bits [OUTPUTS, WIDTH / GROUP]: the lowest 16 bits are its scale, a float16; HAS_ZEROS: the
-    next 8 what is subtracted, 8 otherwise; HAS_MULTIPLIERS: the highest are a multiplier of 8 bits for each 32 inputs.
+    A byte of a group holds input j of it and, in its upper half, input j + GROUP / 2; bytes of 64 outputs are a tile
+    of `jit.fragments`. Of each group of an output there is a word of 32 or 64 bits [OUTPUTS / 64, WIDTH / GROUP, 64]:
+    the lowest 16 bits are its scale, a float16; HAS_ZEROS: the next 8 what is subtracted, 8 otherwise; HAS_MULTIPLIERS:
+    the highest are a multiplier for each 32 inputs, 8 bits, with 16 added.
     """
-    j = tl.arange(0, GROUP // 2)
-    inside = ((n < OUTPUTS) & (k < WIDTH))[:, None]
-    pairs = tl.load(weight + n.to(tl.int64)[:, None] * (WIDTH // 2) + (k // 2 + j)[None, :], mask=inside, other=0)
-    first, second = _whole_numbers(pairs, words, j, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT)
-    products = tl.dot(first, low, input_precision="ieee")
-    products = tl.dot(second, high, products, input_precision="ieee")
-    return tl.fma(products, tl.broadcast_to(_scale(words), products.shape), sums)
+    pairs = load_tiles(weight, tile, k, WIDTH, WIDTH // 2, OUTPUTS, OUTS, GROUP)
+    first, second = codes(pairs, DOT)
+    first, second = arranged(first), arranged(second)
+    zero = (128 + (words >> 16 & 255)).to(DOT)[:, None] if HAS_ZEROS else tl.full([1, 1], 136.0, DOT)
+    first -= zero
+    second -= zero
+    if HAS_MULTIPLIERS:
+        j = tl.arange(0, GROUP // 2)
+        first *= _multipliers(words, 0, j, GROUP, DOT)
+        second *= _multipliers(words, GROUP // 2, j, GROUP, DOT)
+    return tl.reshape(tl.permute(tl.join(first, second), [0, 2, 1]), [OUTS, GROUP])
 
 
 @triton.jit
@@ -302,61 +326,20 @@ def _scale(words):
 
 
 @triton.jit
-def _whole_numbers(
-    pairs, words, j, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MULTIPLIERS: tl.constexpr, DOT: tl.constexpr
-):  # fmt: skip
-    """What is scaled: the lower and the upper halves of bytes j of groups, less the zero, times the multiplier."""
-    first, second = codes(pairs, DOT)
-    zero = (128 + (words >> 16 & 255)).to(DOT)[:, None] if HAS_ZEROS else tl.full([1, 1], 136.0, DOT)
-    first -= zero
-    second -= zero
-    if HAS_MULTIPLIERS:
-        first *= _multipliers(words, 0, j, GROUP, DOT)
-        second *= _multipliers(words, GROUP // 2, j, GROUP, DOT)
-    return first, second
-
-
-@triton.jit
 def _multipliers(words, FIRST: tl.constexpr, j, GROUP: tl.constexpr, DOT: tl.constexpr):
     """Those of inputs FIRST + j of a group, 32 inputs each: [rows, inputs]."""
     lowest: tl.constexpr = words.dtype.primitive_bitwidth - 8 * max(GROUP // 32, 1) + 8 * (FIRST // 32)
-    own = (words >> lowest).to(tl.int8).to(DOT)[:, None]
+    own = _less_16(words >> lowest, DOT)[:, None]
     for part in tl.static_range(1, GROUP // 64):
-        own = tl.where((j < 32 * part)[None, :], own, (words >> (lowest + 8 * part)).to(tl.int8).to(DOT)[:, None])
+        own = tl.where((j < 32 * part)[None, :], own, _less_16(words >> (lowest + 8 * part), DOT)[:, None])
     return own
 
 
 @triton.jit
-def convert(
-    weight,
-    scales,
-    out,
-    WIDTH: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr,
-    DOT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A part of one row of a quantized weight as out [outputs, WIDTH] bfloat16: what is scaled, without loss.
-
-    `multiply` reads it in the place of the weight, as FORMAT "8 bits", or "groups" in the place of "4 bits". BLOCK:
-    numbers, or groups.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    if FORMAT == "4 bits":
-        group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = group < WIDTH // GROUP
-        j = tl.arange(0, GROUP // 2)
-        at = group[:, None] * (GROUP // 2) + j[None, :]
-        pairs = tl.load(weight + row * (WIDTH // 2) + at, mask=inside[:, None], other=0)
-        words = tl.load(scales + row * (WIDTH // GROUP) + group, mask=inside, other=0)
-        first, second = _whole_numbers(pairs, words, j, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT)
-        to = out + row * WIDTH + group[:, None] * GROUP + j[None, :]
-        tl.store(to, first.to(tl.bfloat16), mask=inside[:, None])
-        tl.store(to + GROUP // 2, second.to(tl.bfloat16), mask=inside[:, None])
+def _less_16(numbers, DOT: tl.constexpr):
+    """The lowest byte, less 16: 31 at most, whose bits behind those of 128 are a bfloat16, as in `convert.codes`."""
+    if tl.bfloat16 == DOT:
+        result = ((numbers & 255) | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - 144.0
     else:
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        numbers = tl.load(weight + row * WIDTH + at, mask=at < WIDTH, other=0.0)
-        tl.store(out + row * WIDTH + at, converted(numbers, DOT, DOT).to(tl.bfloat16), mask=at < WIDTH)
+        result = (numbers & 255).to(DOT) - 16.0
+    return result.to(DOT)

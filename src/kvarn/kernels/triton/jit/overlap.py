@@ -29,3 +29,11 @@ def prefetch(numbers, n, ROWS: tl.constexpr, WIDTH: tl.constexpr, first):
         k = tl.minimum(first + line * tl.arange(0, LINES), WIDTH - 1)
         at = tl.minimum(n, ROWS - 1).to(tl.int64)[:, None] * WIDTH + k[None, :]
         tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [numbers + at], tl.int32, False, 1)
+
+
+@triton.jit
+def prefetch_bytes(numbers, first, last, LINES_ASKED: tl.constexpr):
+    """As `prefetch`, of bytes `first` to `last`: so many lines of them at most."""
+    if ON_GPU:
+        at = tl.minimum(first + 128 * tl.arange(0, LINES_ASKED), last)
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [numbers + at], tl.int32, False, 1)
