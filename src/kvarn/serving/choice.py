@@ -186,7 +186,8 @@ class Choice:
         text = self.detokenizer.flush()
         last: list[Part] = [text]
         if self.splitter is not None:
-            last = self.splitter.push(text) + self.splitter.flush()
+            is_cut = new.finish_reason is EngineFinishReason.LENGTH
+            last = self.splitter.push(text) + self.splitter.flush(cut_off=is_cut)
         matched = self._take(last, parts)
         if matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", matched

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.text.reasoning.formats import FORMATS, GPT_OSS, GRANITE, MISTRAL, QWEN3, ReasoningFormat
-from kvarn.text.reasoning.splitter import Reasoning, ReasoningPhase
+from kvarn.text.reasoning.splitter import Reasoning, ReasoningPhase, TagSplitter, joined
 from profiles import examples
 from tool_events import cut_at
 
@@ -145,3 +145,29 @@ def test_no_character_of_a_channel_is_lost(messages: list[tuple[bool, str]], cut
     seen = split(GPT_OSS, cut_at(text, cuts))
     for name, texts in expected.items():
         assert "".join(part for kind, part in seen if kind == name) == "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "phase", "expected"),
+    [
+        ("<thi", ReasoningPhase.BEFORE, []),
+        ("a < b <thi", ReasoningPhase.BEFORE, [("content", "a < b <thi")]),
+        ("So </thi", ReasoningPhase.INSIDE, [("reasoning", "So ")]),
+        ("<think>So <", ReasoningPhase.BEFORE, [("reasoning", "So ")]),
+        ("a <", ReasoningPhase.AFTER, [("content", "a <")]),
+    ],
+)
+def test_the_beginning_of_a_tag_at_the_end_of_a_cut_off_answer_is_not_shown(
+    text: str, phase: ReasoningPhase, expected: list[tuple[str, str]]
+) -> None:
+    for parts in ([text], list(text)):
+        splitter = TagSplitter(phase, ("<think>",), ("</think>",))
+        found = [each for part in parts for each in splitter.push(part)] + splitter.flush(cut_off=True)
+        assert [
+            ("content", part) if isinstance(part, str) else ("reasoning", part.text) for part in joined(found)
+        ] == expected
+
+
+def test_words_that_begin_a_tag_stay_at_the_end_of_a_cut_off_answer() -> None:
+    splitter = TagSplitter(ReasoningPhase.BEFORE, ("Here is my thought process:",), ("Here is my response:",))
+    assert splitter.push("Here is my") + splitter.flush(cut_off=True) == ["Here is my"]

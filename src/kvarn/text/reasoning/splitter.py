@@ -59,9 +59,16 @@ class ReasoningSplitter(ABC):
         self._held += text
         return self._read(final=False)
 
-    def flush(self) -> list[Part]:
-        """What was held back, when no more text will come."""
+    def flush(self, *, cut_off: bool = False) -> list[Part]:
+        """What was held back, when no more text will come; of an answer that is `cut_off` without the beginning of a
+        tag, which nobody wants to read."""
+        if cut_off:
+            self._held = self._held[: len(self._held) - self._begun_tag()]
         return self._read(final=True)
+
+    def _begun_tag(self) -> int:
+        """Characters at the end of what is held that begin a tag."""
+        return 0
 
     @abstractmethod
     def _read(self, *, final: bool) -> list[Part]:
@@ -94,6 +101,12 @@ class TagSplitter(ReasoningSplitter):
         if self.phase is ReasoningPhase.AFTER and (content := self._take(len(self._held))):
             parts.append(content)
         return parts
+
+    def _begun_tag(self) -> int:
+        tags = self._starts if self.phase is ReasoningPhase.BEFORE else self._ends
+        begun = max(overlap(self._held, tag) for tag in tags)
+        first = self._held[len(self._held) - begun :][:1]
+        return 0 if first.isalnum() else begun  # the beginning of a tag of words is text yet
 
     def _look_for_start(self, final: bool) -> None:
         text = self._held.lstrip()
