@@ -62,13 +62,14 @@ def main() -> None:
     parser.add_argument("--model", default="kvarn-demo")
     parser.add_argument("--flips", type=int, default=200)
     parser.add_argument("--prompts", type=int, default=QualityConfig().prompts)
+    parser.add_argument("--sets", nargs="+", default=usable_instruction_sets(), help="instruction sets")
     options = parser.parse_args()
     torch.set_num_threads(1)
     directory, max_tokens = Path(resolve_checkpoint(options.model)), QualityConfig().max_tokens
     builds: dict[str, Answers] = {}
     forms: list[dict[str, Any]] = [{"dtype": "float32"}, {"dtype": "bfloat16"}]
     forms += [{"quantization": "int8"}, {"quantization": "int4"}]
-    for isa in usable_instruction_sets():
+    for isa in options.sets:
         for form in forms:
             os.environ["KVARN_ISA"] = isa
             model = load_model(directory, kernels="cpu", **form)
@@ -76,7 +77,7 @@ def main() -> None:
             prompts = built_in_prompts(32, model.spec.vocab_size, 256, max_tokens)
             name = f"{isa} {next(iter(form.values()))}"
             builds[name] = answer_all(model, prompts, max_tokens)
-            if isa == usable_instruction_sets()[0]:
+            if isa == options.sets[0]:
                 measure_flips(name, model, prompts[: options.prompts], max_tokens, options.flips)
     reference = next(iter(builds))
     for name, answers in builds.items():
