@@ -2,8 +2,8 @@
 
 Started by `SandboxProcess`. The function `answer` of the module makes of each request its reply, both bytes. They are
 read from standard input and written to standard output, each behind its length in 8 bytes; the first reply comes
-without a request, once the module is imported. The end of standard input ends the process, as do the limits: time by an
-alarm that nothing in the process handles, memory by the system.
+without a request, once the module is imported. The end of standard input ends the process, as do the limits: the
+processor's time by a timer whose signal nothing in the process handles, memory by the system.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main(arguments: list[str]) -> int:
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     _write(replies, b"")
     while size := requests.read(8):
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             _write(replies, module.answer(requests.read(int.from_bytes(size, "big"))))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # unwinding would need memory
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return 0
 
 
