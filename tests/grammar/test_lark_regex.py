@@ -73,3 +73,17 @@ def test_what_grammars_are_written_with(grammar: str, text: str) -> None:
 def test_what_no_expression_can_say_is_refused(grammar: str, why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         regex_of_lark(grammar)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "named"),
+    [
+        ("start: " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"),
+        ("start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(1200)) + '\na1200: "x"', "nested too deeply"),
+        ("start: " + '"a" ' * 1_000_000, "too large"),
+        ("start: a0\n" + "\n".join(f"a{n}: a{n + 1} a{n + 1}" for n in range(60)) + '\na60: "x"', "too large"),
+    ],
+)
+def test_a_hostile_grammar_is_refused_at_once(grammar: str, named: str) -> None:
+    with pytest.raises(GrammarError, match=named):
+        regex_of_lark(grammar)

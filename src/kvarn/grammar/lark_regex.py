@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from kvarn.grammar.errors import GrammarError
 
 _MAX_CHARS = 50_000
+_MAX_GRAMMAR_CHARS = 16_000
+"""Twenty times those of agents; it is read on the event loop, in a tenth of a second at worst."""
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\f]+|//[^\n]*)|(?P<newline>\r?\n)
     |(?P<define>[?!]*[A-Za-z_][A-Za-z0-9_]*(?:\.-?\d+)?[ \t]*:(?!:))
@@ -51,7 +53,12 @@ def regex_of_lark(grammar: str) -> str:
         GrammarError: It is no Lark grammar, uses what no regular expression can say (recursion, `%ignore`), or is too
             large.
     """
-    return _Expander(_definitions(grammar)).of("start", ())
+    if len(grammar) > _MAX_GRAMMAR_CHARS:
+        raise GrammarError("it is too large")
+    try:
+        return _Expander(_definitions(grammar)).of("start", ())
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
 
 
 def _definitions(grammar: str) -> dict[str, list[Token] | str]:
