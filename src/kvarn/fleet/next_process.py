@@ -17,7 +17,7 @@ class NextProcess:
         spawn: Starts a process that imports a module.
     """
 
-    DELAY_S = 2.0
+    DELAY_S = 1.0
     """After a start: that one has the machine to itself first."""
     KEPT_S = 60.0
 
