@@ -160,7 +160,7 @@ smoke: $(VENV)/.test
 	@rm -f $(VENV)/smoke/results.jsonl
 	$(BIN)/python -m benchmarks.peers prepare $(SMOKE)
 	$(BIN)/python -m benchmarks.peers run --smoke --w6-rate 50 --results $(VENV)/smoke/results.jsonl $(SMOKE)
-	$(BIN)/python -m pytest -m smoke tests/bench tests/docs
+	$(BIN)/python -m pytest -n 2 -m smoke tests/bench tests/docs
 
 bench: $(VENV)/.serve
 	$(BIN)/python -m benchmarks.run $(ARGS)
