@@ -93,10 +93,10 @@ class GatewayConfig(Section):
     """Threads that tokenize, so that a long prompt never blocks the event loop. Organisations take turns at them."""
 
     client_work_timeout_s: float = Field(2.0, gt=0)
-    """Seconds of a processor that one piece of work on what a client or a checkpoint sends may take: rendering a chat or
-    compiling the chat templates of a checkpoint, compiling a grammar or a JSON schema, checking a finished answer. It is
-    done in processes that are killed when they pass a limit and started again at once; the request gets 400. Five times
-    as many seconds may pass on a busy machine."""
+    """Seconds of a processor that one piece of work on what a client or a checkpoint sends may take: rendering a chat,
+    compiling the chat templates of a checkpoint, a grammar or a JSON schema, checking a finished answer. It is done in
+    processes that are killed when they pass a limit and started again at once; the request gets 400. Five times as many
+    seconds may pass on a busy machine."""
 
     client_work_memory_bytes: int = Field(512 * 1024 * 1024, ge=64 * 1024 * 1024)
     """Memory of each such process (its address space). macOS has no such limit: there only time is bounded."""
