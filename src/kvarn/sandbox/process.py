@@ -19,8 +19,8 @@ _ENVIRONMENT = frozenset({"PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHO
 """Variables that the process inherits: where Python and its libraries are, and the time zone for templates."""
 
 _WALL_FACTOR = 5
-"""The process ends itself when it has used its time of a processor; on a machine whose processors are busy it may take so
-many times that. Whatever waits in place of computing is killed then."""
+"""The process ends itself when it has used its time of a processor, which may take so many times as long on a busy
+machine; one that waits in place of computing is killed then."""
 
 _BUFFER_BYTES = 1024 * 1024
 
