@@ -19,7 +19,7 @@ SMOKE = {
     "decode_step": (f"--model {DEMO} --steps 2 --single-calls", "single calls: median"),
     "device_idle": ("--rows 4 --steps 10", "2 in flight"),
     "disaggregation": ("--rounds 1 --bursts 1 --burst 1 --prompt 300 --streams 1 --every-s 0.1", "together"),
-    "failover": ("--events 1 --replicas 2 --every-s 0.5 --streams 3 --heartbeat-timeout-s 1", "0 lost or other"),
+    "failover": ("--events 1 --replicas 2 --every-s 0.5 --streams 3", "0 lost or other"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "golden_prompts": ("--flips 2 --prompts 1 --sets avx2", "largest mean gap"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
