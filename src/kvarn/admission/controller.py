@@ -23,7 +23,7 @@ from kvarn.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats
 
 WAIT_MARGIN = 0.6
-"""As `MARGIN`, on arrival: what may wait shall not be refused later, when others with a better claim have come."""
+"""`MARGIN` on arrival: a request that may wait is not refused later, when others with a better claim have come."""
 BATCH_SHARE = 0.8
 """Part of the engine that may be full for batch work still to go: the rest takes interactive requests at once."""
 PEAK_S = 30.0

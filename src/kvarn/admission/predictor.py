@@ -85,7 +85,7 @@ class Predictor:
         return tokens * self._times.prefill_token_s + pairs * self._times.prefill_pair_s
 
     def longest_step_s(self, rows: float, context: float) -> float:
-        """How long the engine lets a step with these decodes last: within their target, where they can keep it."""
+        """Longest time that the engine gives a step with these decodes: within their target, where they can keep it."""
         decode_s = self.decode_s(rows, context)
         return max(self._limit_s, LEAST_STRETCH * decode_s) if self._limit_s else self._stretched_s(decode_s)
 

@@ -23,8 +23,8 @@ that can be in time."""
 TPOT_MARGIN = 0.9
 """The same of the time for each token: single answers stray from the mean."""
 OUT_OF_REACH = 2.5
-"""Where even an idle engine misses a target, requests get this many times what they take alone: a target out of reach
-protects nobody."""
+"""Requests that miss a target on an idle engine get this many times what they take alone: a target out of reach protects
+nobody."""
 CREDIT_REQUESTS = 4
 """A tenant that has only late requests lets others pass by at most the cost of so many usual ones."""
 MOST_DELAY = 3.0
@@ -50,7 +50,7 @@ class LatencyTargets:
         self._running = running
         self._ended = 0
         self._prompt = self._output = self._computed = 0.0
-        """Of the average request: tokens of its prompt and its answer, and the part of the prompt that was computed."""
+        """The average request: tokens of its prompt and its answer, and the part of the prompt that was computed."""
         self._planned_at: float | None = None
         self._between_s = self._taken_s = 0.0
         """Faded sums: from one plan to the next, and what the steps took by themselves."""
@@ -60,7 +60,7 @@ class LatencyTargets:
         self._chunk = 1.0
         """Prompt tokens that a step carries beside what decodes."""
         self._before_s = 0.0
-        """What the prompts take that are being computed."""
+        """Seconds that the prompts which are being computed still take."""
 
     @property
     def usual_cost(self) -> float:
@@ -109,7 +109,7 @@ class LatencyTargets:
         self._before_s = self._compute_s(partial)
 
     def step_limit_s(self) -> float | None:
-        """How long a step may take by itself so that those that run, and are in time so far, keep their target for each
+        """Seconds that a step may take so that the sequences that run, and are in time so far, keep their target for each
         token; None: there are none."""
         limit_s = self._limit_s(self._running, 1)
         return None if limit_s is None else limit_s / self._pace

@@ -76,7 +76,7 @@ class _Entry(NamedTuple, Generic[ItemT]):
 
 
 class _LateShare:
-    """What late items get at least of all that is started, by cost."""
+    """The least share of all that is started which late items get, by cost."""
 
     SHARE = 1 / 8
     MOST_CREDIT = 8
@@ -109,9 +109,9 @@ class _Tenant(Generic[ItemT]):
         self.account = account
         self.entries: list[_Entry[ItemT]] = []
         self.late: list[_Entry[ItemT]] = []
-        """Those that were found to be late when it was their turn."""
+        """Items that were found to be late when it was their turn."""
         self.share = _LateShare()
-        """Of these."""
+        """The share of the late items."""
 
     def heads(self) -> list[_Entry[ItemT]]:
         """The first of either list."""
@@ -151,7 +151,7 @@ class FairQueue(Generic[ItemT]):
         self._last_counter = 0.0
         self._num_late = 0
         self._share = _LateShare()
-        """Of tenants whose items are all late."""
+        """The share of tenants whose items are all late."""
 
     @property
     def num_late(self) -> int:
@@ -270,7 +270,7 @@ class FairQueue(Generic[ItemT]):
                 heapq.heappush(heap, self._turn(tenant, entries, position, now, best))
 
     def of(self, name: str) -> Iterator[ItemT]:
-        """What one tenant has waiting, in its order: the late ones last."""
+        """Waiting items of one tenant, in its order: the late ones last."""
         tenant = self._tenants.get(name)
         return (entry.item for entry in (*tenant.entries, *tenant.late)) if tenant is not None else iter(())
 

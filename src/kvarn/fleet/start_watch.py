@@ -6,7 +6,7 @@ from kvarn.replica.session_work import SessionWork
 
 
 class StartWatch:
-    """What is known of one start. Time passes in `passed`: what it counts are turns of a loop that reads messages.
+    """Progress of one start. Time passes in `passed`, which counts turns of a loop that reads messages.
 
     Heartbeats alone show that a process lives, not that it gets on: they come from a thread of their own. A report of
     a further stage, and work done (`SessionWork.amount`), show that it does.

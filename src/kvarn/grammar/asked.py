@@ -1,4 +1,4 @@
-"""What a request says of its answer's form, as it goes to the process that makes a grammar, and what comes back."""
+"""Messages to the process that makes grammars and checks answers, and its replies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Wanted(msgspec.Struct, frozen=True):
     param: str
     kind: Kind
     value: Any
-    """As the client sent it."""
+    """The field's value, unchanged."""
     subject: str
-    """What is wrong where it cannot be enforced."""
+    """Beginning of the error where it cannot be enforced."""
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -39,9 +39,9 @@ class Calls(msgspec.Struct, frozen=True):
     """Only this function may be called."""
     max_calls: int | None
     opening: str
-    """What stands of a forced call in the prompt."""
+    """Beginning of a forced call, written in the prompt."""
     plain_opening: str
-    """How the model begins a call of a function `f`."""
+    """Beginning of a call of a function `f`, as the model writes it."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
@@ -61,7 +61,7 @@ class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     text: str | None
     """None: it may be anything."""
     warnings: list[str] = []
-    """What is not enforced all the same."""
+    """Parts that are not enforced."""
     content_schema: str | None = None
     """The schema, as JSON, of the text of an answer that calls nothing; None: it is of another kind."""
     argument_schemas: dict[str, str] = {}
@@ -76,7 +76,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What comes of checking it."""
+    """Result of checking an answer."""
 
     problem: str | None
     """Why it does not match; None: it does."""

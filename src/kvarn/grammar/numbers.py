@@ -11,7 +11,7 @@ from kvarn.grammar.errors import GrammarError
 MAX_EXACT = 2**53 - 1
 """Integers up to here are what they are in double precision, which llguidance keeps numbers in."""
 _MAX_REMAINDERS = 50_000
-"""Of `multipleOf`, its factors 2 and 5 not counted: as many states has what counts them."""
+"""Largest `multipleOf`, its factors 2 and 5 not counted: the automaton that counts remainders has as many states."""
 _MAX_DIGITS = 17
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
@@ -69,7 +69,7 @@ def exact_bounds(node: dict[str, Any], fractional: bool) -> None:
 
 
 def _keep_tighter(node: dict[str, Any]) -> None:
-    """Of an inclusive and an exclusive bound."""
+    """Drop the looser of an inclusive and an exclusive bound."""
     for inclusive, exclusive, sign in _BOUNDS:
         closed_at, open_at = node.get(inclusive), node.get(exclusive)
         if _is_number(closed_at) and _is_number(open_at):
@@ -118,7 +118,7 @@ def _beginnings(value: float) -> list[float]:
 
 
 def _wider_steps(step: Any) -> list[float]:
-    """Of the multiples that have fewer decimals."""
+    """Multiples of a step that have fewer decimals."""
     if not _is_number(step):
         return []
     text = format(Decimal(repr(step)), "f")

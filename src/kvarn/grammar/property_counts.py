@@ -9,7 +9,7 @@ from typing import Any
 from kvarn.grammar.errors import GrammarError
 
 _MAX_PROPERTIES = 2000
-"""Of all ways together."""
+"""Most properties in all ways together."""
 
 
 def as_choices(node: dict[str, Any]) -> dict[str, Any]:

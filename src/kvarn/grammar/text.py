@@ -36,7 +36,7 @@ past `properties` or twice. Whatever cannot be enforced is an error."""
 
 
 def limits() -> LLParserLimits:
-    """What building a grammar, and each mask, may take. In steps of work, so that it is the same on each machine.
+    """Limits of building a grammar and each mask, in steps of work, so that they are the same on each machine.
 
     A step waits for the masks of all its rows: with these bounds the most costly known takes 0.04 s. Grammars of use
     stay far below them. llguidance counts not all it does: time and memory are bounded by `kvarn.sandbox`.
@@ -99,7 +99,7 @@ def from_ebnf(text: str) -> str:
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _RULE_MARK = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*[\s.\[:])", re.MULTILINE)
-"""Of Lark's rules: says how the tree of a parse is shown, and nothing of what is allowed."""
+"""Lark's mark of a rule: it says how the tree of a parse is shown, and nothing of what is allowed."""
 _GBNF_ESCAPE = re.compile(r"\\\\|\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
 
 

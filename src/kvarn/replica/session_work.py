@@ -1,4 +1,4 @@
-"""What a process and its children have done so far, as Linux counts it: a start that hangs does nothing more."""
+"""Work that a process and its children have done, as Linux counts it: a start that hangs does nothing more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SessionWork:
 
 
 def session_work(session: int, proc: Path = Path("/proc")) -> SessionWork:
-    """Of the session that a process leads, by its id. All zero where there is none, or the system does not tell."""
+    """Totals of the session that a process leads, by its id. All zero where there is none, or the system does not tell."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     cpu_s, read, waits = 0.0, 0, False
     for place in proc.glob("[0-9]*"):

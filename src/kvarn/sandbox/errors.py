@@ -1,4 +1,4 @@
-"""What can go wrong with work in a sandboxed process."""
+"""Errors of work in a sandboxed process."""
 
 from __future__ import annotations
 

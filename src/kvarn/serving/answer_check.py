@@ -23,7 +23,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 @dataclass(slots=True)
 class _Written:
-    """What a choice has written so far."""
+    """Text and calls that a choice has written so far."""
 
     text: list[str] = field(default_factory=list)
     calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict)

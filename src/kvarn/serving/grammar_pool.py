@@ -18,7 +18,7 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 _PROCESSES = 4
 """At most; each takes 50 MB. A tenant's work takes two of them at most."""
 _KEPT_BYTES = 16 * 1024 * 1024
-"""Of grammars that were made, for requests that ask for the same: those used last."""
+"""Size of the grammars kept for requests that ask for the same: those used last."""
 
 
 class GrammarPool:
@@ -59,7 +59,7 @@ class GrammarPool:
         return made
 
     async def check(self, tenant: str, parts: list[tuple[str, str]]) -> str | None:
-        """What is wrong with a finished answer; None: nothing is.
+        """The fault of a finished answer; None: it has none.
 
         Args:
             tenant: Who takes turns with others; not behind grammars of its own.
@@ -93,7 +93,7 @@ class GrammarPool:
 
 
 def encode(asked: Asked) -> bytes:
-    """What a request asks for, as `make` gets it.
+    """Encode the form that a request asks for, as `make` takes it.
 
     Raises:
         ApiError: 400: it nests too deeply.

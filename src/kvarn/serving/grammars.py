@@ -19,7 +19,7 @@ from kvarn.wire.openai.completions import CompletionRequest
 async def grammar_of_completion(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
 ) -> tuple[AnswerGrammar, Grammar] | None:
-    """What the answers to a text completion must match, and the same as the engine gets it; None: anything.
+    """The grammar of the answers to a text completion, and the same as the engine gets it; None: they may be anything.
 
     Raises:
         ApiError: 400 that names the field.
@@ -38,7 +38,7 @@ async def grammar_of_chat(
     model: ReadyModel,
     prompt: list[int],
 ) -> tuple[AnswerGrammar, Grammar] | None:
-    """What the answers to a chat must match behind their reasoning, and the same as the engine gets it; None: any.
+    """The grammar of a chat's answers behind their reasoning, and the same as the engine gets it; None: any.
 
     Args:
         serving, record, request, model: Of the request.

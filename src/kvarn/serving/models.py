@@ -326,7 +326,7 @@ class ServedModel:
 
 
 def limits_of(config: GatewayConfig) -> SandboxLimits:
-    """What work on what clients and checkpoints send may take."""
+    """Limits of work on input of clients and checkpoints."""
     return SandboxLimits(config.client_work_timeout_s, config.client_work_memory_bytes)
 
 

@@ -99,7 +99,7 @@ class RequestRecord:
     endpoint: str = UNKNOWN
     """Path of the operation, such as `/v1/chat/completions`."""
     dialect: Dialect = OPENAI
-    """What it is answered in, errors included."""
+    """The API whose shapes it is answered in, errors included."""
     principal: Principal = ANYBODY
     """Who it acts for."""
     best_priority: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 CLASSIFIER = "ForSequenceClassification"
-"""How the name of a model with a classifier's head ends."""
+"""End of the name of a model with a classifier's head."""
 
 DECODERS: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
@@ -59,7 +59,7 @@ def find_architecture(architectures: Sequence[str], model_type: str) -> str | No
 
 
 def describe_unsupported(where: str, architectures: Sequence[str], model_type: str) -> str:
-    """What an error says of an unknown architecture; `where` it is named."""
+    """Error message for an unknown architecture. `where`: the file that names it."""
     what = f"architecture {architectures[0][:80]!r}" if architectures else f"model_type {model_type[:80]!r}"
     decoders = ", ".join(name.removesuffix("ForCausalLM") for name in DECODERS)
     encoders = ", ".join(name.removesuffix("Model") for name in ENCODERS)

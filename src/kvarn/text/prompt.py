@@ -111,7 +111,7 @@ class _Hidden:
         return value
 
     def split(self, text: str) -> list[str]:
-        """What lies between the marks, and in each odd place the marker that a mark stands for."""
+        """Texts between the marks, and in each odd place the marker that a mark stands for."""
         if not self._words:
             return [text]
         pieces = re.split(rf"{self._mark}(\d+)\.", text)

@@ -112,7 +112,7 @@ class Tokenizer:
         return ids
 
     def find_markers(self, text: str) -> list[tuple[int, int]]:
-        """Where in a text `encode` finds markers: places of their first character and behind their last."""
+        """Find the markers that `encode` sees in a text: places of their first character and behind their last."""
         if self._marker_pattern is None:
             return []
         if not self._in_other_forms:

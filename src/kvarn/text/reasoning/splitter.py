@@ -60,8 +60,8 @@ class ReasoningSplitter(ABC):
         return self._read(final=False)
 
     def flush(self, *, cut_off: bool = False) -> list[Part]:
-        """What was held back, when no more text will come; of an answer that is `cut_off` without the beginning of a
-        tag, which nobody wants to read."""
+        """Give out the text that was held back, when no more will come; where the answer is `cut_off`, without the
+        beginning of a tag."""
         if cut_off:
             self._held = self._held[: len(self._held) - self._begun_tag()]
         return self._read(final=True)

@@ -1,5 +1,5 @@
-"""What the schema of a function's parameters tells of its arguments: whether there are any; which are strings, in
-formats that write strings without quotes."""
+"""Arguments by the schema of a function's parameters: whether there are any, and which are strings in formats that
+write strings without quotes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def without_arguments(schema: Mapping[str, Any]) -> bool:
 
 
 def read_value(text: str, schema: object, root: Mapping[str, Any]) -> object:
-    """What a text stands for under a schema: the JSON it holds where that may be there, else the text itself.
+    """Read a text under a schema: the JSON it holds where the schema allows that, else the text itself.
 
     `root` is the schema that references begin at.
     """
@@ -74,7 +74,7 @@ def _types_of(value: object) -> tuple[str, ...]:
 
 
 def _find(reference: str, root: Mapping[str, Any]) -> object:
-    """What a reference into the same schema names; anything may stand where it names nothing."""
+    """Resolve a reference into the same schema; one that names nothing allows anything."""
     found: object = root
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

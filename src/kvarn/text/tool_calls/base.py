@@ -73,8 +73,8 @@ class ToolCallParser(ABC):
         return self._go_on()
 
     def flush(self, *, cut_off: bool = False) -> list[ToolEvent]:
-        """What was held back, when no more text will come. Of an answer that is `cut_off` it may be the beginning of a
-        call, which nobody wants to read: only white space is given out then."""
+        """Give out the text that was held back, when no more will come. Where the answer is `cut_off` it may be the
+        beginning of a call: only white space is given out then."""
         if cut_off:
             held, self._held = self._held, ""
             if held.isspace() and not self.is_open:
