@@ -23,8 +23,8 @@ that can be in time."""
 TPOT_MARGIN = 0.9
 """The same of the time for each token: single answers stray from the mean."""
 OUT_OF_REACH = 2.5
-"""Requests that miss a target on an idle engine get this many times what they take alone: a target out of reach protects
-nobody."""
+"""Requests that miss a target on an idle engine get this many times what they take alone: a target out of reach
+protects nobody."""
 CREDIT_REQUESTS = 4
 """A tenant that has only late requests lets others pass by at most the cost of so many usual ones."""
 MOST_DELAY = 3.0
@@ -109,8 +109,8 @@ class LatencyTargets:
         self._before_s = self._compute_s(partial)
 
     def step_limit_s(self) -> float | None:
-        """Seconds that a step may take so that the sequences that run, and are in time so far, keep their target for each
-        token; None: there are none."""
+        """Seconds that a step may take so that the sequences that run, and are in time so far, keep their target for
+        each token; None: there are none."""
         limit_s = self._limit_s(self._running, 1)
         return None if limit_s is None else limit_s / self._pace
 

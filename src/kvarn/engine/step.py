@@ -27,8 +27,8 @@ from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 LEAST_STRETCH = 1.25
-"""Prompts that have begun beside decodes which miss their latency targets for a moment may stretch a step by this factor.
-No others begin then."""
+"""Prompts that have begun beside decodes which miss their latency targets for a moment may stretch a step by this
+factor. No others begin then."""
 
 
 class SlotAllocator:
