@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import fitting_chat
-from kvarn.responses.request import in_response_terms, empty_input
+from kvarn.responses.request import empty_input, in_response_terms
 from kvarn.responses.turns import Turn, read_turn
 from kvarn.responses.writer import item_id
 from kvarn.serving.chat.operation import start_chat

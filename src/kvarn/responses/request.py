@@ -41,7 +41,7 @@ _RESPONSE_NAMES = (
     (re.compile(r"reasoning_effort"), "reasoning.effort"),
     (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
 )
-"""What the fields of a chat request are called here."""
+"""Names of a chat request's fields in `/v1/responses`."""
 
 
 def new_response(request: ResponseRequest, response_id: str, created_at: int) -> Response:
@@ -147,7 +147,7 @@ def empty_input() -> ApiError:
 
 
 def in_response_terms(error: ApiError) -> ApiError:
-    """What chat says of a request, said of the request for a response."""
+    """Rewrite an error about a chat request with the field names of `/v1/responses`."""
     if error.param is None:
         return error
     param, message = error.param, error.message
@@ -226,7 +226,7 @@ def _chat_format(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def grammar_warnings(request: ContextFields) -> list[str]:
-    """What the grammars of a request's tools say that is not enforced."""
+    """Warnings about grammars of a request's tools that are not enforced."""
     warnings = [chat_tool(tool)[1] for tool in offered_tools(echoed_tools(request)) if tool.is_custom]
     return [warning for warning in warnings if warning is not None]
 

@@ -25,12 +25,12 @@ class OfferedTool:
     """A tool that the model may call."""
 
     tool: Mapping[str, Any]
-    """As the response echoes it."""
+    """JSON as the response echoes it."""
     index: int
-    """Of the request's tools."""
+    """Place among the request's tools; those of one namespace share it."""
     namespace: str | None = None
     about: str = ""
-    """What is said of the namespace, with its first tool."""
+    """Description of the namespace, on its first tool only."""
 
     @property
     def is_custom(self) -> bool:
@@ -64,7 +64,7 @@ def chat_name(name: str, namespace: str | None) -> str:
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]]) -> list[OfferedTool]:
-    """What may be called, of tools as a response echoes them."""
+    """Flatten tools as a response echoes them: namespaces give their members."""
     return list(_flat(tools))
 
 

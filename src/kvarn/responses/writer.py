@@ -38,11 +38,11 @@ class _Item:
     id: str = ""
     call_id: str = ""
     name: str = ""
-    """Of the tool."""
+    """Name of the called tool, as the client has it."""
     namespace: str | None = None
-    """Of the tool."""
+    """Namespace of the called tool."""
     texts: list[str] = field(default_factory=list)
-    """Of the message or the reasoning, or the call's arguments or input."""
+    """Pieces of the message or the reasoning, or of the call's arguments or input."""
     input: CustomInput | None = None
     """Reads the input of a call out of its arguments, where it is plain text."""
     logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
@@ -79,7 +79,7 @@ class ResponseWriter:
         self._open: _Item | None = None
         self._tools = {tool.chat_name: tool for tool in offered_tools(response.tools)}
         self._logprobs: list[TokenLogprobs | Raw] = []
-        """Of tokens whose text has not come yet."""
+        """Log-probabilities of tokens whose text has not come yet."""
 
     def queue(self) -> list[StreamEvent]:
         """It waits for its turn."""
@@ -234,7 +234,7 @@ class ResponseWriter:
 
     @property
     def _index(self) -> int:
-        """Of the open item in the output."""
+        """Place of the open item in the output."""
         return len(self.response.output)
 
     def _open_texts(self, kind: Literal["message", "reasoning"]) -> list[StreamEvent]:

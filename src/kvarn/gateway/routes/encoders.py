@@ -59,14 +59,14 @@ async def rerank_as_cohere(
 @router.post("/v1/score", summary="Compare texts in pairs", tags=["rerank"])
 @router.post("/score", include_in_schema=False)
 async def score(gateway: GatewayDep, record: RecordDep, body: ScoreRequest) -> Annotated[Response, ScoreAnswer]:
-    """How near two texts are, for one pair or many, with an embedding model."""
+    """Score the nearness of two texts, for one pair or many."""
     return json_when_done(await start_score(gateway, record, body))
 
 
 @router.post("/pooling", summary="Embed texts, in vLLM's shape", tags=["embeddings"])
 @router.post("/v1/pooling", include_in_schema=False)
 async def pool(gateway: GatewayDep, record: RecordDep, body: PoolingRequest) -> Annotated[Response, PooledList]:
-    """What an embedding model makes of one input or a batch."""
+    """Embed one input or a batch; each vector is the `data` of its item."""
     work, held = await start_embedding(gateway, record, body)
 
     async def pooled() -> PooledList:

@@ -160,7 +160,7 @@ def _find(gateway: Gateway, record: RecordDep, body: ModelRequest) -> Model:
 
 
 def _served(gateway: Gateway, model: Model) -> ServedModel:
-    """What runs a model that clients see: an adapter and a route stand for another one."""
+    """Find the model that runs: an adapter runs on its parent, a route leads to its target."""
     found = gateway.models.find_adapter(model.id) or gateway.models.find_adapter(model.parent or "")
     if found is not None:
         return found[0]

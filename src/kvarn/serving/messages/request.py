@@ -21,7 +21,7 @@ _ANTHROPIC_NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""What fields of a chat request are called here."""
+"""Names of a chat request's fields in `/v1/messages`."""
 _SHOWN_CHARS = 40
 _CLIENTS_LINE = "x-anthropic-billing-header:"
 """Begins a block that Claude Code puts before its instructions, with a hash of the conversation's first words: no two
@@ -69,7 +69,7 @@ def chat_request(request: MessagesPrompt, *, late_instructions_from: str = "syst
 
 
 def in_anthropic_terms(error: ApiError) -> ApiError:
-    """What chat says of a request, said of the request for a message."""
+    """Rewrite an error about a chat request with the field names of `/v1/messages`."""
     if isinstance(error, ContextLengthError):
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
         return ApiError(error.status, message, code=error.code)

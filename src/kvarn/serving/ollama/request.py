@@ -29,7 +29,7 @@ _NAMES = {
         )
     },
 }
-"""What fields of a chat or a text completion are called here."""
+"""Names of the fields of chat and text completions in Ollama's requests."""
 
 
 def chat_request(request: ChatRequest, model: str) -> ChatCompletionRequest:
@@ -70,7 +70,7 @@ def raw_completion(request: GenerateRequest, model: str, max_tokens: int) -> Com
 
 
 def in_ollama_terms(error: ApiError) -> ApiError:
-    """What chat says of a request, said of Ollama's."""
+    """Rewrite an error about a chat request with Ollama's field names."""
     if isinstance(error, ContextLengthError):
         message = (
             f"the input length exceeds the context length: {error.prompt_tokens} tokens, and the model's context has "

@@ -21,7 +21,7 @@ _REASONS = {"length": "length", "content_filter": "content_filter"}
 
 @dataclass(slots=True)
 class Written:
-    """What was written: of one line, or of the whole answer."""
+    """Pieces of one line, or of the whole answer."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Written:
         return any((*self.texts, *self.thoughts, self.calls, self.logprobs))
 
     def add(self, other: Written) -> None:
-        """What comes after it."""
+        """Append what was written later."""
         self.texts += other.texts
         self.thoughts += other.thoughts
         self.calls += other.calls
@@ -45,7 +45,7 @@ class AnswerWriter:
 
     record: RequestRecord
     model: str
-    """What answers."""
+    """Name of the model that answers."""
     usage: TokenUsage
     is_chat: bool
     context: list[int] | None = None
@@ -57,7 +57,7 @@ class AnswerWriter:
     _calls: int = 0
 
     def read(self, delta: ChoiceDelta) -> Written:
-        """What the next delta adds."""
+        """Take the next delta; give what it adds, with calls that it completes."""
         new = Written(logprobs=delta.logprobs or [])
         for part in [delta.text] if delta.parts is None else delta.parts:
             if isinstance(part, ToolCallDelta):

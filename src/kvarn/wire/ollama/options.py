@@ -54,7 +54,7 @@ def _without_empty(stop: str | list[str] | None) -> str | list[str] | None:
 
 
 class Options(LenientModel):
-    """How the tokens of an answer are drawn."""
+    """Sampling parameters, and settings of Ollama's loader that have no effect."""
 
     temperature: Annotated[float | None, _between(0, 2)] = None
     top_k: Annotated[Whole, _between(-MAX_INT, MAX_INT)] = None  # 0 or below: all tokens
@@ -103,7 +103,7 @@ def _check_format(value: object) -> object:
 
 
 Format = Annotated[Literal["json"] | dict[str, Any] | None, BeforeValidator(_check_format)]
-"""What the answer must match."""
+"""Any JSON (`json`), or JSON that a schema describes."""
 Think = bool | Literal["low", "medium", "high", "max", "none", "minimal", "xhigh"] | None
 """Whether to reason, or how much."""
 

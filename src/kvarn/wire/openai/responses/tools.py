@@ -103,7 +103,7 @@ class AllowedTool(RequestModel):
 
 
 class AllowedTools(RequestModel):
-    """Of the tools, those the model may use this time."""
+    """Restriction of this one answer to some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
