@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from starlette.requests import Request
+from starlette.types import Message
 
+from kvarn.gateway.content_encoding import decoding
 from kvarn.store.owner import Scopes
 
 CHAT = "/v1/chat/completions"
@@ -58,6 +63,42 @@ def test_a_compressed_body_is_read_within_the_bounds_of_a_plain_one(
     for broken in (BODY, encode(BODY)[:-3], encode(BODY) + b"more"):
         answer = client.post(CHAT, content=broken, headers=headers)
         assert answer.status_code == 400 and encoding in answer.json()["error"]["message"]
+
+
+def test_members_of_gzip_are_one_body(client: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    members = b"".join(gzip.compress(part) for part in (BODY[:10], b"", BODY[10:]))
+    assert client.post(CHAT, content=members, headers=headers).status_code == 200
+    assert client.post(CHAT, content=iter([members[:40], members[40:]]), headers=headers).status_code == 200
+    assert client.post(CHAT, content=members[:-3], headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize("size", [5_000_000, 1 << 20])
+async def test_much_that_comes_in_one_message_is_handed_on_piece_by_piece(
+    encoding: str, encode: Callable[[bytes], bytes], size: int
+) -> None:
+    came, turns = [encode(b"x" * size)], 0
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": came.pop(), "more_body": False}
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    request = Request({"type": "http", "headers": [(b"content-encoding", encoding.encode())]})
+    decoded, pieces, more = decoding(request, receive), [], True
+    beside = asyncio.create_task(others())
+    while more:
+        message = await decoded()
+        pieces.append(message["body"])
+        more = message["more_body"]
+    beside.cancel()
+    assert b"".join(pieces) == b"x" * size and max(map(len, pieces)) <= 256 * 1024
+    assert turns >= size // (256 * 1024) - 1, "others have their turn between two pieces"
 
 
 def test_an_unknown_encoding_is_told_which_are_known(client: httpx.Client) -> None:

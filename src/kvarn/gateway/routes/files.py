@@ -85,7 +85,8 @@ async def create_file(
 
 def hold_upload(request: Request, gateway: Gateway, record: RequestRecord) -> None:
     """Count the memory that a form with a file takes while it is read."""
-    declared = request.headers.get("content-length")
+    # The length of one that is compressed says nothing of the file.
+    declared = None if "content-encoding" in request.headers else request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
     held = HeldBytes(gateway.held, record)
     held.take(min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
