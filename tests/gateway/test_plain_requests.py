@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx
@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.types import Message
 
+import kvarn.gateway.routes.files as files_module
 from kvarn.gateway.content_encoding import decoding
 from kvarn.store.owner import Scopes
 
@@ -30,6 +31,26 @@ def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
     assert answer.headers["content-type"] == whole.headers["content-type"]
     assert client.head("/v1/completions").status_code == 405
     assert client.head("/v1/models/none").status_code == 404
+
+
+def test_head_of_a_file_reads_nothing_of_it(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x" * 600_000)}).json()
+    path, read = f"/v1/files/{file['id']}/content", []
+    normal = files_module.read_content
+
+    async def watched(*args: Any) -> AsyncGenerator[bytes, None]:
+        async for chunk in normal(*args):
+            read.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(files_module, "read_content", watched)
+    answer = client.head(path)
+    assert (answer.status_code, answer.headers["content-length"], read) == (200, "600000", [])
+    whole = client.get(path)
+    assert whole.content == b"x" * 600_000 and sum(read) == 600_000
+    assert whole.headers["content-type"] == answer.headers["content-type"] == "application/octet-stream"
+    assert client.head("/v1/files/file-none/content").status_code == 404
+    client.delete(f"/v1/files/{file['id']}")
 
 
 def test_slashes_too_many_make_no_other_resource(client: httpx.Client) -> None:
