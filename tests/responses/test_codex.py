@@ -11,7 +11,13 @@ import openai
 import pytest
 
 from kvarn.responses.custom_input import CustomInput, arguments_in_pieces
+from kvarn.responses.request import chat_request
+from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.parse import validate
+from kvarn.wire.openai.responses.items import user_message
+from kvarn.wire.openai.responses.request import ResponseRequest
 
+ITEM = user_message("x", "msg_1")
 SHELL = {
     "type": "function",
     "name": "exec_command",
@@ -220,3 +226,73 @@ def test_a_conversation_that_is_too_long_is_shortened_from_its_end(server: Any, 
     answer = client.post("/v1/responses/compact", json={"model": "tiny", "input": said, "tools": [SHELL, SEARCH]})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["output"]) == 11 and "exec_command" not in prompt_of(server)
+
+
+def test_a_summary_that_is_empty_or_cut_off_is_an_error(
+    answering: Callable[..., None], server: Any, client: httpx.Client
+) -> None:
+    body = {"model": "tiny", "input": "A question"}
+    answering("")
+    empty = client.post("/v1/responses/compact", json=body)
+    assert empty.status_code == 500 and empty.json()["error"]["code"] == "summary_incomplete"
+    answering("word " * 500)
+    cut = client.post("/v1/responses/compact", json=body)
+    assert cut.status_code == 500 and "'length'" in cut.json()["error"]["message"]
+    nothing = client.post("/v1/responses/compact", json={**body, "input": []})
+    assert nothing.status_code == 400 and nothing.json()["error"]["param"] == "input"
+
+
+FUNCTION = {"type": "function", "name": "f"}
+
+
+def space(name: str, tool: str) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "tools": [{"type": "function", "name": tool}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [space("a", "b__c"), space("a__b", "c")]}, "tools[1]", "'b__c' of the namespace 'a'"),
+        ({"tools": [{**FUNCTION, "name": "a__b"}, space("a", "b")]}, "tools[1]", "'b' of the namespace 'a'"),
+        ({"tools": [FUNCTION, {"type": "custom", "name": "f"}]}, "tools[1]", "the custom tool 'f'"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "custom", "name": "nope"}}, "tool_choice.name", "'nope'"),
+        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice", "no tool is offered"),
+        ({"tools": [5]}, "tools[0]", "must be an object"),
+        ({"tools": [{"type": 5}]}, "tools[0].type", "valid string"),
+        ({"input": [{"type": "compaction", "encrypted_content": "kvarn-summary-1.é"}]}, None, "has not made it"),
+        *(
+            (
+                {
+                    "tools": [FUNCTION, SEARCH],
+                    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": allowed},
+                },
+                *expected,
+            )
+            for allowed, expected in (
+                ([SEARCH], ("tool_choice.tools", "none of the tools that are offered")),
+                ([SEARCH, {**FUNCTION, "name": "g"}], ("tool_choice.tools[1].name", "'g'")),
+                ([{"type": "function"}], ("tool_choice.tools[0].name", "is missing")),
+            )
+        ),
+    ],
+)
+def test_tools_that_cannot_be_told_apart_or_chosen_are_refused(
+    fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    with pytest.raises(ApiError) as raised:
+        chat_request(validate(ResponseRequest, {"model": "m", "input": "x", **fields}), "m", [ITEM])
+    assert raised.value.status == 400 and message in raised.value.message
+    assert param in (None, raised.value.param)
+
+
+def test_a_tool_that_is_offered_twice_is_one_tool() -> None:
+    request = validate(ResponseRequest, {"model": "m", "input": "x", "tools": [FUNCTION, FUNCTION]})
+    assert chat_request(request, "m", [ITEM]).tools
+
+
+def test_the_beginning_of_an_input_is_looked_for_in_what_comes_first() -> None:
+    reader, text = CustomInput(), ""
+    for piece in (" " * 60, " " * 60, '{"input": "a', 'b"}'):
+        text += reader.take(piece)
+    assert (text, reader.rest()) == ("", "ab")
+    assert CustomInput().take(" " * 100 + '{"input": "a') == "a"

@@ -124,7 +124,8 @@ def test_tools_that_only_a_server_runs_are_passed_over_with_a_warning(server: An
     assert "web_search" not in prompt_of(server)
     assert client.post("/v1/messages", json={**ASK, "tools": [SEARCH]}).status_code == 200
     forced = {**ASK, "tools": [READ, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}
-    assert client.post("/v1/messages", json=forced).status_code == 400
+    refused = client.post("/v1/messages", json=forced)
+    assert refused.status_code == 400 and "'web_search_20250305'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])

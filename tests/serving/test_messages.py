@@ -208,8 +208,14 @@ def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(server: Any, cl
         ({"context_management": {"edits": [{"keep": "all"}]}}, "context_management.edits[0].type"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
-            "tool_choice",
+            "no tool of type 'web_search_20250305'",
         ),
+        (
+            {"tools": [{"type": "web_search_20250305"}], "tool_choice": {"type": "tool", "name": "x"}},
+            "'tool_choice.name' asks for what is not there: this server runs no tool of type 'web_search_20250305'",
+        ),
+        ({"tools": [{"type": 5, "name": "x"}]}, "'tools[0].type': Input should be a valid string"),
+        ({"tools": [None]}, "'tools[0]': it must be an object"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),

@@ -20,6 +20,7 @@ from kvarn.wire.messages import RefusalReason
 from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
+from kvarn.wire.sampling import MAX_INT
 
 HELLO: Any = [{"role": "user", "content": "Hej"}]
 GREETING = "Hello, världen! 🌍"
@@ -97,6 +98,18 @@ def test_arguments_that_are_no_object_are_marked(answering: Callable[..., None],
     assert "not valid JSON" in answer.json()["warnings"][0]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_is_no_call(answering: Callable[..., None], client: httpx.Client, stream: bool) -> None:
+    answering(f"{CALL}\n{CALL}")
+    cut = CALL.index('Lund"') + 2
+    body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": stream}
+    for most, calls in ((cut, 0), (len(CALL) + 1 + cut, 1)):
+        answer = client.post("/api/chat", json={**body, "options": {"num_predict": most}})
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        made = [call["function"]["arguments"] for line in lines for call in line["message"].get("tool_calls", ())]
+        assert made == [{"city": "Lund"}] * calls and lines[-1]["done_reason"] == "length"
+
+
 def test_results_find_their_calls_without_ids() -> None:
     calls = [{"function": {"name": name, "arguments": {"n": n}}} for n, name in enumerate(("f", "g", "f"))]
     results = [{"role": "tool", "content": "1", "tool_name": "g"}, *[{"role": "Tool", "content": "2"}] * 2]
@@ -126,10 +139,31 @@ def test_options_say_how_tokens_are_drawn(options: Any, fields: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"temperature": 2.5, "stop": [""]}, {"temperature": 2, "stop": None}),
+        ({"temperature": -1, "stop": ["", "a"]}, {"temperature": 0, "stop": ["a"]}),
+        ({"top_p": 0}, {"top_p": 1e-6}),
+        ({"top_p": 1.5, "top_k": -1}, {"top_p": 1, "top_k": 0}),
+        ({"min_p": -0.5}, {"min_p": 0}),
+        ({"top_k": 2**62, "num_predict": -(2**40)}, {"top_k": MAX_INT, "max_tokens": None}),
+        ({"num_predict": 2**40, "seed": 2**70}, {"max_tokens": MAX_INT, "seed": 2**64 - 1}),
+        ({"repeat_penalty": 1000, "presence_penalty": 3}, {"repetition_penalty": 100, "presence_penalty": 2}),
+        ({"repeat_penalty": -1, "frequency_penalty": -3}, {"repetition_penalty": None, "frequency_penalty": -2}),
+    ],
+)
+def test_options_beyond_what_can_be_drawn_with_are_brought_to_it(options: Any, fields: dict[str, Any]) -> None:
+    chat, warnings = chat_of(options=options)
+    assert {name: getattr(chat, name) for name in fields} == fields
+    assert warnings and all(any(name in warning for name in options) for warning in warnings)
+
+
+@pytest.mark.parametrize(
     ("fields", "warning"),
     [
         ({"options": {"temprature": 1}}, "'temprature', did you mean 'temperature'?"),
         ({"options": {"mirostat": 2}}, "mirostat"),
+        ({"options": {"repeat_penalty": 0}}, "repeat_penalty"),
         ({"options": {"repeat_last_n": 128}}, "repeat_last_n"),
         ({"shift": True}, "shift"),
         ({"foo": 1}, "'foo'"),
@@ -168,7 +202,7 @@ def test_a_format_is_json_or_a_schema() -> None:
     ("path", "fields", "said"),
     [
         ("chat", {"messages": [{**HELLO[0], "images": ["aGVq"]}]}, "'images' is not supported"),
-        ("chat", {"options": {"temperature": 3}}, "options.temperature"),
+        ("chat", {"options": {"temperature": "hot"}}, "options.temperature"),
         ("chat", {"options": {"num_predict": "x"}}, "options.num_predict"),
         ("chat", {"format": "yaml"}, "'json' or a JSON schema"),
         ("chat", {"format": {"type": "nonsense"}}, "format"),
@@ -308,12 +342,16 @@ def test_vectors_have_length_one_and_long_texts_are_cut(server: Any, local: olla
     assert local.embed("vec", []).embeddings == []
 
 
-def test_pulling_what_is_served_succeeds_and_else_says_what_to_do(local: ollama.Client) -> None:
+def test_pulling_what_is_served_succeeds_and_else_says_what_to_do(local: ollama.Client, client: httpx.Client) -> None:
     assert local.pull("tiny:latest").status == "success"
     assert [each.status for each in local.pull("tiny", stream=True)][-1] == "success"
     with pytest.raises(ollama.ResponseError, match="configuration") as raised:
         local.pull("llama3.2")
     assert raised.value.status_code == 404
+    nameless = client.post("/api/pull", json={})
+    assert (nameless.status_code, nameless.json()["error"]) == (400, "Missing required parameter: model")
+    for path in ("pull", "show", "chat"):
+        assert "':latest'" in client.post(f"/api/{path}", json={"model": ":latest"}).json()["error"]
     for refused in (
         lambda: local.push("tiny"),
         lambda: local.create("mine", from_="tiny"),

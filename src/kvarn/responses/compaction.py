@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import fitting_chat
-from kvarn.responses.request import in_response_terms
+from kvarn.responses.request import in_response_terms, empty_input
 from kvarn.responses.turns import Turn, read_turn
 from kvarn.responses.writer import item_id
 from kvarn.serving.chat.operation import start_chat
@@ -32,6 +32,8 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
     """
     response_id = f"resp_{record.id}"
     turn = await read_turn(serving, record, request, response_id)
+    if not turn.context:
+        raise empty_input()
     asked = request.model_copy(update={"truncation": "auto", "tools": None, "tool_choice": None, "text": None})
     question = user_message(_ASK, item_id("msg_", response_id, len(turn.items)))
     try:
@@ -42,11 +44,15 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
         answer = await run.collect()
     except ApiError as error:
         raise in_response_terms(error) from None
+    choice = answer.choices[0]
+    summary = (choice.message.content or "").strip()
+    if choice.finish_reason != "stop" or not summary:
+        raise _no_summary(choice.finish_reason)
     said = [item for item in turn.context if item["type"] == "message" and item["role"] == "user"]
     compaction = {
         "id": item_id(PREFIXES["compaction"], response_id, len(turn.items)),
         "type": "compaction",
-        "encrypted_content": encoded_summary(answer.choices[0].message.content or ""),
+        "encrypted_content": encoded_summary(summary),
     }
     return CompactedResponse(
         id=response_id,
@@ -54,3 +60,10 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
         output=[*said, compaction],
         usage=response_usage(run.work.usage.as_openai()),
     )
+
+
+def _no_summary(finish_reason: str) -> ApiError:
+    """The 500 for a summary that is empty or cut off: with it the client would lose its conversation."""
+    why = "is empty" if finish_reason == "stop" else f"was cut off ({finish_reason!r})"
+    message = f"The model's summary {why}: keep the conversation as it is, and try again or with another model."
+    return ApiError(500, message, type="server_error", code="summary_incomplete")

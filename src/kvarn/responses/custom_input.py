@@ -8,6 +8,8 @@ import re
 from kvarn.responses.tools import INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_MAX_BEGIN_CHARS = 64
+"""Characters without a beginning after which none is looked for: each look reads all that has come."""
 _STRING = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
 _HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 
@@ -24,9 +26,10 @@ class CustomInput:
 
     def take(self, arguments: str) -> str:
         """The text that the next piece of the arguments brings."""
+        known = len(self._arguments)
         self._arguments += arguments
         if not self._begun:
-            begin = _BEGIN.match(self._arguments)
+            begin = _BEGIN.match(self._arguments) if known <= _MAX_BEGIN_CHARS else None
             if begin is None:
                 return ""
             self._begun, self._read = True, begin.end()

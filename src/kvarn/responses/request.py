@@ -8,16 +8,17 @@ from typing import Any
 from msgspec import UNSET
 
 from kvarn.responses.custom_input import arguments_of
-from kvarn.responses.tools import OfferedTool, chat_name, chat_tool, offered_tools
+from kvarn.responses.tools import OfferedTool, chat_name, chat_tool, check_chat_names, offered_tools
 from kvarn.serving.tiers import requested_tier
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
 from kvarn.wire.openai.responses.summary import summary_of
 from kvarn.wire.openai.responses.tools import (
+    OFFERED_TYPES,
     AllowedTools,
     FunctionTool,
     HostedTool,
@@ -29,6 +30,8 @@ from kvarn.wire.openai.responses.tools import (
 SUMMARY = "Summary of the conversation so far:"
 """Begins what the model is shown of a compaction."""
 
+_SHOWN_TOOLS = 8
+_SHOWN_CHARS = 80
 _HINTS = ("user", "safety_identifier", "prompt_cache_key")
 
 _RESPONSE_NAMES = (
@@ -83,8 +86,9 @@ def chat_request(
     """
     data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
     if not data["messages"]:
-        raise ApiError(400, "There is nothing to answer: 'input' is empty.", code="invalid_value", param="input")
+        raise empty_input()
     offered = offered_tools(echoed_tools(request))
+    check_chat_names(offered)
     if offered:
         data["tools"] = [chat_tool(tool)[0] for tool in offered]
     if request.tool_choice is not None:
@@ -137,6 +141,11 @@ def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dic
     return messages
 
 
+def empty_input() -> ApiError:
+    """The 400 for a request that brings nothing and goes on from nothing."""
+    return invalid_request("There is nothing to answer: 'input' is empty.", "input")
+
+
 def in_response_terms(error: ApiError) -> ApiError:
     """What chat says of a request, said of the request for a response."""
     if error.param is None:
@@ -173,15 +182,38 @@ def _chat_call(item: StoredItem) -> dict[str, Any]:
 
 
 def _chat_choice(choice: str | ToolReference | AllowedTools, offered: list[OfferedTool]) -> Any:
-    if isinstance(choice, str):
+    if choice in ("none", "auto"):
         return choice
     if isinstance(choice, ToolReference):
-        return _named(next((tool.chat_name for tool in offered if tool.name == choice.name), choice.name))
-    names = {tool.name for tool in choice.tools if tool.type in ("function", "custom", "namespace")}
-    allowed = [_named(tool.chat_name) for tool in offered if names & {tool.name, tool.namespace}]
-    unknown = names - {name for tool in offered for name in (tool.name, tool.namespace)}
-    tools = [*allowed, *(_named(str(name)) for name in sorted(map(str, unknown)))]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+        found = next((tool.chat_name for tool in offered if tool.name == choice.name), None)
+        if found is None:
+            raise _not_offered(_unknown(choice.name), offered, "tool_choice.name")
+        return _named(found)
+    if isinstance(choice, str):
+        if not offered:
+            raise _not_offered("asks for a call, and no tool is offered", offered, "tool_choice")
+        return choice
+    wanted: set[str] = set()
+    known = {name for tool in offered for name in (tool.name, tool.namespace)}
+    for number, tool in enumerate(choice.tools):
+        if tool.type in OFFERED_TYPES:
+            if tool.name not in known or tool.name is None:
+                raise _not_offered(_unknown(tool.name), offered, f"tool_choice.tools[{number}].name")
+            wanted.add(tool.name)
+    allowed = [_named(tool.chat_name) for tool in offered if wanted & {tool.name, tool.namespace}]
+    if not allowed:
+        raise _not_offered("allows none of the tools that are offered", offered, "tool_choice.tools")
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
+
+
+def _unknown(name: str | None) -> str:
+    return "is missing" if name is None else f"is {name[:_SHOWN_CHARS]!r}, and no such tool is offered"
+
+
+def _not_offered(what: str, offered: list[OfferedTool], where: str) -> ApiError:
+    names = ", ".join(repr(tool.name) for tool in offered[:_SHOWN_TOOLS]) or "none"
+    message = f"{where!r} {what}. Tools that are offered: {names}; this server runs no tools itself."
+    return invalid_request(message, where)
 
 
 def _named(name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.lark_regex import regex_of_lark
+from kvarn.wire.openai.errors import invalid_request
 
 INPUT = "input"
 _MAX_NAME = 64
@@ -42,6 +43,12 @@ class OfferedTool:
         return str(self.tool["name"])
 
     @property
+    def label(self) -> str:
+        """Text that tells it from all others in an error."""
+        inside = "" if self.namespace is None else f" of the namespace {self.namespace!r}"
+        return f"the {self.tool['type']} tool {self.name!r}{inside} ('tools[{self.index}]')"
+
+    @property
     def chat_name(self) -> str:
         """The model's name of it."""
         return chat_name(self.name, self.namespace)
@@ -59,6 +66,21 @@ def chat_name(name: str, namespace: str | None) -> str:
 def offered_tools(tools: Sequence[Mapping[str, Any]]) -> list[OfferedTool]:
     """What may be called, of tools as a response echoes them."""
     return list(_flat(tools))
+
+
+def check_chat_names(offered: Sequence[OfferedTool]) -> None:
+    """Make sure that a call of the model says which tool it means. The same tool twice is one tool.
+
+    Raises:
+        ApiError: 400: two tools have one name for the model.
+    """
+    first: dict[str, OfferedTool] = {}
+    for tool in offered:
+        other = first.setdefault(tool.chat_name, tool)
+        if (other.name, other.namespace, other.is_custom) != (tool.name, tool.namespace, tool.is_custom):
+            names = f"{other.label} and {tool.label}"
+            message = f"The model would know {names} by one name, {tool.chat_name!r}: rename one of them."
+            raise invalid_request(message, f"tools[{tool.index}]")
 
 
 def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[OfferedTool]:

@@ -218,9 +218,10 @@ class ResponseWriter:
         tool = self._tools.get(name)
         if tool is None:
             return _Item("function_call", call_id=call_id, name=name)
+        named: Any = {"call_id": call_id, "name": tool.name, "namespace": tool.namespace}
         if tool.is_custom:
-            return _Item("custom_tool_call", "", call_id, tool.name, tool.namespace, input=CustomInput())
-        return _Item("function_call", "", call_id, tool.name, tool.namespace)
+            return _Item("custom_tool_call", **named, input=CustomInput())
+        return _Item("function_call", **named)
 
     def _call_delta(self, text: str) -> StreamEvent:
         """More of the open call."""

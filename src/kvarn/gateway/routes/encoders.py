@@ -72,8 +72,9 @@ async def pool(gateway: GatewayDep, record: RecordDep, body: PoolingRequest) -> 
     async def pooled() -> PooledList:
         answer = await work
         data = [Pooled(index=each.index, data=each.embedding) for each in answer.data]
-        head = (f"pool-{record.id}", int(time.time()), answer.model)
-        return PooledList(id=head[0], created=head[1], model=head[2], data=data, usage=answer.usage)
+        return PooledList(
+            id=f"pool-{record.id}", created=int(time.time()), model=answer.model, data=data, usage=answer.usage
+        )
 
     return json_when_done(pooled(), held)
 

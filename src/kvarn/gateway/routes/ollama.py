@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -123,6 +124,8 @@ async def ollama_pull(gateway: GatewayDep, record: RecordDep, body: ModelRequest
     try:
         _find(gateway, record, body)
     except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
         raise ApiError(
             error.status, f"{error.message} Nothing is pulled here. {_GET_A_MODEL}.", code=error.code
         ) from None

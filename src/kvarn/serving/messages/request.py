@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,8 +10,9 @@ import msgspec
 from kvarn.wire.anthropic.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock, text_of
 from kvarn.wire.anthropic.messages import AssistantMessage, MessagesPrompt, SystemMessage, UserMessage
 from kvarn.wire.anthropic.tools import ClientTool, ServerTool, ToolChoice, ToolDefinition
+from kvarn.wire.anthropic.tools import Tool as AnyTool
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, FunctionDefinition, Tool
-from kvarn.wire.openai.errors import ApiError, ContextLengthError
+from kvarn.wire.openai.errors import ApiError, ContextLengthError, invalid_request
 from kvarn.wire.openai.parse import validate
 
 _ANTHROPIC_NAMES = {
@@ -20,6 +22,7 @@ _ANTHROPIC_NAMES = {
     "reasoning_effort": "output_config.effort",
 }
 """What fields of a chat request are called here."""
+_SHOWN_CHARS = 40
 _CLIENTS_LINE = "x-anthropic-billing-header:"
 """Begins a block that Claude Code puts before its instructions, with a hash of the conversation's first words: no two
 conversations would have a prefix in common."""
@@ -47,6 +50,7 @@ def chat_request(request: MessagesPrompt, *, late_instructions_from: str = "syst
     if tools := [_tool(tool) for tool in request.tools or () if not isinstance(tool, ServerTool)]:
         data["tools"] = tools
     if request.tool_choice is not None:
+        _check_choice(request.tool_choice, request.tools or ())
         data |= _choice(request.tool_choice)
     if request.thinking is not None:
         thinks = request.thinking.type != "disabled"
@@ -139,6 +143,22 @@ def _tool(tool: ToolDefinition | ClientTool) -> Tool:
         name=tool.name, description=shown.description, parameters=dict(shown.input_schema), strict=tool.strict
     )
     return Tool.model_construct(type="function", function=function)
+
+
+def _check_choice(choice: ToolChoice, tools: Sequence[AnyTool]) -> None:
+    """Make sure that a choice asks for more than tools of a server, which the model is not offered.
+
+    Raises:
+        ApiError: 400 that names one of them.
+    """
+    if choice.type not in ("any", "tool"):
+        return
+    wanted = [tool for tool in tools if choice.type == "tool" and tool.name == choice.name] or tools
+    unserved = [tool.type[:_SHOWN_CHARS] for tool in wanted if isinstance(tool, ServerTool)]
+    if unserved and len(unserved) == len(wanted):
+        field = "tool_choice.name" if choice.type == "tool" else "tool_choice"
+        why = f"this server runs no tool of type {unserved[0]!r}, so the model is not offered it."
+        raise invalid_request(f"{field!r} asks for what is not there: {why}", field)
 
 
 def _choice(choice: ToolChoice) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _sampling(options: Options) -> dict[str, Any]:
         "top_p": options.top_p,
         "min_p": options.min_p,
         "seed": None if options.seed == -1 else options.seed,
-        "stop": options.stop,
+        "stop": options.stop or None,
         "max_tokens": options.max_tokens,
         "repetition_penalty": None if options.repeat_last_n == 0 else options.repeat_penalty,
         "presence_penalty": options.presence_penalty,

@@ -68,6 +68,8 @@ class AnswerWriter:
                 new.texts.append(part)
         if delta.refusal:  # there is no field to say it in
             new.texts.append(f"\n[{delta.refusal}]")
+        if delta.cut_call:  # it is no call
+            self._open = None
         if delta.finish_reason is not None:
             self._end_call(new)
         if self.context is not None:

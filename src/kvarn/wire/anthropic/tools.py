@@ -61,9 +61,9 @@ def _family(kind: str) -> str:
 
 def _kind(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    if not isinstance(kind, str) or kind in ("", "custom"):
+    if kind in (None, "", "custom"):
         return "custom"
-    return "client" if _family(kind) in TYPED_TOOLS else "server"
+    return "client" if isinstance(kind, str) and _family(kind) in TYPED_TOOLS else "server"
 
 
 Tool = Annotated[

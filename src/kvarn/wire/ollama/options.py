@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from kvarn.wire.openai.common import LenientModel, RequestModel, Strings, ignored, validation_error
+from kvarn.wire.openai.common import LenientModel, RequestModel, Strings, ignored, validation_error, warn_ignored
+from kvarn.wire.sampling import MAX_INT
 
 
 def _whole(value: object) -> object:
@@ -23,19 +24,48 @@ _WHOLE_TEXT = "ignored 'options.repeat_last_n', penalties look at the whole text
 _OTHER_SAMPLER = "ignored 'options.{}', this server does not draw so"
 
 
+_LEAST_TOP_P = 1e-6
+"""Keeps the likeliest token only, as 0 does in Ollama."""
+
+
+def _between(least: float, most: float) -> AfterValidator:
+    """Marks an option that Ollama takes beyond what can be drawn with here: the nearest bound is taken, with a
+    warning."""
+
+    def clamp(value: float | None, info: ValidationInfo) -> float | None:
+        if value is None or least <= value <= most:
+            return value
+        nearest = min(max(value, least), most)
+        warn_ignored(info, f"changed 'options.{info.field_name}' to {nearest:g}, the nearest value that is served")
+        return nearest
+
+    return AfterValidator(clamp)
+
+
+def _positive(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+        warn_ignored(info, "ignored 'options.repeat_penalty', it must be above 0 (1 is none)")
+        return None
+    return value
+
+
+def _without_empty(stop: str | list[str] | None) -> str | list[str] | None:
+    return [text for text in stop if text] if isinstance(stop, list) else stop
+
+
 class Options(LenientModel):
     """How the tokens of an answer are drawn."""
 
-    temperature: float | None = None
-    top_k: Whole = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: Whole = None  # -1: one that the server draws
-    stop: str | Strings | None = None
-    num_predict: Whole = None  # tokens at most; 0 or below: as many as the context has room for
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Annotated[float | None, _between(0, 2)] = None
+    top_k: Annotated[Whole, _between(-MAX_INT, MAX_INT)] = None  # 0 or below: all tokens
+    top_p: Annotated[float | None, _between(_LEAST_TOP_P, 1)] = None
+    min_p: Annotated[float | None, _between(0, 1)] = None
+    seed: Annotated[Whole, _between(-(2**63), 2**64 - 1)] = None  # -1: one that the server draws
+    stop: Annotated[str | Strings | None, AfterValidator(_without_empty)] = None
+    num_predict: Annotated[Whole, _between(-MAX_INT, MAX_INT)] = None  # 0 or below: all that the context has room for
+    repeat_penalty: Annotated[float | None, BeforeValidator(_positive), _between(0, 100)] = None
+    presence_penalty: Annotated[float | None, _between(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, _between(-2, 2)] = None
     num_ctx: Whole = None  # of no effect: the context is the model's
 
     repeat_last_n: Annotated[Any, ignored(_WHOLE_TEXT, 0, -1, 64)] = None  # 0: no penalty; 64: Ollama's default

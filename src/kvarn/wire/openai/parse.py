@@ -28,6 +28,8 @@ _CODES = {
     "unsupported_value": "unsupported_value",
 }
 
+_NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")  # pydantic's words name our classes
+
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
@@ -112,6 +114,8 @@ def field_error(param: str, detail: Mapping[str, Any]) -> ApiError:
         message = f"Unrecognized request argument supplied: {param}"
     elif kind == "missing":
         message = f"Missing required parameter: {param}"
+    elif kind in _NOT_AN_OBJECT:
+        message = f"Invalid value for {param!r}: it must be an object."
     elif kind not in _CODES:
         message = f"Invalid value for {param!r}: {message}"
     return invalid_request(message, param or None, _CODES.get(kind, "invalid_value"))

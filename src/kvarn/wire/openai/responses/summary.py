@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 
 from kvarn.wire.openai.common import validation_error
 
@@ -24,6 +23,6 @@ def summary_of(content: str) -> str:
     try:
         if content.startswith(_BEGIN):
             return base64.b64decode(content.removeprefix(_BEGIN), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         pass
     raise validation_error("not_ours", "this server has not made it; only its own summaries can be read")

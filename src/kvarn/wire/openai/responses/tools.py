@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, only
 
+OFFERED_TYPES = ("function", "custom", "namespace")
+"""Types of the tools that the model is offered."""
 _CALLED_DIRECTLY = only(["direct"])
 
 
@@ -25,7 +27,7 @@ class FunctionTool(RequestModel):
     allowed_callers: Annotated[list[str] | None, _CALLED_DIRECTLY] = None
 
 
-class TextFormat(RequestModel):
+class InputFormat(RequestModel):
     """Any text, or text that matches a grammar."""
 
     type: Literal["text", "grammar"]
@@ -33,7 +35,7 @@ class TextFormat(RequestModel):
     definition: str | None = None
 
     @model_validator(mode="after")
-    def _has_its_grammar(self) -> TextFormat:
+    def _has_its_grammar(self) -> InputFormat:
         if (self.type == "grammar") != (self.syntax is not None and self.definition is not None):
             why = "'format' of type 'grammar' needs 'syntax' and 'definition'; other types have neither."
             raise disagreement(why, "tools.format")
@@ -46,7 +48,7 @@ class CustomTool(RequestModel):
     type: Literal["custom"]
     name: FunctionName
     description: str | None = None
-    format: Annotated[TextFormat | None, EMPTY_IS_NULL] = None
+    format: Annotated[InputFormat | None, EMPTY_IS_NULL] = None
     defer_loading: bool | None = None
     allowed_callers: Annotated[list[str] | None, _CALLED_DIRECTLY] = None
 
@@ -72,7 +74,7 @@ class HostedTool(RequestModel):
 
 def _kind(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return kind if kind in ("function", "custom", "namespace") else "hosted"
+    return kind if kind in OFFERED_TYPES else "hosted"
 
 
 ResponseTool = Annotated[
