@@ -105,7 +105,7 @@ SUITE := tests/.schema_suite
 schema-suite: $(VENV)/.test
 	@[ -d $(SUITE)/draft2020-12 ] || { rm -rf $(SUITE) && mkdir -p $(SUITE)/source \
 	  && $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary jsonschema --dest $(SUITE)/source "jsonschema==4.26.0" \
-	  && tar -xzf $(SUITE)/source/*.tar.gz -C $(SUITE)/source && mv $(SUITE)/source/*/json/tests/draft2020-12 $(SUITE)/; \
+	  && tar -xzf $(SUITE)/source/*.tar.gz -C $(SUITE)/source && mv $(SUITE)/source/*/json/tests/draft2020-12 $(SUITE)/ && rm -rf $(SUITE)/source; \
 	} || echo "note: JSON Schema's test suite cannot be fetched: its tests will be skipped"
 
 test: $(VENV)/.test services schema-suite

@@ -342,7 +342,8 @@ async def test_answers_are_kept_and_every_error_is_told_where_runs_of_lines_brea
         await asyncio.wait_for(bench.run(), 60)
     told = str(raised.value.exceptions) + caplog.text
     assert all(f"foresaw this of {line_id(bench.job.id, line)}" in told for line in broken)
-    assert len(broken) <= await bench.open() <= len(broken) + 1
+    # The first error stops the others: an answer whose settling fails after that is whole, and kept.
+    assert 1 <= await bench.open() <= len(broken) + 1
 
 
 async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_settled(

@@ -45,7 +45,8 @@ SMOKE = {
     "step_overhead": ("--batches 2 --rounds 1 --steps 6", "schedule"),
     "structured_output": ("--smoke", "fast-forward:"),
 }
-"""What each is asked for, and a word of what it prints; `overload`, `proxies` and `peers` have tests of their own."""
+"""What each is asked for, and a word of what it prints; `overload`, `proxies`, `peers` and `schema_suite` have tests of
+their own."""
 
 
 @pytest.fixture(scope="module")
@@ -74,4 +75,4 @@ def test_every_benchmark_has_a_smoke_form() -> None:
         for path in folder.glob(pattern)
         if "__main__" in path.read_text(encoding="utf-8")
     }
-    assert programs == {*SMOKE, "models"}
+    assert programs == {*SMOKE, "models", "schema_suite"}

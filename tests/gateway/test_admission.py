@@ -93,7 +93,7 @@ def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(busy: A
     busy.chat.stats = SWAMPED
     answer = busy.http.post(CHAT, json=body())
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
-    assert 13 <= int(answer.headers["retry-after"]) <= 15, "21 s of prompts and their steps, less nine tenths of 8 s"
+    assert 16 <= int(answer.headers["retry-after"]) <= 18, "21 s of prompts and their steps, less six tenths of 8 s"
     assert not busy.chat.submitted
     shed = {"model": "tiny", "tier": "interactive", "decision": "shed"}
     assert metric(busy, "kvarn_admission_requests_total", **shed) == 1
@@ -255,7 +255,7 @@ def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(busy: 
     assert [submit.priority for submit in busy.chat.submitted] == [0, 0, -10, 5]
 
 
-@pytest.mark.parametrize("tier", ["scale", "express", 1])
+@pytest.mark.parametrize("tier", ["express", 1])
 def test_an_unknown_tier_is_refused_by_name(busy: Any, tier: object) -> None:
     answer = busy.http.post(CHAT, json=body(service_tier=tier))
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "service_tier"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Callable
@@ -158,6 +159,17 @@ def test_uploads_share_the_memory_for_bodies(serve: Any, wait_for: WaitFor) -> N
         wait_for(lambda: server.gateway.held.used == 2 * MIB, "the upload to be held")
         refused = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * 2 * MIB)})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "over_share")
+        raw.close()
+        wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
+
+
+def test_a_compressed_upload_counts_as_what_may_become_of_it(serve: Any, wait_for: WaitFor) -> None:
+    with serve(max_held_bytes=4 * MIB) as server:
+        ready(server, wait_for)
+        raw = server.connect()
+        form = ("content-type: multipart/form-data; boundary=b", "content-encoding: gzip", "content-length: 5000")
+        raw.sendall(head_of("/v1/files", *form) + gzip.compress(b"--b\r\n"))
+        wait_for(lambda: server.gateway.held.used == 2 * MIB, "the upload to be held")
         raw.close()
         wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from starlette.requests import Request
+from starlette.types import Message
 
+import kvarn.gateway.routes.files as files_module
+from kvarn.gateway.content_encoding import decoding
 from kvarn.store.owner import Scopes
 
 CHAT = "/v1/chat/completions"
@@ -25,6 +31,26 @@ def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
     assert answer.headers["content-type"] == whole.headers["content-type"]
     assert client.head("/v1/completions").status_code == 405
     assert client.head("/v1/models/none").status_code == 404
+
+
+def test_head_of_a_file_reads_nothing_of_it(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x" * 600_000)}).json()
+    path, read = f"/v1/files/{file['id']}/content", []
+    normal = files_module.read_content
+
+    async def watched(*args: Any) -> AsyncGenerator[bytes, None]:
+        async for chunk in normal(*args):
+            read.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(files_module, "read_content", watched)
+    answer = client.head(path)
+    assert (answer.status_code, answer.headers["content-length"], read) == (200, "600000", [])
+    whole = client.get(path)
+    assert whole.content == b"x" * 600_000 and sum(read) == 600_000
+    assert whole.headers["content-type"] == answer.headers["content-type"] == "application/octet-stream"
+    assert client.head("/v1/files/file-none/content").status_code == 404
+    client.delete(f"/v1/files/{file['id']}")
 
 
 def test_slashes_too_many_make_no_other_resource(client: httpx.Client) -> None:
@@ -58,6 +84,42 @@ def test_a_compressed_body_is_read_within_the_bounds_of_a_plain_one(
     for broken in (BODY, encode(BODY)[:-3], encode(BODY) + b"more"):
         answer = client.post(CHAT, content=broken, headers=headers)
         assert answer.status_code == 400 and encoding in answer.json()["error"]["message"]
+
+
+def test_members_of_gzip_are_one_body(client: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    members = b"".join(gzip.compress(part) for part in (BODY[:10], b"", BODY[10:]))
+    assert client.post(CHAT, content=members, headers=headers).status_code == 200
+    assert client.post(CHAT, content=iter([members[:40], members[40:]]), headers=headers).status_code == 200
+    assert client.post(CHAT, content=members[:-3], headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize("size", [5_000_000, 1 << 20])
+async def test_much_that_comes_in_one_message_is_handed_on_piece_by_piece(
+    encoding: str, encode: Callable[[bytes], bytes], size: int
+) -> None:
+    came, turns = [encode(b"x" * size)], 0
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": came.pop(), "more_body": False}
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    request = Request({"type": "http", "headers": [(b"content-encoding", encoding.encode())]})
+    decoded, pieces, more = decoding(request, receive), [], True
+    beside = asyncio.create_task(others())
+    while more:
+        message = await decoded()
+        pieces.append(message["body"])
+        more = message["more_body"]
+    beside.cancel()
+    assert b"".join(pieces) == b"x" * size and max(map(len, pieces)) <= 256 * 1024
+    assert turns >= size // (256 * 1024) - 1, "others have their turn between two pieces"
 
 
 def test_an_unknown_encoding_is_told_which_are_known(client: httpx.Client) -> None:

@@ -68,6 +68,21 @@ def test_the_tokenizers_settings_are_shown(client: httpx.Client) -> None:
     assert client.get("/tokenizer_info", params={"model": "none"}).status_code == 404
 
 
+def test_an_empty_prompt_has_tokens_as_any_other(client: httpx.Client) -> None:
+    bare = client.post("/tokenize", json={"prompt": "", "add_special_tokens": False}).json()
+    assert (bare["count"], bare["tokens"]) == (0, [])
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+    neither = client.post("/tokenize", json={})
+    assert (neither.status_code, neither.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_server_without_models_says_so(serve: Callable[..., AbstractContextManager[Any]]) -> None:
+    with serve(lambda server: server.served.clear()) as server, server.client() as client:
+        for answer in (client.get("/tokenizer_info"), client.post("/tokenize", json={"prompt": "a"})):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (404, "model_not_found") and "'models'" in error["message"]
+
+
 def test_the_servers_settings_are_shown(client: httpx.Client) -> None:
     shown = client.get("/server_info").json()
     assert shown["models"]["tiny"]["settings"]["path"] == "tiny"

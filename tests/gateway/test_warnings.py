@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -51,6 +52,15 @@ def test_what_is_ignored_is_named_in_a_header_and_in_the_log(
     told = answer.headers[HEADER]
     in_log = "ignored unknown field" if told.startswith("ignored unknown field") else told  # no text of the client's
     wait_for(lambda: logged() == [in_log], "the log line, written after the answer")
+
+
+def test_names_that_a_client_makes_up_stay_apart(client: httpx.Client) -> None:
+    names = ["a, b", 'c"', "d'", "e'\"", "f\\", "g%2C", "smörgås", "tools[1]"]
+    answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "a"} | dict.fromkeys(names, 1))
+    told = answer.headers["x-kvarn-ignored"].split(", ")
+    assert answer.status_code == 200 and sorted(map(unquote, told)) == sorted(names) and "tools[1]" in told
+    answer = client.get("/v1/models", params={"h,'": 1, "i": 2})
+    assert answer.headers["x-kvarn-ignored"] == "h%2C%27, i"
 
 
 def test_nothing_is_said_where_nothing_is_ignored(client: httpx.Client) -> None:

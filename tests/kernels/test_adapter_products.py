@@ -107,7 +107,7 @@ def test_adapters_add_their_product_to_each_row_that_names_them(every_kernels: K
                 torch.testing.assert_close(
                     (found.double() - base.double())[row],
                     want + torch.zeros(sum(OUTS)).double(),
-                    atol=0.06 if native else 2e-4,  # sums of both are rounded to bfloat16
+                    atol=0.13 if native else 2e-4,  # sums of both are rounded to bfloat16
                     rtol=1e-4,
                 )
 

@@ -10,7 +10,7 @@ at which they came into that tier.
 Where items have deadlines, those that have missed them stand apart (`FairQueue.is_late`). Within a tenant and tier they
 go behind the others, and so they do across tenants whose counters are near each other. That alone would starve them
 while there is always somebody in time: so a fixed share of what a tenant starts is that of its late items, and of what
-all start, that of the tenants whose items are all late.
+all start, that of the tenants whose items are all late, where these have been served no more than the others.
 """
 
 from __future__ import annotations
@@ -307,12 +307,14 @@ class FairQueue(Generic[ItemT]):
         return self.is_late(entry.item, now)
 
     def _late_turn(self, turns: list[_Turn[ItemT]]) -> ItemT | None:
-        """The item that goes first because nothing but late ones is left of its tenant, and the others of the best tier
-        have had their share."""
+        """The item that goes first because nothing but late ones is left of its tenant, which has been served no more than
+        the others, and the others of the best tier have had their share."""
         if not self._num_late or not self._share.is_due:
             return None
         late = min((turn for turn in turns if not turn.tenant.entries), default=None, key=lambda turn: turn[:3])
-        return late.entries[0].item if late is not None and late.tier == turns[0].tier else None
+        if late is None or late.tier != turns[0].tier or late.tenant.account.counter > turns[0].counter:
+            return None
+        return late.entries[0].item
 
     def _turn(
         self, tenant: _Tenant[ItemT], entries: list[_Entry[ItemT]], position: int, now: float, best: int

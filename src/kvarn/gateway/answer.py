@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from kvarn.gateway.plain_requests import ANSWERS_HEAD
 from kvarn.gateway.record import client_left, record_of
 from kvarn.serving.errors import shutting_down, to_api_error
 from kvarn.serving.held_bytes import HeldBytes
@@ -119,6 +120,43 @@ def event_stream(
             raise
 
     return WatchedResponse(answer)
+
+
+class ContentStream(WatchedResponse):
+    """Bytes as fast as the client takes them. `content` is closed once the client has left or has all; where the client
+    asks for the headers only, nothing is taken from it.
+
+    The first piece is awaited before the status is sent: what cannot be read is an ordinary HTTP error.
+    """
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], status_code: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(self._stream)
+        self.status_code = status_code
+        named = {"content-type": self.media_type or "application/octet-stream", **(headers or {})}
+        self.raw_headers = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+        self._content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the headers, and what follows them if it is asked for."""
+        if ANSWERS_HEAD in scope:
+            await send(self._start())
+            await send(_body(b"", is_last=True))
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def _stream(self, _: RequestRecord, send: Send) -> None:
+        async with aclosing(self._content) as content:
+            first = await anext(content, b"")
+            await send(self._start())
+            await send(_body(first))
+            async for piece in content:
+                await send(_body(piece))
+        await send(_body(b"", is_last=True))
+
+    def _start(self) -> Message:
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 
 class _Outbox:

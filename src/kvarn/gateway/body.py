@@ -126,7 +126,7 @@ def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str)
         check_size(size)
         return message
 
-    receive = decoding(request, receive_bytes, max_bytes)
+    receive = decoding(request, receive_bytes)
     if receive is receive_bytes:
         return receive
     decoded = 0

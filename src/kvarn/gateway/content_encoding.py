@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 from starlette.requests import Request
@@ -11,12 +12,14 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _ACCEPTED = {"accept-encoding": "gzip, deflate"}
+_PIECE_BYTES = 256 * 1024
+"""Bytes that are made at once: whoever reads them counts them, and others are served, before there are more."""
 
 
-def decoding(request: Request, receive: Receive, max_bytes: int) -> Receive:
+def decoding(request: Request, receive: Receive) -> Receive:
     """ASGI's `receive` for the body that `receive` gives as it was before it was compressed.
 
-    No more than one byte beyond `max_bytes` of a message is ever made of it: who counts sees that it is too large.
+    A message of it is small however much was made of one that came; who counts sees in time that it is too large.
 
     Raises:
         ApiError: 415, an encoding that is not known; `receive` itself raises 400 for a body that is not so encoded.
@@ -28,24 +31,50 @@ def decoding(request: Request, receive: Receive, max_bytes: int) -> Receive:
         shown = ", ".join(encodings)[:80]
         message = f"The content encoding of the request is {shown!r}: send it plain, or as 'gzip' or 'deflate'."
         raise ApiError(415, message, code="unsupported_content_encoding", headers=_ACCEPTED)
-    encoding = encodings[0]
-    decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+    return _Decoding(receive, encodings[0]).receive
 
-    async def receive_decoded() -> Message:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return message
+
+class _Decoding:
+    """A body while it is decoded."""
+
+    def __init__(self, receive: Receive, encoding: str) -> None:
+        self._receive = receive
+        self._encoding = encoding
+        self._decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+        self._rest = b""
+        """What has come and is not decoded yet."""
+        self._pending = False
+        """Whether more can be made of what has come."""
+        self._more_body = True
+
+    async def receive(self) -> Message:
+        """The next piece."""
+        if self._pending:
+            await asyncio.sleep(0)
+        else:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return message
+            self._rest, self._more_body = message.get("body", b""), message.get("more_body", False)
+        data = self._decode()
+        # zlib may hold back a little of what does not fit, though it has taken all that came.
+        self._pending = bool(self._rest) or len(data) == _PIECE_BYTES
+        more_body = self._pending or self._more_body
+        if not more_body and not self._decoder.eof:
+            raise _not_encoded(self._encoding, "it ends too early")
+        return {"type": "http.request", "body": data, "more_body": more_body}
+
+    def _decode(self) -> bytes:
+        if self._decoder.eof and self._rest:
+            if self._encoding == "deflate":
+                raise _not_encoded(self._encoding, "there are bytes behind its end")
+            self._decoder = zlib.decompressobj(_WINDOW_BITS[self._encoding])  # RFC 1952, 2.2: one member or several
         try:
-            data = decoder.decompress(message.get("body", b""), max_bytes + 1)
+            data = self._decoder.decompress(self._rest, _PIECE_BYTES)
         except zlib.error as error:
-            raise _not_encoded(encoding, str(error)) from None
-        if decoder.unused_data:
-            raise _not_encoded(encoding, "there are bytes behind its end")
-        if not message.get("more_body", False) and len(data) <= max_bytes and not decoder.eof:
-            raise _not_encoded(encoding, "it ends too early")
-        return {**message, "body": data}
-
-    return receive_decoded
+            raise _not_encoded(self._encoding, str(error)) from None
+        self._rest = self._decoder.unused_data if self._decoder.eof else self._decoder.unconsumed_tail
+        return data
 
 
 def _listed(request: Request) -> list[str]:

@@ -7,6 +7,8 @@ from urllib.parse import unquote
 
 from starlette.types import Message, Scope, Send
 
+ANSWERS_HEAD = "kvarn.answers_head"
+"""Key of a scope whose answer has no body: whoever would take trouble to make one looks for it."""
 _SLASHES = re.compile(rb"/{2,}")
 
 
@@ -17,7 +19,7 @@ def plain_request(scope: Scope) -> Scope:
     """
     raw: bytes = scope["raw_path"]
     plain = _SLASHES.sub(b"/", raw).rstrip(b"/") or b"/"
-    changes: dict[str, object] = {"method": "GET"} if scope["method"] == "HEAD" else {}
+    changes: dict[str, object] = {"method": "GET", ANSWERS_HEAD: True} if scope["method"] == "HEAD" else {}
     if plain != raw:
         changes |= {"raw_path": plain, "path": unquote(plain.decode("latin-1"))}
     return {**scope, **changes} if changes else scope

@@ -27,7 +27,7 @@ class SessionWork:
 
 
 def session_work(session: int, proc: Path = Path("/proc")) -> SessionWork:
-    """Totals of the session that a process leads, by its id. All zero where there is none, or the system tells nothing."""
+    """Totals of the session that a process leads, by its id. All zero where there is none, or nothing is told."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     cpu_s, read, waits = 0.0, 0, False
     for place in proc.glob("[0-9]*"):

@@ -34,7 +34,7 @@ async def until_client_leaves(result: asyncio.Future[ResultT], client_left: Clie
 
 
 async def cancel_with_client(work: Coroutine[Any, Any, ResultT], client_left: ClientLeft) -> ResultT:
-    """Await work; cancel it where the caller is cancelled or the client leaves. Raises as `until_client_leaves` does."""
+    """Await work; cancel it if the caller is cancelled or the client leaves. Raises as `until_client_leaves` does."""
     task = asyncio.create_task(work)
     try:
         return await until_client_leaves(task, client_left)

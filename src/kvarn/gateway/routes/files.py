@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
+from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_metadata, file_page, page_cursor
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
@@ -64,7 +65,7 @@ class FileQuery(OrderedQuery):
     ids: Texts = Field(max_length=100, description="These files only.")
 
 
-class _Content(StreamingResponse):
+class _Content(ContentStream):
     """The bytes of a file."""
 
     media_type = "application/octet-stream"
@@ -85,7 +86,8 @@ async def create_file(
 
 def hold_upload(request: Request, gateway: Gateway, record: RequestRecord) -> None:
     """Count the memory that a form with a file takes while it is read."""
-    declared = request.headers.get("content-length")
+    # The length of one that is compressed says nothing of the file.
+    declared = None if "content-encoding" in request.headers else request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
     held = HeldBytes(gateway.held, record)
     held.take(min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is

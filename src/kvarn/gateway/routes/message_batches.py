@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field, model_validator
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from kvarn.batches.messages import (
     ENDPOINT,
@@ -16,6 +16,7 @@ from kvarn.batches.messages import (
     message_results,
     start_message_batch,
 )
+from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel, Text, check_query
@@ -54,7 +55,7 @@ class PageQuery(QueryModel):
         return Cursor(self.limit, self.after_id, self.before_id)
 
 
-class _Lines(StreamingResponse):
+class _Lines(ContentStream):
     """Lines of JSON."""
 
     media_type = "application/x-jsonl"

@@ -16,6 +16,7 @@ from kvarn.serving.models import ReadyModel
 from kvarn.serving.work import RequestRecord
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.config_files import read_tokenizer_config
+from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -68,7 +69,11 @@ async def tokenizer_info(gateway: GatewayDep, record: RecordDep, query: Tokenize
 
 
 def _default(gateway: Gateway) -> str:
-    return next(iter(gateway.models)).name
+    model = next(iter(gateway.models), None)
+    if model is None:
+        why = "No model is served here: deploy one, or name one in the server's configuration ('models')."
+        raise ApiError(404, why, code="model_not_found", param="model")
+    return model.name
 
 
 async def _tokenize(gateway: Gateway, record: RequestRecord, body: TokenizeRequest, model: ReadyModel) -> list[int]:

@@ -23,6 +23,7 @@ from kvarn.wire.anthropic.tools import ServerTool, ToolChoice, Tools
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
+    OptionalsModel,
     Refused,
     RequestModel,
     Strings,
@@ -49,7 +50,7 @@ class AssistantMessage(RequestModel):
     content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
-class SystemMessage(RequestModel):
+class SystemMessage(OptionalsModel):
     """Instructions in the middle of a conversation, or at its end."""
 
     role: Literal["system"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from heapq import nsmallest
 from math import isfinite
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
@@ -28,7 +30,7 @@ _MAX_METADATA = 16
 _MAX_WARNINGS = 8  # about one request: they go into a header, and each takes a look at all known names
 _MAX_NAME = 40  # characters of an unknown field that are shown
 _MORE = "ignored more"
-_IGNORED = re.compile(r"ignored [a-z ]*'([^']*)'")
+_IGNORED = re.compile(r"""ignored [a-z ]*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")  # as `repr` writes a text
 
 FIELDS_OF_OTHER_SERVERS = frozenset(
     {
@@ -80,7 +82,21 @@ EMPTY_IS_NULL = BeforeValidator(lambda value: None if is_empty(value) else value
 """Marks a field, of an object that is no `LenientModel`, of which an empty value asks for nothing."""
 
 
-class LenientModel(RequestModel):
+class OptionalsModel(RequestModel):
+    """Base of objects of which null is the default of every field that has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        nulls = {name for name, value in data.items() if value is None and name in known}
+        meant = {name for name in nulls if known[name].is_required() or known[name].default is None}
+        return {name: value for name, value in data.items() if name not in nulls - meant}
+
+
+class LenientModel(OptionalsModel):
     """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
     other servers know; those of `unsupported_fields` are refused. What is empty is taken as null where that is the
     field's default.
@@ -121,9 +137,10 @@ def warn_ignored(info: ValidationInfo, warning: str) -> None:
 
 
 def ignored_fields(warnings: Iterable[str]) -> list[str]:
-    """The fields that are ignored, by warnings that say so: `ignored 'speed', there is one`."""
+    """The fields that are ignored, by warnings that say so: `ignored 'speed', there is one`. What a client has named
+    may hold any character: all but letters, digits and `._-~[]` are percent-encoded."""
     found = (_IGNORED.match(warning) for warning in warnings)
-    return [match[1] for match in found if match]
+    return [quote(literal_eval(match[1]), safe="[]", errors="surrogatepass") for match in found if match]
 
 
 def ignored(why: str, *without_warning: object) -> BeforeValidator:

@@ -17,6 +17,8 @@ from kvarn.wire.sampling import SamplingParams
 class TokenizeRequest(LenientModel):
     """Tokenize a prompt, or the chat that `messages` render to."""
 
+    fields_that_may_be_empty = frozenset({"prompt"})  # it has no tokens, or those that the tokenizer adds
+
     model: str | None = None  # default: the first served model
     prompt: str | None = None
     messages: Messages | None = None
