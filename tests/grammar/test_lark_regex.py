@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.lark_regex import regex_of_lark
+from kvarn.responses.tools import chat_tool, offered_tools
 
 EDIT = r"""
 // The shape of an edit that an agent writes.
@@ -81,9 +83,19 @@ def test_what_no_expression_can_say_is_refused(grammar: str, why: str) -> None:
         ("start: " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"),
         ("start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(1200)) + '\na1200: "x"', "nested too deeply"),
         ("start: " + '"a" ' * 1_000_000, "too large"),
+        ('start: "a"' + "?" * 15_900, "too large"),
+        ("start: " + "?" * 15_900, "out of place"),
+        ('start: "a"~' + "9" * 5000, "not understood"),
         ("start: a0\n" + "\n".join(f"a{n}: a{n + 1} a{n + 1}" for n in range(60)) + '\na60: "x"', "too large"),
     ],
 )
 def test_a_hostile_grammar_is_refused_at_once(grammar: str, named: str) -> None:
     with pytest.raises(GrammarError, match=named):
         regex_of_lark(grammar)
+
+
+def test_the_grammars_of_all_tools_are_bounded_together() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"' + " " * 9000}
+    tools: list[dict[str, Any]] = [{"type": "custom", "name": name, "format": form} for name in "fg"]
+    warnings = [chat_tool(each)[1] for each in offered_tools(tools)]
+    assert warnings[0] is None and "longer than 16000 characters" in str(warnings[1])

@@ -162,6 +162,7 @@ def test_a_keyword_that_cannot_be_enforced_is_refused_by_name(schema: dict[str, 
     "more",
     [
         {"uniqueItems": False, "then": TEXT, "else": False, "minContains": 2, "maxContains": 1, "not": False},
+        {"dependencies": {"a": [], "b": True}},
         {"if": TEXT},
         {"if": TEXT, "then": True},
         {"contains": TEXT, "minContains": 0},

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from llguidance import LLMatcher
 
-from kvarn.grammar.asked import Refusal
+from kvarn.grammar.asked import Asked, Refusal, Wanted
 from kvarn.grammar.build import build
 from kvarn.grammar.requests import chat_asked
 from kvarn.grammar.structural_tags import from_structural_tag
 from kvarn.grammar.text import check, limits
 from kvarn.grammar.vocabulary import Vocabulary
+from kvarn.grammar.worker import answer
 from kvarn.text.tool_calls import formats
 from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
@@ -175,6 +177,49 @@ def test_schemas_that_cannot_be_enforced_are_refused_where_strict_and_else_told(
     ):
         refusal = chat_grammar(asked(**fields), "", formats.HERMES.opening("f"), {})
         assert isinstance(refusal, Refusal) and refusal.param == param and "'not'" in refusal.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"maximum": 10**400},
+        {"minimum": 10**400},
+        {"const": 10**400},
+        {"enum": [-(10**400)]},
+        {"multipleOf": 10**400},
+        {"format": "date", "allOf": None},
+        {"minProperties": 1, "properties": {"a": {}}, "additionalProperties": False, "allOf": None},
+        {"minProperties": 1, "required": [{}]},
+        {"properties": {"a": {"required": 1}}},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_a_schema_that_nobody_expects_is_refused_by_the_worker_and_else_told(schema: Any) -> None:
+    wanted = Wanted("response_format", "json_schema", schema, "Invalid schema")
+    tag = {"structures": [{"begin": "<a>", "schema": schema, "end": ""}], "triggers": ["<a>"]}
+    tagged = Wanted("structured_outputs", "structural_tag", tag, "Invalid tag")
+    for asks in (wanted, tagged):
+        reply = json.loads(answer(json.dumps(msgspec.to_builtins(Asked(asks, None, {}))).encode()))
+        refused = reply["type"] == "refusal" and "cannot be compiled" not in reply["message"]
+        assert refused or schema == {"maximum": 10**400}  # drawn in
+    tool: Any = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
+    made = chat_grammar(asked(tools=[tool], tool_choice="required"), "", formats.HERMES.opening("f"), {})
+    assert made.text is not None and (made.warnings or schema == {"maximum": 10**400})
+
+
+def test_a_fault_of_the_worker_is_a_refusal_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Asked) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("kvarn.grammar.worker.build", broken)
+    reply = json.loads(answer(json.dumps(msgspec.to_builtins(Asked(None, None, {}))).encode()))
+    assert (reply["type"], reply["param"]) == ("refusal", "tools") and "KeyError" in reply["message"]
+    assert "cannot be made" in caplog.text
 
 
 def test_strict_is_ignored_with_a_warning_where_text_does_not_show_that_a_call_begins() -> None:

@@ -307,8 +307,8 @@ class FairQueue(Generic[ItemT]):
         return self.is_late(entry.item, now)
 
     def _late_turn(self, turns: list[_Turn[ItemT]]) -> ItemT | None:
-        """The item that goes first because nothing but late ones is left of its tenant, which has been served no more than
-        the others, and the others of the best tier have had their share."""
+        """The item that goes first because nothing but late ones is left of its tenant, which has been served no more
+        than the others, and the others of the best tier have had their share."""
         if not self._num_late or not self._share.is_due:
             return None
         late = min((turn for turn in turns if not turn.tenant.entries), default=None, key=lambda turn: turn[:3])

@@ -14,7 +14,7 @@ from kvarn.grammar.asked import Answered, Checked
 from kvarn.grammar.errors import GrammarError
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)  # one may keep some hundred MB
 def validator(schema: str) -> Callable[[Any], bool]:
     """Says whether a value is valid by a schema, given as JSON. Formats are asserted; no other document is fetched.
 

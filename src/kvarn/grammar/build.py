@@ -104,9 +104,8 @@ def _schemas(calls: Calls) -> tuple[dict[str, Any], list[str]]:
 
 def _checked_schema(schema: dict[str, Any] | bool) -> str:
     """The grammar of a schema by which a finished answer can be checked."""
-    grammar = from_json_schema(schema)
-    validator(json.dumps(schema))
-    return grammar
+    validator(json.dumps(schema))  # first: what follows expects a valid schema
+    return from_json_schema(schema)
 
 
 def _check_end(asked: Asked, param: str) -> None:

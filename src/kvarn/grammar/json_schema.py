@@ -86,7 +86,9 @@ _NO_EFFECT: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "not": lambda value, node: value is False,
     "dependentRequired": lambda value, node: isinstance(value, dict) and not any(value.values()),
     "dependentSchemas": lambda value, node: isinstance(value, dict) and all(map(_any, value.values())),
-    "dependencies": lambda value, node: isinstance(value, dict) and all(each == [] or _any(each) for each in value),
+    "dependencies": lambda value, node: (
+        isinstance(value, dict) and all(each == [] or _any(each) for each in value.values())
+    ),
     "propertyNames": lambda value, node: _any(value),
     "unevaluatedProperties": lambda value, node: _any(value) or "additionalProperties" in node,
     "unevaluatedItems": lambda value, node: _any(value) or node.get("items") in (True, False, {}),
@@ -146,7 +148,7 @@ def _write_out_format(node: dict[str, Any]) -> None:
     form = node.get("format")
     if isinstance(form, str) and form in FORMATS:
         del node["format"]
-        node["allOf"] = [*node.get("allOf", []), *({"pattern": each} for each in FORMATS[form])]
+        node["allOf"] = [*(node.get("allOf") or []), *({"pattern": each} for each in FORMATS[form])]
 
 
 def _check_references(schema: Schema) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import deque
 from collections.abc import Mapping
 
 from kvarn.grammar.errors import GrammarError
 
 _MAX_CHARS = 50_000
-_MAX_GRAMMAR_CHARS = 16_000
-"""Twenty times those of agents; it is read on the event loop, in a tenth of a second at worst."""
+MAX_GRAMMAR_CHARS = 16_000
+"""Of all grammars of a request: twenty times those of agents. They are read on the event loop."""
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\f]+|//[^\n]*)|(?P<newline>\r?\n)
-    |(?P<define>[?!]*[A-Za-z_][A-Za-z0-9_]*(?:\.-?\d+)?[ \t]*:(?!:))
+    |(?P<define>[?!]{0,2}[A-Za-z_][A-Za-z0-9_]*(?:\.-?\d+)?[ \t]*:(?!:))
     |(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<string>"(?:\\.|[^"\\\n])*"i?)|(?P<regex>/(?:\\.|[^/\\\n])+/[imslux]*)
-    |(?P<count>~[ \t]*\d+(?:[ \t]*\.\.[ \t]*\d+)?)|(?P<range>\.\.)|(?P<alias>->[ \t]*[A-Za-z_]\w*)
+    |(?P<count>~[ \t]*[0-9]{1,9}(?:[ \t]*\.\.[ \t]*[0-9]{1,9})?(?![0-9]))|(?P<range>\.\.)
+    |(?P<alias>->[ \t]*[A-Za-z_]\w*)
     |(?P<directive>%[^\n]*)|(?P<mark>[()\[\]|?*+])""",
     re.VERBOSE,
 )
@@ -53,7 +55,7 @@ def regex_of_lark(grammar: str) -> str:
         GrammarError: It is no Lark grammar, uses what no regular expression can say (recursion, `%ignore`), or is too
             large.
     """
-    if len(grammar) > _MAX_GRAMMAR_CHARS:
+    if len(grammar) > MAX_GRAMMAR_CHARS:
         raise GrammarError("it is too large")
     try:
         return _Expander(_definitions(grammar)).of("start", ())
@@ -112,7 +114,7 @@ class _Expander:
         if isinstance(body, str):
             made = body
         else:
-            tokens = list(body)
+            tokens = deque(body)
             made = self._choice(tokens, (*within, name))
             if tokens:
                 raise GrammarError(f"{tokens[0][1]!r} is too much in the rule {name!r}")
@@ -121,29 +123,32 @@ class _Expander:
         self._done[name] = f"(?:{made})"
         return self._done[name]
 
-    def _choice(self, tokens: list[Token], within: tuple[str, ...]) -> str:
+    def _choice(self, tokens: deque[Token], within: tuple[str, ...]) -> str:
         branches = [self._sequence(tokens, within)]
         while tokens and tokens[0][1] == "|":
-            tokens.pop(0)
+            tokens.popleft()
             branches.append(self._sequence(tokens, within))
         return "|".join(branches)
 
-    def _sequence(self, tokens: list[Token], within: tuple[str, ...]) -> str:
+    def _sequence(self, tokens: deque[Token], within: tuple[str, ...]) -> str:
         parts: list[str] = []
+        size = 0
         while tokens and tokens[0][1] not in ("|", ")", "]"):
             part = self._atom(tokens, within)
+            repeats: list[str] = []
             while tokens and (tokens[0][0] == "count" or tokens[0][1] in ("?", "*", "+")):
-                part = f"(?:{part}{_quantifier(tokens.pop(0)[1])})"
-            parts.append(part)
-            if sum(map(len, parts)) > _MAX_CHARS:
+                repeats.append(f"{_quantifier(tokens.popleft()[1])})")
+            parts += ["(?:" * len(repeats), part, *repeats]
+            size += 3 * len(repeats) + len(part) + sum(map(len, repeats))
+            if size > _MAX_CHARS:
                 raise GrammarError("it is too large")
         return "".join(parts)
 
-    def _atom(self, tokens: list[Token], within: tuple[str, ...]) -> str:
-        kind, text = tokens.pop(0)
+    def _atom(self, tokens: deque[Token], within: tuple[str, ...]) -> str:
+        kind, text = tokens.popleft()
         if text in ("(", "["):
             inner = self._choice(tokens, within)
-            if not tokens or tokens.pop(0)[1] != {"(": ")", "[": "]"}[text]:
+            if not tokens or tokens.popleft()[1] != {"(": ")", "[": "]"}[text]:
                 raise GrammarError(f"{text!r} has no end")
             return f"(?:{inner})" if text == "(" else f"(?:(?:{inner})?)"
         if kind == "name":
@@ -154,8 +159,8 @@ class _Expander:
             return f"(?{flags}:{body})" if flags else f"(?:{body})"
         if kind == "string":
             if tokens and tokens[0][0] == "range":
-                tokens.pop(0)
-                _, last = tokens.pop(0) if tokens else ("", '""')
+                tokens.popleft()
+                _, last = tokens.popleft() if tokens else ("", '""')
                 return f"[{_quoted(_text(text))}-{_quoted(_text(last))}]"
             return f"(?{'i' if text.endswith('i') else ''}:{_quoted(_text(text))})"
         raise GrammarError(f"{text!r} is out of place")

@@ -13,6 +13,8 @@ MAX_EXACT = 2**53 - 1
 _MAX_REMAINDERS = 50_000
 """Largest `multipleOf`, its factors 2 and 5 not counted: the automaton that counts remainders has as many states."""
 _MAX_DIGITS = 17
+_MAX_SHOWN = 40
+"""Characters of a number in a message."""
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 
@@ -22,14 +24,16 @@ def check_number(keyword: str, value: float) -> None:
     Raises:
         GrammarError: It names the keyword.
     """
-    if not math.isfinite(value) or abs(value) > MAX_EXACT:
-        raise GrammarError(f"{keyword!r} of {value} cannot be enforced: numbers are exact up to {MAX_EXACT}")
+    if not abs(value) <= MAX_EXACT:  # true of NaN, too
+        raise GrammarError(
+            f"{keyword!r} of {str(value)[:_MAX_SHOWN]} cannot be enforced: numbers are exact up to {MAX_EXACT}"
+        )
 
 
 def has_fractional_bound(node: dict[str, Any]) -> bool:
     """Whether a schema's own bounds are no integers."""
     values = [node.get(keyword) for low, high, _ in _BOUNDS for keyword in (low, high)]
-    return any(_is_number(value) and math.isfinite(value) and value != int(value) for value in values)
+    return any(isinstance(value, float) and math.isfinite(value) and not value.is_integer() for value in values)
 
 
 def exact_bounds(node: dict[str, Any], fractional: bool) -> None:
@@ -85,7 +89,7 @@ def _beside(keyword: str, bound: float, sign: int) -> float:
 
 
 def _drawn_in(keyword: str, bound: float, sign: int) -> float:
-    if bound * sign > MAX_EXACT or not math.isfinite(bound):
+    if bound * sign > MAX_EXACT or not (isinstance(bound, int) or math.isfinite(bound)):
         check_number(keyword, bound)
     return bound if abs(bound) <= MAX_EXACT else -sign * MAX_EXACT
 

@@ -56,7 +56,7 @@ def _choice(node: dict[str, Any], optional: list[str], need: int, room: int, unl
     ]
     if unlisted and need:
         choices.append({"properties": dict.fromkeys(optional, False), "minProperties": len(set(required)) + 1})
-    return {**rest, "allOf": [*node.get("allOf", []), {"anyOf": choices}]}
+    return {**rest, "allOf": [*(node.get("allOf") or []), {"anyOf": choices}]}
 
 
 def _ways(optional: list[str], need: int, room: int) -> Iterator[tuple[set[str], set[str]]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from kvarn.grammar.answers import validator
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.text import from_json_schema, joined, literal
 
@@ -55,6 +57,7 @@ def from_structural_tag(value: dict[str, Any], markers: Mapping[str, int]) -> st
         for place, each in begun:
             rest = literal(each.begin[len(trigger) :], markers)
             lines.append(f"body{place}_{number}: {rest} @inside{place} {literal(each.end, markers)}")
+            validator(json.dumps(each.schema))  # first: what follows expects a valid schema
             parts[f"inside{place}"] = from_json_schema(each.schema)
     if len(parts) < len(tag.structures):
         raise GrammarError("a structure begins with none of the triggers")

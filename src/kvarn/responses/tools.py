@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn.grammar.errors import GrammarError
-from kvarn.grammar.lark_regex import regex_of_lark
+from kvarn.grammar.lark_regex import MAX_GRAMMAR_CHARS, regex_of_lark
 from kvarn.wire.openai.errors import invalid_request
 
 INPUT = "input"
@@ -31,6 +31,8 @@ class OfferedTool:
     namespace: str | None = None
     about: str = ""
     """Description of the namespace, on its first tool only."""
+    lark_before: int = 0
+    """Characters of the Lark grammars of the tools before it."""
 
     @property
     def is_custom(self) -> bool:
@@ -65,7 +67,13 @@ def chat_name(name: str, namespace: str | None) -> str:
 
 def offered_tools(tools: Sequence[Mapping[str, Any]]) -> list[OfferedTool]:
     """Flatten tools as a response echoes them: namespaces give their members."""
-    return list(_flat(tools))
+    offered: list[OfferedTool] = []
+    lark_chars = 0
+    for tool in _flat(tools):
+        offered.append(replace(tool, lark_before=lark_chars))
+        form = tool.tool.get("format") or {}
+        lark_chars += len(form["definition"]) if form.get("syntax") == "lark" else 0
+    return offered
 
 
 def check_chat_names(offered: Sequence[OfferedTool]) -> None:
@@ -107,7 +115,7 @@ def chat_tool(offered: OfferedTool) -> tuple[dict[str, Any], str | None]:
         described.append(f"The input must match this {form['syntax']} grammar:\n{form['definition']}")
         try:
             is_lark = form["syntax"] == "lark"
-            text["pattern"] = f"^(?:{regex_of_lark(form['definition']) if is_lark else form['definition']})$"
+            text["pattern"] = f"^(?:{_lark(form['definition'], offered) if is_lark else form['definition']})$"
             function["strict"] = True
         except GrammarError as error:
             warning = f"the grammar of {offered.name!r} is not enforced: {error}"
@@ -115,3 +123,9 @@ def chat_tool(offered: OfferedTool) -> tuple[dict[str, Any], str | None]:
     shown = "\n\n".join(filter(None, described))
     function |= {"parameters": schema, **({"description": shown} if shown else {})}
     return {"type": "function", "function": function}, warning
+
+
+def _lark(definition: str, offered: OfferedTool) -> str:
+    if offered.lark_before + len(definition) > MAX_GRAMMAR_CHARS:
+        raise GrammarError(f"the Lark grammars of all tools are longer than {MAX_GRAMMAR_CHARS} characters")
+    return regex_of_lark(definition)

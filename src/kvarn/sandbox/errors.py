@@ -13,6 +13,15 @@ class LimitPassedError(SandboxError):
     """The work takes more time or memory than it may; the message says which limit, as the end of a sentence."""
 
 
+class MemoryPassedError(LimitPassedError):
+    """The work takes more memory than there was."""
+
+    def __init__(self, message: str, *, after_other_work: bool) -> None:
+        super().__init__(message)
+        self.after_other_work = after_other_work
+        """Whether some of the memory may have been taken by work that the process did before."""
+
+
 class ProcessEndedError(SandboxError):
     """The process ended by itself, or somebody else killed it."""
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.sandbox.errors import LimitPassedError, ProcessEndedError
+from kvarn.sandbox.errors import LimitPassedError, MemoryPassedError, ProcessEndedError
 from kvarn.sandbox.process import SandboxLimits, SandboxProcess
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class SandboxPool:
         return [each.pid for each in self._processes if each.pid is not None]
 
     async def call(self, tenant: str, request: bytes) -> bytes:
-        """The reply to a request; a process that is lost without passing a limit is replaced once. A call that is
-        cancelled ends its process.
+        """The reply to a request; a process that is lost without passing a limit is replaced once, as is one without
+        enough memory left by the work before. A call that is cancelled ends its process.
 
         Raises:
             LimitPassedError: The work passes a limit.
@@ -49,6 +49,10 @@ class SandboxPool:
                     return await process.call(request)
                 except ProcessEndedError as error:
                     _log.warning("a worker process %s; it is started again", error)
+                except MemoryPassedError as error:
+                    if not error.after_other_work:
+                        raise
+                    _log.info("work could not be done %s in a used process; a new one does it", error)
                 return await process.call(request)
             except LimitPassedError as error:
                 _log.warning("work that a client or a checkpoint sent was not done %s", error)

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvarn.sandbox.errors import ClosedError, LimitPassedError, ProcessEndedError
+from kvarn.sandbox.errors import ClosedError, LimitPassedError, MemoryPassedError, ProcessEndedError
 from kvarn.sandbox.worker import OUT_OF_MEMORY
 
 _START_TIMEOUT_S = 60.0
@@ -54,6 +54,8 @@ class SandboxProcess:
         self._starting = asyncio.Lock()
         self._restart: asyncio.Task[None] | None = None
         self._closed = False
+        self._has_worked = False
+        """Whether the process has done a piece of work: what that left there takes memory, too."""
 
     @property
     def pid(self) -> int | None:
@@ -65,15 +67,18 @@ class SandboxProcess:
 
         Raises:
             LimitPassedError: It passes a limit.
+            MemoryPassedError: That of memory.
             ProcessEndedError: The process ended.
             ClosedError: After `close`.
         """
         await self.start()
         try:
-            return await self._exchange(request, self._limits.timeout_s)
+            reply = await self._exchange(request, self._limits.timeout_s)
         except BaseException:
             self._restart = asyncio.create_task(self._start_again())
             raise
+        self._has_worked = True
+        return reply
 
     async def start(self) -> bytes:
         """Start the process; does nothing where it runs. Returns the reply to `setup`. Raises as `call` does."""
@@ -95,7 +100,10 @@ class SandboxProcess:
                 # None of the server's secrets; what the interpreter needs.
                 env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
             )
+            self._has_worked = False
             try:
+                if self._closed:  # meanwhile: `close` has not seen this process
+                    raise ClosedError("the server is shutting down")
                 await self._exchange(b"", _START_TIMEOUT_S)
                 return await self._exchange(self._setup, timeout_s) if self._setup else b""
             except BaseException:
@@ -146,7 +154,8 @@ class SandboxProcess:
                 raise _time_error(timeout_s, request) from None
             if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # the latter is how libraries end without memory
                 mib = self._limits.memory_bytes // 2**20
-                raise LimitPassedError(f"in {mib} MiB of memory (gateway.client_work_memory_bytes)") from None
+                message = f"in {mib} MiB of memory (gateway.client_work_memory_bytes)"
+                raise MemoryPassedError(message, after_other_work=self._has_worked) from None
             raise ProcessEndedError(status) from None
         except asyncio.CancelledError:
             await self._kill()  # its reply would be taken for that to the next request

@@ -30,10 +30,11 @@ def main(arguments: list[str]) -> int:
     while size := requests.read(8):
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
-            _write(replies, module.answer(requests.read(int.from_bytes(size, "big"))))
+            reply = module.answer(requests.read(int.from_bytes(size, "big")))
+            signal.setitimer(signal.ITIMER_PROF, 0)  # before the reply is out: the next request may come with it
+            _write(replies, reply)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # unwinding would need memory
-        signal.setitimer(signal.ITIMER_PROF, 0)
     return 0
 
 

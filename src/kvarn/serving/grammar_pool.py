@@ -49,7 +49,8 @@ class GrammarPool:
         if kept is None:
             reply = await self._call(tenant, asked, payload)
             kept = msgspec.json.decode(reply, type=AnswerGrammar | Refusal), len(reply)
-            self._kept_bytes += len(reply)
+            _, replaced = self._kept.pop(digest, (None, 0))  # another request made the same meanwhile
+            self._kept_bytes += len(reply) - replaced
         made, _ = self._kept[digest] = kept
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
             _, (_, size) = self._kept.popitem(last=False)

@@ -86,6 +86,12 @@ def test_glm_writes_a_tag_for_each_value() -> None:
     ]
 
 
+def test_the_last_one_counts_of_glms_values_with_one_key() -> None:
+    pairs = "".join(f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>" for key, value in ("a1", "b2", "a3"))
+    assert at_every_split(GLM, f"<tool_call>f{pairs}</tool_call>", NAMES) == [("call", "f", '{"a": 3, "b": 2}')]
+    assert at_every_split(GLM, f"<tool_call>f{pairs}<arg_key>c", NAMES) == [("call", "f", '{"a": 3, "b": 2')]
+
+
 VALUES: list[tuple[Any, str, object]] = [
     ({"type": "string"}, "16", "16"),
     ({"type": ["string", "null"]}, "456", "456"),
@@ -107,6 +113,11 @@ VALUES: list[tuple[Any, str, object]] = [
     ({"const": "42"}, "42", "42"),
     ({"type": "integer"}, "17", 17),
     ({"type": "integer"}, "1.0", 1.0),
+    ({"$ref": "#/$defs/wide"}, "11", 11),
+    ({"anyOf": [{"type": "null"}] * 400 + [{"type": "string"}]}, "11", "11"),
+    ({}, "1e999", "1e999"),
+    ({}, "[-1e999]", "[-1e999]"),
+    ({}, "NaN", "NaN"),
     ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "18", 18),
     ({"type": "integer"}, "many", "many"),
     ({"type": "boolean"}, "true", True),
@@ -121,7 +132,11 @@ VALUES: list[tuple[Any, str, object]] = [
 
 @pytest.mark.parametrize(("schema", "text", "value"), VALUES, ids=str)
 def test_a_schema_says_which_values_of_glm_are_strings(schema: Any, text: str, value: object) -> None:
-    definitions = {"code": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
+    definitions: dict[str, Any] = {"code": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
+    definitions["wide"] = {"allOf": [{"$ref": "#/$defs/wide"}, {"$ref": "#/$defs/wide"}]}
+    for depth in range(60):  # as wide without a loop
+        definitions["wide"]["allOf"].append({"$ref": "#/$defs/d0"})
+        definitions[f"d{depth}"] = {"allOf": [{"$ref": f"#/$defs/d{depth + 1}"}] * 2}
     parser = GLM.make_parser(NAMES, parameters={"f": {"properties": {"a": schema}, "$defs": definitions}})
     call = f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
     assert joined(parser.push(call) + parser.flush()) == [("call", "f", json.dumps({"a": value}))]

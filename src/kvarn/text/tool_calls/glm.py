@@ -18,7 +18,8 @@ _PAIR = re.compile(rf"{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*?){_VALUE_END}", re.DOT
 
 
 class GlmParser(ToolCallParser):
-    """Reads arguments into a JSON object, each when it is complete. Strings stand without quotes: see `read_value`.
+    """Reads arguments into a JSON object, given out when it is complete: of those with one name the last one counts.
+    Strings stand without quotes: see `read_value`.
 
     <tool_call>add
     <arg_key>a</arg_key>
@@ -51,23 +52,20 @@ class GlmParser(ToolCallParser):
 
     def _arguments(self, name: str) -> Waiting[None]:
         """Read up to the closing tag. A call that was forced has no arguments where its function takes none."""
-        count = 0
+        values: dict[str, str] = {}
         empty = self._forced and name in self._parameters and without_arguments(self._parameters[name])
         while (yield from self._comes(_KEY)):
             while (found := _PAIR.match(self._held)) is None and not self._final:
                 yield
-            head = "{" if count == 0 else ", "
             if found is None:
                 self._held = ""
+                self._argue(_begun(values) if values else "")
                 return
             key = found[1].strip()
-            if empty:
-                self._drop(found.end())
-                continue
-            self._argue(f"{head}{to_json(key)}: {self._value(name, key, found[2])}")
+            if not empty:
+                values[key] = self._value(name, key, found[2])
             self._drop(found.end())
-            count += 1
-        self._argue("}" if count else "{}")
+        self._argue(_begun(values) + "}")
         self.is_open = False
         if (yield from self._comes(_CLOSE)):
             self._drop(len(_CLOSE))
@@ -88,6 +86,10 @@ class GlmParser(ToolCallParser):
         schema = self._parameters.get(name, {})
         properties = schema.get("properties")
         return to_json(read_value(text, properties.get(key) if isinstance(properties, dict) else None, schema))
+
+
+def _begun(values: dict[str, str]) -> str:
+    return "{" + ", ".join(f"{to_json(key)}: {value}" for key, value in values.items())
 
 
 def glm_opening(name: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -140,12 +141,15 @@ def whole_call(text: str, names: Collection[str] | None, *, needs_arguments: boo
 
 def plain_json(text: str) -> Any:
     """What JSON text says. Raises ValueError where it is none, or has a number that JSON has not."""
-    return json.loads(text, parse_constant=_refuse_constant)
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def to_json(value: object) -> str:
-    """JSON text of plain data, with its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped."""
-    text = json.dumps(value, ensure_ascii=False)
+    """JSON text of plain data, with its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped.
+
+    Raises ValueError for a number that JSON has not.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -156,6 +160,11 @@ def to_json(value: object) -> str:
 def _arguments(call: dict[str, Any], needed: bool) -> Any:
     found = next((call[key] for key in _ARGUMENT_KEYS if key in call), None)
     return {} if found is None and not needed else found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_constant(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:
