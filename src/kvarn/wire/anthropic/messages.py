@@ -23,7 +23,7 @@ from kvarn.wire.anthropic.tools import ServerTool, ToolChoice, Tools
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
-    OptionalsModel,
+    OptionalFieldsModel,
     Refused,
     RequestModel,
     Strings,
@@ -50,7 +50,7 @@ class AssistantMessage(RequestModel):
     content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
-class SystemMessage(OptionalsModel):
+class SystemMessage(OptionalFieldsModel):
     """Instructions in the middle of a conversation, or at its end."""
 
     role: Literal["system"]
