@@ -10,6 +10,9 @@ import anthropic
 import httpx
 import pytest
 
+import kvarn.batches.run as run_module
+from kvarn.store.errors import NotFoundError
+
 HELLO: Any = [{"role": "user", "content": "Hej"}]
 WELL: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}
 
@@ -86,6 +89,52 @@ def test_a_batch_is_cancelled(
     assert counts.canceled and counts.canceled + counts.succeeded == 20
     kinds = [each.result.type for each in claude.messages.batches.results(batch.id)]
     assert kinds.count("canceled") == counts.canceled and len(kinds) == 20
+
+
+def test_what_ended_before_it_was_read_has_a_result_for_each_request(
+    runner: Any, claude: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., None]
+) -> None:
+    held = asyncio.Event()
+    normal = run_module.find_file
+
+    async def late(*args: Any) -> Any:
+        await held.wait()
+        return await normal(*args)
+
+    monkeypatch.setattr(run_module, "find_file", late)
+    asked = [request(f"r{number}") for number in range(300)]
+    cancelled = claude.messages.batches.create(requests=asked)
+    claude.messages.batches.cancel(cancelled.id)
+    runner.loop.call_soon_threadsafe(held.set)
+    wait_for(ended(claude, cancelled.id), "the batch to end")
+    assert claude.messages.batches.retrieve(cancelled.id).request_counts.canceled == 300
+    results = list(claude.messages.batches.results(cancelled.id))
+    assert {each.result.type for each in results} == {"canceled"}
+    assert [each.custom_id for each in results] == [each["custom_id"] for each in asked]
+
+    async def gone(*args: Any) -> Any:
+        raise NotFoundError("There is no file.")
+
+    monkeypatch.setattr(run_module, "find_file", gone)
+    failed = claude.messages.batches.create(requests=asked[:5])
+    wait_for(ended(claude, failed.id), "the batch to end")
+    assert claude.messages.batches.retrieve(failed.id).request_counts.errored == 5
+    errors: Any = [each.result for each in claude.messages.batches.results(failed.id)]
+    assert [each.error.error.message for each in errors] == ["There is no file."] * 5
+
+
+def test_the_files_of_a_batch_are_kept_as_long_as_it_is(
+    claude: anthropic.Anthropic, client: httpx.Client, wait_for: Callable[..., None]
+) -> None:
+    batch = claude.messages.batches.create(requests=[request("well"), request("wrong", max_tokens=0)])
+    wait_for(ended(claude, batch.id), "the batch to end")
+    files = [file["id"] for file in client.get("/v1/files").json()["data"]]
+    assert len(files) == 3 and list(claude.beta.files.list()) == []
+    for file_id in files:
+        refused = client.delete(f"/v1/files/{file_id}")
+        assert refused.status_code == 409 and batch.id in refused.json()["error"]["message"]
+    claude.messages.batches.delete(batch.id)
+    assert client.get("/v1/files").json()["data"] == []
 
 
 def test_batches_are_listed_page_by_page(

@@ -71,3 +71,12 @@ def test_a_form_that_is_not_anthropics_is_refused(tenant: httpx.Client, form: di
 def test_two_ways_to_name_a_page_are_refused(tenant: httpx.Client) -> None:
     answer = tenant.get("/v1/files", params={"after_id": "a", "page": "page_b"}, headers=VERSION)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_parameters_of_the_other_api_are_ignored_with_a_warning(tenant: httpx.Client) -> None:
+    theirs = {"purpose": "batch", "order": "asc", "limit": "5"}
+    answer = tenant.get("/v1/files", params=theirs, headers=VERSION)
+    assert (answer.status_code, answer.headers["x-kvarn-ignored"]) == (200, "order, purpose")
+    answer = tenant.get("/v1/files", params={"after_id": "file-a", "ids[]": "file-b", "order": "asc"})
+    assert (answer.status_code, answer.headers["x-kvarn-ignored"]) == (200, "after_id, ids")
+    assert "x-kvarn-ignored" not in tenant.get("/v1/files", params={"limit": 5}, headers=VERSION).headers

@@ -18,7 +18,7 @@ from kvarn.store.errors import ConflictError
 from kvarn.store.models import Batch, File
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus, delete_batch
-from kvarn.store.repositories.files import FileWriter, find_file, publish_file, read_content
+from kvarn.store.repositories.files import MESSAGE_BATCH, FileWriter, find_file, publish_file, read_content
 from kvarn.wire.anthropic.batches import BatchCounts, BatchResult, BatchResultLine, MessageBatch, MessageBatchRequest
 from kvarn.wire.openai.batches import WINDOW_S, BatchRequest
 from kvarn.wire.openai.errors import invalid_request
@@ -60,7 +60,7 @@ async def start_message_batch(serving: ResponsesContext, record: RequestRecord, 
         file_id, now = await writer.finish(), int(serving.store.now())
         async with serving.store.transaction() as session:
             name = {"filename": "requests.jsonl", "purpose": "batch"}
-            kept_s = 2 * WINDOW_S[_WINDOW]  # it has been read long before
+            kept_s = WINDOW_S[_WINDOW] + _KEPT_S  # as its results, which it stands for where none was run
             await publish_file(session, file_id, **name, now=now, expires_at=now + kept_s)
         asked = BatchRequest(
             input_file_id=file_id,
@@ -68,7 +68,7 @@ async def start_message_batch(serving: ResponsesContext, record: RequestRecord, 
             completion_window=_WINDOW,
             output_expires_after=FileExpiry(anchor="created_at", seconds=_KEPT_S),
         )
-        return await start_batch(serving, principal, asked, id_prefix="msgbatch_", total=len(request.requests))
+        return await start_batch(serving, principal, asked, id_prefix=MESSAGE_BATCH, total=len(request.requests))
     except BaseException:
         await writer.discard()
         raise
@@ -93,8 +93,12 @@ def describe_message_batch(batch: Batch, base_url: str) -> MessageBatch:
 def _counts(batch: Batch) -> BatchCounts:
     counts = {"succeeded": batch.completed, "errored": batch.failed, "canceled": 0, "expired": 0}
     rest = batch.total - batch.completed - batch.failed
-    counts[_REST.get(BatchStatus(batch.status), "errored")] += rest
+    counts[_rest(batch)] += rest
     return BatchCounts(**counts)
+
+
+def _rest(batch: Batch) -> str:
+    return _REST.get(BatchStatus(batch.status), "errored")
 
 
 def _time(seconds: int) -> datetime:
@@ -103,6 +107,12 @@ def _time(seconds: int) -> datetime:
 
 class _Response(msgspec.Struct):
     body: msgspec.Raw
+
+
+class _Request(msgspec.Struct):
+    """What of a line of an input file is read, once none was run."""
+
+    custom_id: str
 
 
 class _Line(msgspec.Struct):
@@ -114,11 +124,12 @@ class _Line(msgspec.Struct):
 
 
 async def message_results(store: Store, owner: Owner, batch: Batch) -> AsyncGenerator[bytes, None]:
-    """The results of a batch, a line for each request: those that succeeded first.
+    """The results of a batch, a line for each request: those that succeeded first. One that ended before its requests
+    were read has no files of results: what has come of all of them is told by its state.
 
     Raises:
         ConflictError: It has not ended.
-        NotFoundError: The results have been deleted.
+        NotFoundError: The results are kept no more.
     """
     if batch.status not in OVER:
         raise ConflictError(f"The batch {batch.id} has not ended: it has no results yet.")
@@ -127,18 +138,36 @@ async def message_results(store: Store, owner: Owner, batch: Batch) -> AsyncGene
         for file_id, succeeded in ((batch.output_file_id, True), (batch.error_file_id, False))
         if file_id is not None
     ]
+    if not files:
+        return _unread(store, await find_file(store, owner, batch.input_file_id), batch)
     return _lines(store, files)
 
 
 async def _lines(store: Store, files: list[tuple[File, bool]]) -> AsyncGenerator[bytes, None]:
     for file, succeeded in files:
-        async with (
-            aclosing(read_content(store, file)) as chunks,
-            aclosing(split_lines(chunks, _MAX_LINE_BYTES)) as lines,
-        ):
-            async for _, text in lines:
+        async with aclosing(_read(store, file)) as lines:
+            async for text in lines:
                 line = msgspec.json.decode(text, type=_Line)
-                yield encode_json(BatchResultLine(custom_id=line.custom_id, result=_result(line, succeeded))) + b"\n"
+                yield _written(line.custom_id, _result(line, succeeded))
+
+
+async def _unread(store: Store, requests: File, batch: Batch) -> AsyncGenerator[bytes, None]:
+    kind = _rest(batch)
+    why = batch.errors[0]["message"] if batch.errors else ""
+    result = _errored(why) if kind == "errored" else BatchResult(type=kind)
+    async with aclosing(_read(store, requests)) as lines:
+        async for text in lines:
+            yield _written(msgspec.json.decode(text, type=_Request).custom_id, result)
+
+
+async def _read(store: Store, file: File) -> AsyncGenerator[bytes, None]:
+    async with aclosing(read_content(store, file)) as chunks, aclosing(split_lines(chunks, _MAX_LINE_BYTES)) as lines:
+        async for _, text in lines:
+            yield text
+
+
+def _written(custom_id: str, result: BatchResult) -> bytes:
+    return encode_json(BatchResultLine(custom_id=custom_id, result=result)) + b"\n"
 
 
 def _result(line: _Line, succeeded: bool) -> BatchResult:
@@ -149,8 +178,11 @@ def _result(line: _Line, succeeded: bool) -> BatchResult:
     unrun = _UNRUN.get(error.get("code", ""))
     if unrun is not None:
         return BatchResult(type=unrun)
-    shown = {"type": "error", "error": {"type": "api_error", "message": error.get("message", "")}}
-    return BatchResult(type="errored", error=shown)
+    return _errored(error.get("message", ""))
+
+
+def _errored(message: str) -> BatchResult:
+    return BatchResult(type="errored", error={"type": "error", "error": {"type": "api_error", "message": message}})
 
 
 async def delete_message_batch(store: Store, owner: Owner, batch_id: str) -> None:

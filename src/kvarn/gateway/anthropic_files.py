@@ -59,14 +59,14 @@ def page_cursor(limit: int, page: str | None, after_id: str | None, before_id: s
 
 
 async def file_page(store: Store, owner: Owner, cursor: Cursor, ids: Sequence[str]) -> FilePage:
-    """An owner's files: a page of all, or those of these ids.
+    """An owner's files: a page of all but those that batches of messages keep, or those of these ids.
 
     Raises:
         NotFoundError: The cursor's file is not in the list.
     """
     page: Page[File] = Page([], has_more=False)
     if not ids:
-        page = await list_files(store, owner, cursor)
+        page = await list_files(store, owner, cursor, of_batches=False)
     for file_id in dict.fromkeys(ids):
         with suppress(NotFoundError):
             page.items.append(await find_file(store, owner, file_id))

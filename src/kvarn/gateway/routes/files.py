@@ -14,7 +14,7 @@ from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_me
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, list_answer
+from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, ignored_parameter, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_file
 from kvarn.serving.held_bytes import HeldBytes
@@ -65,6 +65,11 @@ class FileQuery(OrderedQuery):
     ids: Texts = Field(max_length=100, description="These files only.")
 
 
+_ANTHROPICS = frozenset({"page", "after_id", "before_id", "ids"})
+_OPENAIS = frozenset({"purpose", "order", "after"})
+"""Parameters of a list that mean something to clients of one of the APIs only."""
+
+
 class _Content(ContentStream):
     """The bytes of a file."""
 
@@ -99,6 +104,8 @@ async def list_all_files(
 ) -> Annotated[ListObject[FileObject] | FilePage, ListObject[FileObject]]:
     """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all. Clients that send
     `anthropic-version` get them in Anthropic's shape, as for all that is done with files."""
+    others = _OPENAIS if record.dialect is ANTHROPIC else _ANTHROPICS
+    record.warnings += [ignored_parameter(name) for name in sorted(others & query.model_fields_set)]
     if record.dialect is ANTHROPIC:
         limit = query.limit if "limit" in query.model_fields_set else DEFAULT_LIMIT
         cursor = page_cursor(limit, query.page, query.after_id, query.before_id)
@@ -131,7 +138,7 @@ async def get_file_content(gateway: GatewayDep, owner: OwnerDep, file_id: str) -
 async def delete_one_file(
     gateway: GatewayDep, record: RecordDep, owner: OwnerDep, file_id: str
 ) -> Annotated[DeletedObject | Deleted, DeletedObject]:
-    """Delete a file and its content."""
+    """Delete a file and its content. Those of a batch of messages go with it: until then they get a 409."""
     await delete_file(gateway.store, owner, file_id)
     if record.dialect is ANTHROPIC:
         return Deleted(id=file_id, type="file_deleted")

@@ -13,20 +13,23 @@ from contextlib import AbstractAsyncContextManager
 
 from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
+from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
-from kvarn.store.models import File, FileChunk, Upload
+from kvarn.store.models import Batch, File, FileChunk, Upload
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, owned_by
+from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
 
 CHUNK_BYTES = 256 * 1024
 """Size of all chunks of a file but its last."""
 PROCESSED, INCOMPLETE, PART = "processed", "incomplete", "part"
 """The states of a file; a part of an upload that is whole is none that can be seen."""
+MESSAGE_BATCH = "msgbatch_"
+"""Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
 
 _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
@@ -150,8 +153,10 @@ async def find_file(store: Store, owner: Owner, file_id: str) -> File:
         return await find_one(session, query, f"There is no file {file_id[:80]!r}.")
 
 
-async def list_files(store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None) -> Page[File]:
-    """A page of an owner's files, by age.
+async def list_files(
+    store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None, *, of_batches: bool = True
+) -> Page[File]:
+    """A page of an owner's files, by age; those that batches of messages keep among them or not.
 
     Raises:
         NotFoundError: The cursor's file is not in the list.
@@ -159,6 +164,8 @@ async def list_files(store: Store, owner: Owner, cursor: Cursor, purpose: str | 
     query = _visible(owner, store.now())
     if purpose is not None:
         query = query.where(File.purpose == purpose)
+    if not of_batches:
+        query = query.where(~_keeping_batch(owner, File.id).exists())
     async with store.reading() as session:
         return await read_page(session, query, cursor, (File.created_at, File.id))
 
@@ -181,14 +188,24 @@ async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
         position += 1
 
 
-async def delete_file(store: Store, owner: Owner, file_id: str) -> None:
+async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: bool = False) -> None:
     """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end.
+
+    Args:
+        store: The database.
+        owner: Whose it is.
+        file_id: The file.
+        with_batch: Whether the batch that keeps it is being deleted too.
 
     Raises:
         NotFoundError: There is none of this id, or it is not theirs.
+        ConflictError: A batch of messages keeps it: its requests or its results would be lost.
     """
     await find_file(store, owner, file_id)
     async with store.transaction() as session:
+        batch_id = None if with_batch else await session.scalar(_keeping_batch(owner, file_id).limit(1))
+        if batch_id is not None:
+            raise ConflictError(f"The file {file_id} belongs to the batch {batch_id}, and goes with it: delete that.")
         await session.execute(update(File).where(File.id == file_id).values(status=INCOMPLETE, expires_at=0))
     await drop_file(store, file_id)
 
@@ -216,6 +233,15 @@ async def _drop_content(store: Store, file_id: str) -> None:
             await session.execute(doomed)
         if len(positions) < _CHUNKS_AT_ONCE:
             return
+
+
+def _keeping_batch(owner: Owner, file_id: str | InstrumentedAttribute[str]) -> Select[str]:
+    """The batch of messages whose requests or results a file is: its client never saw the file."""
+    files = (Batch.input_file_id, Batch.output_file_id, Batch.error_file_id)
+    is_kept = or_(*(each == file_id for each in files))
+    return select(Batch.id).where(
+        is_owned_by(owner, Batch), Batch.id.startswith(MESSAGE_BATCH, autoescape=True), is_kept
+    )
 
 
 def _visible(owner: Owner, now: float) -> Select[File]:

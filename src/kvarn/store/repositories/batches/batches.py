@@ -145,7 +145,7 @@ async def delete_batch(store: Store, owner: Owner, batch_id: str, endpoint: str)
         raise ConflictError(f"The batch {batch_id} is {batch.status}: cancel it, and delete it once it has ended.")
     for file_id in filter(None, (batch.input_file_id, batch.output_file_id, batch.error_file_id)):
         with suppress(NotFoundError):  # it has been deleted, or has expired
-            await delete_file(store, owner, file_id)
+            await delete_file(store, owner, file_id, with_batch=True)
     await delete_owned(store, owner, Batch, batch_id)
 
 
