@@ -1,3 +1,5 @@
+"""Fields that are empty or null: an empty text is a text, and null is the default."""
+
 from __future__ import annotations
 
 import json
@@ -7,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from kvarn.wire.anthropic.messages import MessagesRequest
-from kvarn.wire.openai.common import OptionalFieldsModel, RequestModel
+from kvarn.wire.openai.common import DefaultsModel, RequestModel
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.encoders import EmbeddingRequest, ModerationRequest
 from kvarn.wire.openai.parse import parse_request
@@ -27,7 +29,7 @@ def parse(model: type[BaseModel], /, **fields: Any) -> Any:
         (CompletionRequest, {"prompt": ""}),
         (EmbeddingRequest, {"input": ""}),
         (ModerationRequest, {"input": ""}),
-        (ResponseRequest, {"model": "m", "input": ""}),
+        (ResponseRequest, {"input": ""}),
     ],
 )
 def test_an_empty_text_is_a_text(model: type[BaseModel], empty: dict[str, Any]) -> None:
@@ -41,12 +43,12 @@ def _models(of: type[BaseModel]) -> set[type[BaseModel]]:
 
 def test_null_is_the_default_of_each_field_that_has_one() -> None:
     wanted = {model for model in _models(RequestModel) if model.__module__.startswith("kvarn.wire.anthropic.")}
-    for model in wanted - _models(OptionalFieldsModel):
+    for model in wanted - _models(DefaultsModel):
         optional = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
         assert not any(optional.values()) and "" not in optional.values(), model
     edit = {"type": "clear_tool_uses_20250919", "trigger": None, "keep": None, "clear_at_least": None}
     said = [{"role": "user", "content": "a"}, {"role": "system", "content": None}]
-    asked = {"model": "m", "max_tokens": 1, "messages": said}
+    asked = {"max_tokens": 1, "messages": said}
     (parsed,) = parse(MessagesRequest, **asked, context_management={"edits": [edit]}).context_management.edits
     assert (parsed.trigger.value, parsed.keep.value) == (100_000, 3)
     kept = edit | {"keep": {"type": "tool_uses", "value": None}}

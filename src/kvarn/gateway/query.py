@@ -165,11 +165,11 @@ async def check_query(request: Request) -> None:
         if known and key in seen and form is not list:
             raise invalid_request(f"{key!r} may be given once only.", key)
         if not known and key not in seen and len(warnings) < _MAX_WARNINGS:
-            warnings.append(ignored_parameter(key))
+            warnings.append(ignored_query(key))
         seen.add(key)
 
 
-def ignored_parameter(name: str) -> str:
+def ignored_query(name: str) -> str:
     """The warning about a query parameter that means nothing to an operation."""
     return f"ignored unknown query parameter {name[:40]!a}"
 

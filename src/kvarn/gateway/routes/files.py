@@ -14,7 +14,7 @@ from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_me
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, ignored_parameter, list_answer
+from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, ignored_query, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_file
 from kvarn.serving.held_bytes import HeldBytes
@@ -105,7 +105,7 @@ async def list_all_files(
     """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all. Clients that send
     `anthropic-version` get them in Anthropic's shape, as for all that is done with files."""
     others = _OPENAIS if record.dialect is ANTHROPIC else _ANTHROPICS
-    record.warnings += [ignored_parameter(name) for name in sorted(others & query.model_fields_set)]
+    record.warnings += [ignored_query(name) for name in sorted(others & query.model_fields_set)]
     if record.dialect is ANTHROPIC:
         limit = query.limit if "limit" in query.model_fields_set else DEFAULT_LIMIT
         cursor = page_cursor(limit, query.page, query.after_id, query.before_id)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
 
-from kvarn.wire.openai.common import LenientModel, OptionalFieldsModel, RequestModel, warn_ignored
+from kvarn.wire.openai.common import DefaultsModel, LenientModel, RequestModel, warn_ignored
 
 
-class Amount(OptionalFieldsModel):
+class Amount(DefaultsModel):
     """So many tokens, tool uses or turns."""
 
     type: Literal["input_tokens", "tool_uses", "thinking_turns", "all"]

@@ -22,8 +22,8 @@ from kvarn.wire.anthropic.context_management import ContextManagement
 from kvarn.wire.anthropic.tools import ServerTool, ToolChoice, Tools
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
+    DefaultsModel,
     LenientModel,
-    OptionalFieldsModel,
     Refused,
     RequestModel,
     Strings,
@@ -50,7 +50,7 @@ class AssistantMessage(RequestModel):
     content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
-class SystemMessage(OptionalFieldsModel):
+class SystemMessage(DefaultsModel):
     """Instructions in the middle of a conversation, or at its end."""
 
     role: Literal["system"]

@@ -82,7 +82,7 @@ EMPTY_IS_NULL = BeforeValidator(lambda value: None if is_empty(value) else value
 """Marks a field, of an object that is no `LenientModel`, of which an empty value asks for nothing."""
 
 
-class OptionalFieldsModel(RequestModel):
+class DefaultsModel(RequestModel):
     """Base of objects of which null is the default of every field that has one."""
 
     @model_validator(mode="before")
@@ -96,7 +96,7 @@ class OptionalFieldsModel(RequestModel):
         return {name: value for name, value in data.items() if name not in nulls - meant}
 
 
-class LenientModel(OptionalFieldsModel):
+class LenientModel(DefaultsModel):
     """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
     other servers know; those of `unsupported_fields` are refused. What is empty is taken as null where that is the
     field's default.
