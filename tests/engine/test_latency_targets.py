@@ -136,3 +136,63 @@ def test_a_target_out_of_reach_holds_nobody_back(make_world):
         world.submit(f"r{number}", 5, max_tokens=50, ttft_left_s=0.001, tpot_target_s=0.001)
     world.step(seconds=0.01)
     assert len(world.engine.scheduler.running) >= 4
+
+
+def steps_until(world, request_id: str, limit: int = 100) -> int:
+    """Steps until the first token of a request."""
+    for number in range(limit):
+        if any(delta.request_id == request_id for delta in world.step(seconds=0.01)):
+            return number
+    raise AssertionError(f"no token of {request_id} in {limit} steps")
+
+
+@pytest.fixture
+def batch_world(make_world):
+    """Twenty rows without a target: their steps take 210 ms."""
+    world = make_world(max_num_seqs=64, num_blocks=400, step_time=known_times(), seconds=seconds_of)
+    for number in range(20):
+        world.submit(f"batch{number}", 5, max_tokens=200, priority=100)
+    for _ in range(5):
+        world.step(seconds=0.01)
+    assert len(world.engine.scheduler.running) == 20
+    return world
+
+
+def test_requests_with_a_target_do_not_wait_behind_rows_without(batch_world):
+    for number in range(3):
+        batch_world.submit(f"soon{number}", 5, max_tokens=50, ttft_left_s=100.0, tpot_target_s=0.1)
+        assert steps_until(batch_world, f"soon{number}") <= 2
+    batch_world.submit("another batch", 5, max_tokens=50, priority=100)
+    for _ in range(5):
+        batch_world.step(seconds=0.01)
+    assert batch_world.output("another batch") == [], "it would slow the others further"
+
+
+def test_what_comes_from_a_lost_engine_goes_on_at_once(batch_world):
+    for number in range(8):
+        batch_world.submit(f"r{number}", 5, max_tokens=150, ttft_left_s=100.0, tpot_target_s=0.1)
+    for _ in range(5):
+        batch_world.step(seconds=0.01)
+    batch_world.submit("refused", 5, ttft_left_s=100.0, tpot_target_s=0.1, priority=-1)
+    batch_world.submit("moved", 5, tpot_target_s=0.1, priority=-2)
+    assert steps_until(batch_world, "moved") <= 2
+    assert batch_world.output("refused") == []
+
+
+def test_nobody_gives_way_to_whom_there_is_no_room_for(make_world):
+    world = make_world(max_num_seqs=10, num_blocks=400, step_time=known_times(), seconds=seconds_of)
+    for number in range(8):
+        world.submit(f"plain{number}", 5, max_tokens=200, priority=-100)
+    world.submit("worse", 5, max_tokens=200, priority=100)
+    world.step(seconds=0.0)
+    world.submit("in time", 5, max_tokens=200, ttft_left_s=100.0, tpot_target_s=0.1, priority=-100)
+    world.step(seconds=0.0)
+    assert len(world.engine.scheduler.running) == 10
+    world.submit("better", 5, max_tokens=50)
+    world.step(seconds=0.0)
+    assert len(world.engine.scheduler.running) == 10
+    assert world.engine.scheduler.totals.preemptions == 0
+    world.submit("better and in time", 5, max_tokens=50, ttft_left_s=100.0, tpot_target_s=0.1, priority=-1)
+    world.step(seconds=0.0)
+    assert world.engine.scheduler.totals.preemptions == 1
+    assert "better and in time" in {each.request.request_id for each in world.engine.scheduler.running}

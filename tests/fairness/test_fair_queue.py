@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.fairness.queue import Account, FairQueue
+from kvarn.fairness.queue import Account, FairQueue, _LateShare
 
 AGEING_S = 10.0
 _numbers = count()
@@ -179,3 +179,10 @@ def test_lateness_moves_shares_by_no_more_than_its_bound(weights, late_part, cha
 def test_removing_what_does_not_wait_is_an_error() -> None:
     with pytest.raises(KeyError):
         make_queue().remove(Item(Account("a", 1.0)))
+
+
+def test_a_small_item_takes_no_credit_from_the_late_ones() -> None:
+    share = _LateShare()
+    for cost in [*[100.0] * 6, 0.1, 100.0]:
+        share.started(cost, late=False)
+    assert share.is_due

@@ -126,17 +126,29 @@ class LatencyTargets:
             now += self._before_s + self._compute_s(tokens)
         return now > request.arrival_s + allowed_s
 
-    def has_room(self, sequence: Sequence) -> bool:
-        """Whether a sequence may start: nobody who is in time so far would miss the target for each token. The prompts
-        beside them are no matter of this: they take what a step has left (`step_limit_s`)."""
-        request = sequence.request
-        if request.first_step_s is not None or not self._running or not self._times.is_settled:
+    def has_room(self, sequence: Sequence, instead_of: Sequence | None = None) -> bool:
+        """Whether a sequence may start, where one that runs has given way perhaps: nobody who runs, and is in time so
+        far, would miss the target for each token because of it. Its own target refuses it nothing, and an answer that
+        was begun, here or elsewhere, goes on. The prompts beside them are no matter of this: they take what a step has
+        left (`step_limit_s`)."""
+        if _has_begun(sequence):
             return True
-        limit_s = self._limit_s((sequence, *self._running), sequence.num_tokens)
-        rows = len(self._running) + len(request.sequences) + len(request.siblings)
-        context = sum(each.num_tokens for each in self._running) + sequence.num_tokens
-        least_s = self._step_s(rows, context) + self._prompt_s(self._config.min_prefill_chunk)
-        return limit_s is None or least_s <= limit_s
+        running = [each for each in self._running if each is not instead_of]
+        limit_s = self._limit_s(running, sequence.num_tokens)
+        if limit_s is None or self._least_s(running, sequence) <= limit_s:
+            return True
+        # Where rows without a target to keep take too long by themselves, keeping one out helps nobody.
+        kept = [each for each in running if each.request.tpot_target_s is not None and not each.request.is_late]
+        is_kept = sequence.request.tpot_target_s is not None and not sequence.request.is_late
+        return is_kept and self._least_s(running) > limit_s and self._least_s(kept, sequence) <= limit_s
+
+    def _least_s(self, running: Collection[Sequence], start: Sequence | None = None) -> float:
+        """What a step takes at least, with part of a prompt: of sequences that run, and of one that starts."""
+        rows, context = len(running), sum(each.num_tokens for each in running)
+        if start is not None:
+            rows += len(start.request.sequences) + len(start.request.siblings)
+            context += start.num_tokens
+        return self._step_s(rows, context) + self._prompt_s(self._config.min_prefill_chunk)
 
     def _limit_s(self, sequences: Iterable[Sequence], context: int) -> float | None:
         requests = [each.request for each in sequences if not each.request.is_late]
@@ -165,3 +177,10 @@ class LatencyTargets:
 
     def _cost(self, prompt: float, output: float) -> float:
         return prompt * self._config.input_token_weight + output * self._config.output_token_weight
+
+
+def _has_begun(sequence: Sequence) -> bool:
+    """Whether it has run, or comes from another engine: then its target for the first token is no matter any more."""
+    request = sequence.request
+    moved = request.tpot_target_s is not None and request.first_token_by_s is None
+    return moved or request.first_step_s is not None or sequence.num_outputs > 0

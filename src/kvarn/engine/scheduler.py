@@ -281,6 +281,8 @@ class Scheduler:
             return
         if not self._headroom.fits_without(sequence, worse):
             return
+        if not self._targets.has_room(sequence, worse[-1]):  # it would not start
+            return
         while worse and (not self._slots.num_free or self._headroom.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
 

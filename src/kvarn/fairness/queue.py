@@ -96,7 +96,8 @@ class _LateShare:
         if late:
             self._credit -= (1 - self.SHARE) * cost
         else:
-            self._credit = min(self._credit + self.SHARE * cost, self.MOST_CREDIT * cost)
+            more = min(self._credit + self.SHARE * cost, self.MOST_CREDIT * cost)
+            self._credit = max(self._credit, more)  # a small item takes none away
         self._turn_at = (1 - self.SHARE) * cost
 
 
