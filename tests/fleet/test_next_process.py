@@ -105,3 +105,6 @@ def test_nothing_is_left_once_it_is_closed(ahead, timers, made) -> None:
     ahead.close()
     timers.advance(100.0)
     assert not made
+    assert ahead.take("module") is None
+    timers.advance(100.0)
+    assert not made

@@ -86,6 +86,7 @@ def test_the_work_of_a_session_is_that_of_all_its_processes(tmp_path: Path) -> N
     process(tmp_path, 11, 10, "D", 50, 500)
     process(tmp_path, 12, 9, "R", 1000, 10_000)
     (tmp_path / "13").mkdir()  # it has ended meanwhile
-    done = session_work(10, tmp_path)
+    session_of = {10: 10, 11: 10, 12: 9, 13: 10}.__getitem__
+    done = session_work(10, tmp_path, session_of)
     assert (done.cpu_s, done.read_bytes, done.waits_for_disk) == (pytest.approx(1.5), 1500, True)
-    assert session_work(7, tmp_path) == SessionWork()
+    assert session_work(7, tmp_path, session_of) == SessionWork()

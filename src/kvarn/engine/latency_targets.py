@@ -118,6 +118,8 @@ class LatencyTargets:
         """Whether the first token would come too late if the sequence started now."""
         request = sequence.request
         assert request.first_token_by_s is not None, "only what has a target misses it"
+        if request.first_token_by_s <= request.arrival_s:
+            return True
         tokens = len(request.prompt) * (self._computed if self._ended else 1.0)
         allowed_s = TTFT_MARGIN * (request.first_token_by_s - request.arrival_s)
         if self._times.is_settled:

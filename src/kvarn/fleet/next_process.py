@@ -26,6 +26,7 @@ class NextProcess:
         self._imports = ""
         self._process: EngineProcess | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def take(self, imports: str) -> EngineProcess | None:
         """The process, where there is one that imports this module; another follows. Called at each start."""
@@ -34,11 +35,16 @@ class NextProcess:
             process.close()
             process = None
         self._imports = imports
-        self._after(self.DELAY_S, self._make)
+        if not self._closed:
+            self._after(self.DELAY_S, self._make)
         return process
 
     def close(self) -> None:
         """End the process, and make no other. Idempotent."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._process is not None:
@@ -48,7 +54,7 @@ class NextProcess:
     def _make(self) -> None:
         with contextlib.suppress(OSError):  # whoever starts an engine will say so
             self._process = self._spawn(self._imports)
-            self._after(self.KEPT_S, self.close)
+            self._after(self.KEPT_S, self._end)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         if self._timer is not None:
