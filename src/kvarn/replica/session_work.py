@@ -34,9 +34,9 @@ def session_work(session: int, proc: Path = Path("/proc"), session_of: Callable[
     """
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     cpu_s, read, waits = 0.0, 0, False
-    for place in proc.glob("[0-9]*"):
+    for place in proc.iterdir() if proc.is_dir() else ():
         try:
-            if session_of(int(place.name)) != session:
+            if not place.name.isdecimal() or session_of(int(place.name)) != session:
                 continue
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             cpu_s += tick_s * (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS]))
