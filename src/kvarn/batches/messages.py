@@ -32,7 +32,7 @@ _KEPT_S = 29 * 24 * 3600
 _MAX_LINE_BYTES = 1 << 30
 """More than any answer has."""
 _REST = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired", BatchStatus.FAILED: "errored"}
-"""What has come of requests that were not run."""
+"""Results of requests that were not run, by the batch's status."""
 _UNRUN = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 """The same by the code of their line in the error file."""
 
@@ -110,13 +110,13 @@ class _Response(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """What of a line of an input file is read, once none was run."""
+    """Line of an input file none of which was run."""
 
     custom_id: str
 
 
 class _Line(msgspec.Struct):
-    """What of a line of an output or error file is read."""
+    """Line of an output or error file."""
 
     custom_id: str
     response: _Response | None

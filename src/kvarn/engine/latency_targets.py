@@ -145,7 +145,7 @@ class LatencyTargets:
         return is_kept and self._least_s(running) > limit_s and self._least_s(kept, sequence) <= limit_s
 
     def _least_s(self, running: Collection[Sequence], start: Sequence | None = None) -> float:
-        """What a step takes at least, with part of a prompt: of sequences that run, and of one that starts."""
+        """Least seconds of a step, with part of a prompt: of sequences that run, and of one that starts."""
         rows, context = len(running), sum(each.num_tokens for each in running)
         if start is not None:
             rows += len(start.request.sequences) + len(start.request.siblings)

@@ -42,7 +42,7 @@ class _Decoding:
         self._encoding = encoding
         self._decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
         self._rest = b""
-        """What has come and is not decoded yet."""
+        """Bytes that have come and are not decoded yet."""
         self._pending = False
         """Whether more can be made of what has come."""
         self._more_body = True

@@ -11,7 +11,7 @@ from kvarn.grammar.errors import GrammarError
 
 _MAX_CHARS = 50_000
 MAX_GRAMMAR_CHARS = 16_000
-"""Of all grammars of a request: twenty times those of agents. They are read on the event loop."""
+"""Largest size of all grammars of a request: twenty times those of agents. They are read on the event loop."""
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\f]+|//[^\n]*)|(?P<newline>\r?\n)
     |(?P<define>[?!]{0,2}[A-Za-z_][A-Za-z0-9_]*(?:\.-?\d+)?[ \t]*:(?!:))

@@ -1,4 +1,4 @@
-"""What a request says of its answer's form, read from its fields."""
+"""Fields of a request that say what its answer must match."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _BUFFER_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one piece of work may take."""
+    """Limits of one piece of work."""
 
     timeout_s: float = 2.0
     """Seconds of a processor."""

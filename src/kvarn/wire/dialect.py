@@ -1,4 +1,4 @@
-"""What the APIs of one server do differently, whatever the operation: the shape of errors, headers, streams."""
+"""Differences between the APIs of one server, whatever the operation: the shape of errors, headers, streams."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeReq
 
 @router.get("/tokenizer_info", summary="A model's tokenizer", dependencies=[Depends(check_query)])
 async def tokenizer_info(gateway: GatewayDep, record: RecordDep, query: TokenizerQuery) -> dict[str, Any]:
-    """What the checkpoint's tokenizer_config.json says, with the chat template that is used."""
+    """Answer with the checkpoint's tokenizer_config.json and the chat template that is used."""
     model = gateway.ready_model(record, query.model or _default(gateway))
     served, template = model.served, model.text.chat_template
 

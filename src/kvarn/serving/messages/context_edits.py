@@ -14,7 +14,7 @@ CLEARED = "[The result of this call was left out: the conversation is long.]"
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What an edit has made of a conversation."""
+    """A conversation behind an edit."""
 
     messages: list[Message]
     count: int

@@ -90,7 +90,7 @@ async def count_tokens(serving: ServingContext, record: RequestRecord, request: 
 async def _with_chat(
     record: RequestRecord, request: MessagesPrompt, act: Callable[[ChatCompletionRequest], Awaitable[ResultT]]
 ) -> ResultT:
-    """What `act` does with the request's chat. Where the model's template knows instructions at the beginning only,
+    """Do `act` with the request's chat. Where the model's template knows instructions at the beginning only,
     those behind it become the user's words."""
     try:
         return await act(chat_request(request))

@@ -66,7 +66,7 @@ class MessageWriter:
     """What answers."""
     tokens: TokenUsage
     applied_edits: list[AppliedEdit] | None = None
-    """What was left out of the prompt; None: nothing was to be."""
+    """Edits that left something out of the prompt; None: none was asked for."""
     blocks: list[_Block] = field(default_factory=list)
     open: bool = False
     """Whether the last block goes on."""

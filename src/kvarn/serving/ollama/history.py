@@ -1,4 +1,4 @@
-"""What of a conversation is shown to a model that cannot read all of it."""
+"""Messages of a conversation that a model can read: the oldest are left out where it is too long."""
 
 from __future__ import annotations
 

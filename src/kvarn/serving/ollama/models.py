@@ -1,4 +1,4 @@
-"""What is served, as Ollama describes models."""
+"""Served models, as Ollama describes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
-"""What sampling parameters are called here."""
+"""Ollama's names of sampling parameters."""
 
 
 def listed(model: Model, served: ServedModel) -> ListedModel:
@@ -80,7 +80,7 @@ def shown(model: Model, served: ServedModel) -> ShowAnswer:
 
 
 def capabilities(served: ServedModel) -> list[str]:
-    """What it can do, in Ollama's words."""
+    """Capabilities of a model, in Ollama's words."""
     card, text = served.card, served.text
     if card is not None and card.kind != "generate":
         return ["embedding"]
@@ -111,7 +111,7 @@ def _family(card: ModelCard | None) -> str:
 
 
 def _level(card: ModelCard) -> str:
-    """How the weights are held."""
+    """Ollama's name of the form of the weights."""
     return (card.quantization or _LEVELS.get(card.dtype, card.dtype)).upper()
 
 

@@ -96,7 +96,7 @@ async def start_ollama_chat(serving: ServingContext, record: RequestRecord, requ
 async def start_ollama_generate(
     serving: ServingContext, record: RequestRecord, request: GenerateRequest
 ) -> OllamaRun | Answer:
-    """As `start_ollama_chat`, for one prompt, which is not cut. Raises as it does."""
+    """Start an answer to one prompt, which is not cut. Raises as `start_ollama_chat` does."""
     name = served_name(serving, request.model)
     if not request.prompt:
         return await _load(serving, record, request, name, is_chat=False)
@@ -152,7 +152,7 @@ async def _fitted(
 
 @contextmanager
 def _in_ollama_terms() -> Iterator[None]:
-    """What goes wrong in the block is said of Ollama's request."""
+    """Make errors of the block name fields of Ollama's request."""
     try:
         yield
     except ApiError as error:

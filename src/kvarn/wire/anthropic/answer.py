@@ -42,7 +42,7 @@ class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
 
 
 class AppliedEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """What an edit of `context_management` has left out of the prompt."""
+    """Tokens and blocks that an edit of `context_management` has left out of the prompt."""
 
     type: str
     cleared_input_tokens: int

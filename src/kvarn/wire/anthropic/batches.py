@@ -60,7 +60,7 @@ class MessageBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a request: `succeeded` with a message, `errored` with an error, `canceled` or `expired`."""
+    """Result of a request: `succeeded` with a message, `errored` with an error, `canceled` or `expired`."""
 
     type: str
     message: msgspec.Raw | None = None

@@ -51,7 +51,7 @@ class ToolReferenceBlock(Cached):
 
     @property
     def text(self) -> str:
-        """What the model is shown."""
+        """Text in its place, for the model."""
         return f"Tool found: {self.tool_name}"
 
 
@@ -70,7 +70,7 @@ class ImageBlock(Cached):
 
     @property
     def text(self) -> str:
-        """What the model is shown."""
+        """Text in its place, for the model."""
         return f"[{self.type}: this model reads text only]"
 
 
@@ -88,13 +88,13 @@ class ToolResultBlock(Cached):
 
     @property
     def text(self) -> str:
-        """What the model is shown."""
+        """Text in its place, for the model."""
         text = text_of(self.content or "")
         return f"Error: {text}" if self.is_error else text
 
 
 class ThinkingBlock(Cached):
-    """What the model thought in an earlier turn."""
+    """Reasoning of the model in an earlier turn."""
 
     type: Literal["thinking"]
     thinking: str
@@ -102,7 +102,7 @@ class ThinkingBlock(Cached):
 
 
 class RedactedThinkingBlock(Cached):
-    """What another server's model thought, sealed: it is left out."""
+    """Reasoning of another server's model, sealed: it is left out."""
 
     type: Literal["redacted_thinking"]
     data: str

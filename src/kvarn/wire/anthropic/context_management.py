@@ -66,7 +66,7 @@ Edit = Annotated[
 
 
 class ContextManagement(LenientModel):
-    """What is left out of the conversation."""
+    """Edits of the conversation before the model is shown it."""
 
     edits: Annotated[list[Edit], Field(fail_fast=True, max_length=16)] | None = None
 

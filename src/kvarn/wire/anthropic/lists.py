@@ -19,7 +19,7 @@ class Listed(msgspec.Struct, Generic[ItemT], frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was deleted."""
+    """Answer to a deletion."""
 
     id: str
     type: str

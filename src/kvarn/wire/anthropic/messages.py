@@ -89,7 +89,7 @@ Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class OutputConfig(LenientModel):
-    """How the answer shall be."""
+    """Effort and format of the answer."""
 
     effort: Annotated[Effort | None, only(*get_args(Effort))] = None
     format: JsonFormat | None = None
@@ -99,7 +99,7 @@ class OutputConfig(LenientModel):
 
 
 class Metadata(RequestModel):
-    """What a client says of its request."""
+    """Metadata of a request."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -107,7 +107,7 @@ class Metadata(RequestModel):
 
 
 class MessagesPrompt(LenientModel):
-    """What both operations take. To count, only what becomes the prompt matters."""
+    """Fields of both operations. To count, only those that become the prompt matter."""
 
     unsupported_fields = SAMPLING_FIELDS
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TypedTool:
-    """What a model is shown of such a tool."""
+    """Description and schema of such a tool, as a model is shown it."""
 
     description: str
     input_schema: Mapping[str, Any]

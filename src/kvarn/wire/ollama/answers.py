@@ -29,7 +29,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model says, or more of it."""
+    """Message of the model, or a piece of it."""
 
     content: str
     role: str = "assistant"
@@ -85,7 +85,7 @@ class EmbeddingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """What kind of model it is."""
+    """Kind of a model."""
 
     family: str
     families: list[str]
@@ -139,6 +139,6 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a pull is."""
+    """Progress of a pull."""
 
     status: str

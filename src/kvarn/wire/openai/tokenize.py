@@ -57,7 +57,7 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenderedChat(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine would get for a chat. A request without a `seed` has 0 here."""
+    """Token ids and sampling parameters that an engine would get for a chat. A request without a `seed` has 0 here."""
 
     request_id: str
     model: str

@@ -47,7 +47,7 @@ class ImagePart(RequestModel):
 
     @property
     def text(self) -> str:
-        """What the model is shown."""
+        """Text in its place, for the model."""
         return f"[{self.type.removeprefix('input_')}: this model reads text only]"
 
 
@@ -129,7 +129,7 @@ class CustomToolCallItem(RequestModel):
 
 
 class CustomToolCallOutputItem(RequestModel):
-    """What such a call gave."""
+    """Output of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]
     call_id: CallId
@@ -147,7 +147,7 @@ def _check_summary(value: str) -> str:
 
 
 class CompactionItem(RequestModel):
-    """What came before, in short: made by `/v1/responses/compact`."""
+    """Summary of the conversation before it, made by `/v1/responses/compact`."""
 
     type: Literal["compaction"]
     encrypted_content: Annotated[str, AfterValidator(_check_summary)]
@@ -208,7 +208,7 @@ PREFIXES = {
     "custom_tool_call_output": "ctco_",
     "compaction": "cmp_",
 }
-"""How ids of items begin."""
+"""Prefixes of the ids of items."""
 CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
