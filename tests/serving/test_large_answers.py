@@ -128,7 +128,7 @@ def post(server: Any, path: str, body: dict[str, Any]) -> Any:
 def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
     probed: Any, wait_for: WaitFor, converted: list[int], path: str
 ) -> None:
-    with probed(write_timeout_s=2) as (server, probe), ExitStack() as opened:
+    with probed(write_timeout_s=6) as (server, probe), ExitStack() as opened:
         for _ in range(6):
             opened.enter_context(post(server, path, body_of(path, stream=True)))
         wait_for(lambda: len(server.chat.submitted) == 6, "all streams to begin")
