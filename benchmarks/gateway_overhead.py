@@ -20,6 +20,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.engine_process import launch_engine
+from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
@@ -27,7 +28,6 @@ from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
-from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
 
 DEMO = Path(__file__).parent.parent / "src" / "kvarn" / "assets" / "kvarn-demo"

@@ -16,11 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from kvarn.answers.stages.budgets import reserve_budget
+from kvarn.answers.stages.ledger import note_work
+from kvarn.answers.work import RequestRecord, Work
 from kvarn.config.schema import KvarnConfig
 from kvarn.metering.service import Metering
-from kvarn.serving.stages.budgets import reserve_budget
-from kvarn.serving.stages.ledger import note_work
-from kvarn.serving.work import RequestRecord, Work
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 

@@ -26,17 +26,17 @@ from types import CodeType, FrameType
 
 from tests.support.fake_client import FakeReplicaClient
 
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
-from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard
 
 SOURCE = Path(__file__).parent.parent / "src"
 DEMO = SOURCE / "kvarn" / "assets" / "kvarn-demo"
 SHORT, LONG = 20, 120
 """Tokens of the answers that are compared."""
-PATH = ("gateway/", "serving/", "replica/client/")
+PATH = ("gateway/", "answers/", "catalog/", "external/", "rollouts/", "replica/client/")
 """Packages that a request goes through; others are called by these."""
 _NOT_COUNTED = ("observe/",)
 """Metrics, which most functions write to."""

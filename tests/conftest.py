@@ -47,7 +47,19 @@ END_S = 120.0
 """In which the interpreter has to end, once the tests have."""
 ON_BOTH_DATABASES = ("store",)
 """Folders whose tests run on each database also in the short profile."""
-FIRST = ("cli", "fleet", "e2e", "replica", "quality", "serving", "external", "metering", "worker")
+FIRST = (
+    "cli",
+    "fleet",
+    "e2e",
+    "replica",
+    "quality",
+    "answers",
+    "catalog",
+    "rollouts",
+    "external",
+    "metering",
+    "worker",
+)
 """Folders with the files that take longest: a file runs in one process, and one that began last would be waited for."""
 MEMORY = Path("/dev/shm")
 MIN_MEMORY_BYTES = 4 << 30

@@ -21,13 +21,13 @@ from starlette.types import Scope
 
 from benchmarks.engine_process import launch_engine
 from benchmarks.overload.traffic import TENANTS
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.spec import DEFAULT_FACTORY
-from kvarn.serving.models import ServedModel
 from kvarn.store.owner import Owner, Principal
 from kvarn.text.checkpoint import resolve_checkpoint
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.engine_process import launch_engine
 from benchmarks.proxies.clock_engine import STEP_VARIABLE
+from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging
-from kvarn.serving.models import ServedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "src" / "kvarn" / "assets" / "kvarn-demo"

@@ -13,11 +13,11 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from batch_bench import Bench, make_bench, until
+from kvarn.answers.work import RequestRecord
 from kvarn.batches import items
 from kvarn.batches.items import Backoff
 from kvarn.batches.job import EndReason
 from kvarn.batches.line import line_id
-from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batches.batches import BatchStatus, move_batch
 from kvarn.store.repositories.batches.lines import Line, add_lines, read_line

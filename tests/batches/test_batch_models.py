@@ -11,10 +11,10 @@ import pytest
 
 from batch_jobs import WaitFor, await_end, chat_line, outputs, send
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
+from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
-from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 from profiles import thorough
 

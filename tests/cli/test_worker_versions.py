@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from kvarn.api_servers import SERVING, START, VERSION, VERSION_REMOVED, RemovedVersion, Start, Version
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.channel import Channel
 from kvarn.fleet.shared_counts import main_scripts, script_handlers
 from kvarn.replica.endpoint import free_address
-from kvarn.serving.models import ServedModel
 from kvarn.text.checkpoint import resolve_checkpoint
 
 WAIT_S = 120.0

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvarn.catalog.timeouts import StageTimeoutError, within_timeouts
 from kvarn.config.external import ExternalConfig
-from kvarn.replica.external.answer import read_events, read_part
-from kvarn.replica.external.errors import (
+from kvarn.external.answer import read_events, read_part
+from kvarn.external.deltas import ChoiceReader
+from kvarn.external.errors import (
     ExternalFailedError,
     ExternalRefusedError,
     error_of_answer,
     error_of_event,
     retry_after_of,
 )
+from kvarn.external.fields import chat_body
 from kvarn.routing.timeouts import StageTimeouts, TimeoutStage
-from kvarn.serving.external.deltas import ChoiceReader
-from kvarn.serving.external.fields import chat_body
-from kvarn.serving.timeouts import StageTimeoutError, within_timeouts
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from profiles import examples

@@ -16,6 +16,8 @@ import pytest
 import zmq
 
 from conditions import until
+from kvarn.catalog.failover import generate_anywhere
+from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig, ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
 from kvarn.fleet.process_exit import exit_of
@@ -25,8 +27,6 @@ from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.replica.transport import ClientTransport, Inbox, Outbox
 from kvarn.routing.router import ReplicaChoice
-from kvarn.serving.failover import generate_anywhere
-from kvarn.serving.replicas import ReplicaSet
 from kvarn.wire.messages import FromEngine, Join, Ready, StepOutput, Submit, TokenDelta
 from kvarn.wire.supervision import Activate, Asleep, Drain, Sleep, Supervise, Warm
 from profiles import thorough

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pydantic import ValidationError
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.fleet.rollout import Phase, Rollout, RolloutEndedError
-from kvarn.quality.gates import Outcome
+from kvarn.rollouts.gates import Outcome
+from kvarn.rollouts.rollout import Phase, Rollout, RolloutEndedError
 from profiles import examples
 
 OUTCOMES = st.builds(

@@ -16,7 +16,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from conditions import until
+from kvarn.catalog.live_models import LiveModels
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.autoscaling import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
@@ -27,8 +29,6 @@ from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.serving.autoscaling import Autoscaling
-from kvarn.serving.live_models import LiveModels
 from kvarn.wire.messages import Submit
 
 WAIT_S = 120.0

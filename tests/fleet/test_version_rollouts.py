@@ -14,8 +14,8 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.fleet.desired import replicas_of
 from kvarn.fleet.reconciler import Drain, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
-from kvarn.fleet.rollout import Phase, Rollout
-from kvarn.quality.gates import Outcome
+from kvarn.rollouts.gates import Outcome
+from kvarn.rollouts.rollout import Phase, Rollout
 from kvarn.routing.model_choice import version_name
 from profiles import examples
 from replica_world import ReplicaWorld

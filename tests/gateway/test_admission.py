@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.serving.models import ServedModel
-from kvarn.serving.work import RequestRecord
 from kvarn.wire.messages import EngineStats, StepTimes
 from profiles import thorough
 

@@ -10,6 +10,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fake_replica import GENERATE_CARD, FakeReplica
+from kvarn.catalog.engine_metrics import EngineCollector
+from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.config.platform import SloConfig
 from kvarn.config.quality import QualityConfig
 from kvarn.metering.metrics import MeteringMetrics
@@ -23,8 +25,6 @@ from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import Drift, QualityWatch
-from kvarn.serving.engine_metrics import EngineCollector
-from kvarn.serving.routing_metrics import RoutingCollector
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

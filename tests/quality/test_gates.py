@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.fleet.rollout import Phase
-from kvarn.quality.gates import GATES, Gates, Outcome
-from kvarn.quality.matching import MatchedPairs
+from kvarn.rollouts.gates import GATES, Gates, Outcome
+from kvarn.rollouts.matching import MatchedPairs
+from kvarn.rollouts.rollout import Phase
 from profiles import effort
 from rollout_traffic import Version, run_rollout
 

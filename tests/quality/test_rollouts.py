@@ -16,13 +16,13 @@ from fastapi import FastAPI
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
+from kvarn.catalog.models import ServedModel
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.quality.golden import golden_set_path, read_golden_set
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.serving.models import ServedModel
 from kvarn.text.checkpoint import resolve_checkpoint
 from profiles import effort
 from watched_fleet import ENGINES

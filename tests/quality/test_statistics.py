@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.quality.statistics import DifferenceTest, ErrorRateTest, SignTest, log_evidence_since, log_mean
+from kvarn.rollouts.statistics import DifferenceTest, ErrorRateTest, SignTest, log_evidence_since, log_mean
 from profiles import effort
 
 FALSE_ALARM = 0.01

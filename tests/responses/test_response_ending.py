@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from fake_replica import answer_text
+from kvarn.answers.work import RequestRecord
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.record import new_record
 from kvarn.metering.service import Metering
@@ -26,7 +27,6 @@ from kvarn.responses import ending as response_ending
 from kvarn.responses.ending import CONTINUABLE
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import start_response
-from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse

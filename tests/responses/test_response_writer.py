@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvarn.answers.choice import ChoiceDelta
 from kvarn.responses.replay import replay, unwritten
 from kvarn.responses.writer import ResponseWriter, item_id, response_of_item
-from kvarn.serving.choice import ChoiceDelta
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, ResponseError, StreamEvent, response_usage

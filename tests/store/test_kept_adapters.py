@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from fake_replica import GENERATE_CARD, FakeReplica
+from kvarn.catalog.adapters import AdapterKeeper
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import ModelConfig
 from kvarn.replica.client.protocol import AdapterChangeError
-from kvarn.serving.adapters import AdapterKeeper
-from kvarn.serving.model_table import ModelTable
-from kvarn.serving.models import ServedModel
 from kvarn.store.engine import Store
 from kvarn.store.repositories.deployments import drop_adapter, keep_adapter, kept_adapters, read_desired
 from kvarn.wire.messages import AdapterInfo

@@ -9,21 +9,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.model_choice import ModelRoutes
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ServedModel
+from kvarn.catalog.text_pool import TextPool
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import RouteConfig, TargetConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.rollout import Phase, Rollout
 from kvarn.observe.model_choice import ModelChoiceMetrics
-from kvarn.quality.gates import Outcome
 from kvarn.replica.client.protocol import ReplicaLostError
-from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.model_table import ModelTable
-from kvarn.serving.models import ServedModel
-from kvarn.serving.rollout_store import RolloutStore
-from kvarn.serving.rollouts import Rollouts
-from kvarn.serving.shadow import Shadows
-from kvarn.serving.text_pool import TextPool
-from kvarn.serving.work import RequestRecord
+from kvarn.rollouts.controller import Rollouts
+from kvarn.rollouts.gates import Outcome
+from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.shadow import Shadows
+from kvarn.rollouts.store import RolloutStore
 from kvarn.store.engine import Store
 from kvarn.store.models import Lease
 from kvarn.store.repositories.rollouts import list_rollouts, list_samples

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from batch_jobs import CHAT
+from kvarn.answers.work import RequestRecord
 from kvarn.batches.items import BatchItems
 from kvarn.batches.job import BatchJob
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.observe.metrics import GatewayMetrics
-from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batches.batches import claim_batches, create_batch
 from kvarn.store.repositories.batches.lines import FIRST, Line, add_lines, open_lines

@@ -17,8 +17,8 @@ import httpx
 
 from fake_replica import EMBED_CARD, GENERATE_CARD, FakeReplica
 from gateway_fixtures import GatewayServer, running, wait_for
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
-from kvarn.serving.models import ServedModel
 
 SCRIPT = Path(__file__).with_name("openai_server.py")
 

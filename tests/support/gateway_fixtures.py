@@ -26,12 +26,12 @@ from fake_replica import (
     answer_text,
     write_checkpoint,
 )
+from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import BatchesConfig, ResponsesConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.gateway.state import Gateway
-from kvarn.serving.models import ServedModel
 from kvarn.store.owner import ANYBODY, Principal
 from new_tenants import create_organization
 

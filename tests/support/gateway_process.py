@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_replica import EMBED_CARD, GENERATE_CARD, FakeReplica, answer_text
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.observe.logging import configure_logging
-from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import Submit
 
 STEP_S = 0.002

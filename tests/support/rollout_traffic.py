@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.fleet.rollout import Phase, Rollout
-from kvarn.quality.gates import Outcome
-from kvarn.quality.matching import MatchedPairs
+from kvarn.rollouts.gates import Outcome
+from kvarn.rollouts.matching import MatchedPairs
+from kvarn.rollouts.rollout import Phase, Rollout
 
 GOLDEN = 60
 """Golden prompts."""

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaStatus
-from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import AdapterInfo
 
 # Methods that each may call of the other: to a process beside the main one, and from it.

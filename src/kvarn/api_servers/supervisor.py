@@ -27,6 +27,7 @@ from kvarn.api_servers import (
     Start,
     Version,
 )
+from kvarn.catalog.live_models import LiveModels
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
 from kvarn.fleet.process_exit import describe_exit, exit_of
@@ -37,7 +38,6 @@ from kvarn.fleet.versions import ServedVersion
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus
-from kvarn.serving.live_models import LiveModels
 
 _SNAPSHOT_S = 2.0
 _STOP_GRACE_S = 20.0  # beyond `drain_timeout_s`, for what a process writes at its end; then it is killed

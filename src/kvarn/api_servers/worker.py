@@ -30,6 +30,8 @@ from kvarn.api_servers import (
     Start,
     Version,
 )
+from kvarn.catalog.live_models import LiveModels
+from kvarn.catalog.models import limits_of
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, Handler
@@ -41,8 +43,6 @@ from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.safety.errors import SafetyError
-from kvarn.serving.live_models import LiveModels
-from kvarn.serving.models import limits_of
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from kvarn.answers.chat.operation import start_chat
+from kvarn.answers.completions import start_completion
+from kvarn.answers.embeddings import start_embedding
+from kvarn.answers.messages.operation import start_message
+from kvarn.answers.moderation.checks import ALIASES
+from kvarn.answers.moderation.operation import start_moderation
+from kvarn.answers.work import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import start_response
-from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.completions import start_completion
-from kvarn.serving.embeddings import start_embedding
-from kvarn.serving.messages.operation import start_message
-from kvarn.serving.moderation.checks import ALIASES
-from kvarn.serving.moderation.operation import start_moderation
-from kvarn.serving.work import RequestRecord
 from kvarn.wire.anthropic.messages import MessagesRequest
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvarn.answers.work import RequestRecord
 from kvarn.jobs.worker import Job
-from kvarn.serving.work import RequestRecord
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
 

@@ -14,11 +14,11 @@ from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 
 from kvarn.admission.demand import BATCH
+from kvarn.answers.errors import STORAGE_FULL, to_api_error
+from kvarn.answers.work import RequestRecord, TokenUsage
 from kvarn.batches.endpoints import Operation
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.serving.errors import STORAGE_FULL, to_api_error
-from kvarn.serving.work import RequestRecord, TokenUsage
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.lines import Answer, Line

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
+from kvarn.answers.work import RequestRecord
 from kvarn.batches.operation import start_batch
 from kvarn.batches.validation import split_lines
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError
 from kvarn.store.models import Batch, File

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from kvarn.answers.errors import STORAGE_FULL
 from kvarn.batches.endpoints import answering_model
 from kvarn.batches.items import BatchItems
 from kvarn.batches.job import BatchJob, EndReason
@@ -19,7 +20,6 @@ from kvarn.batches.line import unanswered
 from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.models import Batch

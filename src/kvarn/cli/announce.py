@@ -15,7 +15,7 @@ from kvarn.observe.logging import logs_are_json
 from kvarn.replica.client.protocol import ReplicaState
 
 if TYPE_CHECKING:
-    from kvarn.serving.models import ServedModel
+    from kvarn.catalog.models import ServedModel
 
 _POLL_S = 0.02
 

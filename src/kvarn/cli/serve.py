@@ -91,10 +91,10 @@ class _Gateway:
     ) -> None:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
+        from kvarn.catalog.live_models import LiveModels
+        from kvarn.fleet.autoscaling import Autoscaling
         from kvarn.gateway.app import create_app
         from kvarn.gateway.server import build_server, collect_garbage_less, share_port
-        from kvarn.serving.autoscaling import Autoscaling
-        from kvarn.serving.live_models import LiveModels
 
         self._engines = engines
         self._config = config

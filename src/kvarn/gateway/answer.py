@@ -13,11 +13,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from kvarn.answers.errors import shutting_down, to_api_error
+from kvarn.answers.held_bytes import HeldBytes
+from kvarn.answers.work import RequestRecord
 from kvarn.gateway.plain_requests import ANSWERS_HEAD
 from kvarn.gateway.record import client_left, record_of
-from kvarn.serving.errors import shutting_down, to_api_error
-from kvarn.serving.held_bytes import HeldBytes
-from kvarn.serving.work import RequestRecord
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -15,7 +15,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 import kvarn
 from kvarn.batches.worker import BatchWorker
+from kvarn.catalog.adapters import AdapterKeeper
+from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.autoscaling import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
@@ -60,10 +63,7 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
 from kvarn.quality.watch import OnDrift, QualityWatch
-from kvarn.serving.adapters import AdapterKeeper
-from kvarn.serving.autoscaling import Autoscaling
-from kvarn.serving.models import ServedModel, replicas_with_tiers
-from kvarn.serving.rollouts import Rollouts
+from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
 
 _COUNT_EVERY_S = 60.0

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
+from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.content_encoding import decoding
 from kvarn.gateway.record import record_of
-from kvarn.serving.held_bytes import ByteBudget, HeldBytes, memory_of
-from kvarn.serving.text_pool import INLINE_BYTES, TextPool
-from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import decode_body, validate
 

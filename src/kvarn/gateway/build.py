@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from kvarn.answers.grammar_pool import GrammarPool
+from kvarn.answers.held_bytes import ByteBudget
+from kvarn.answers.moderation.checks import Moderation
+from kvarn.answers.storage_quota import StorageQuota
+from kvarn.catalog.engine_metrics import EngineCollector
+from kvarn.catalog.held_requests import HeldRequests
+from kvarn.catalog.model_choice import ModelRoutes
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
+from kvarn.catalog.routing_metrics import RoutingCollector
+from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
+from kvarn.external.model import connect
+from kvarn.fleet.autoscaling import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
@@ -19,22 +32,9 @@ from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import OnDrift, QualityWatch
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
-from kvarn.serving.autoscaling import Autoscaling
-from kvarn.serving.engine_metrics import EngineCollector
-from kvarn.serving.external.model import connect
-from kvarn.serving.golden import GoldenModels
-from kvarn.serving.grammar_pool import GrammarPool
-from kvarn.serving.held_bytes import ByteBudget
-from kvarn.serving.held_requests import HeldRequests
-from kvarn.serving.model_choice import ModelRoutes
-from kvarn.serving.model_table import ModelTable
-from kvarn.serving.models import ReplicasByModel, ServedModel, limits_of
-from kvarn.serving.moderation.checks import Moderation
-from kvarn.serving.rollouts import Rollouts
-from kvarn.serving.routing_metrics import RoutingCollector
-from kvarn.serving.shadow import Shadows
-from kvarn.serving.storage_quota import StorageQuota
-from kvarn.serving.text_pool import TextPool
+from kvarn.rollouts.controller import Rollouts
+from kvarn.rollouts.golden_runs import GoldenModels
+from kvarn.rollouts.shadow import Shadows
 
 
 def build_gateway(

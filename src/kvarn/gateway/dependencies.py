@@ -11,11 +11,11 @@ from fastapi import Depends, Request
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.answers.work import RequestRecord
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import insufficient_permissions
-from kvarn.serving.work import RequestRecord
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change

@@ -10,12 +10,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from kvarn.answers.errors import to_api_error
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.timeouts import StageTimeoutError
+from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.gateway.record import record_of
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.replica.external.errors import ExternalFailedError, ExternalRefusedError
-from kvarn.serving.errors import to_api_error
-from kvarn.serving.timeouts import StageTimeoutError
-from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import (
     ConflictError,
     NotFoundError,

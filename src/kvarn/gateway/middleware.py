@@ -11,6 +11,8 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvarn.answers.errors import shutting_down, to_api_error
+from kvarn.answers.work import RequestRecord
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.plain_requests import plain_request, without_body
@@ -18,8 +20,6 @@ from kvarn.gateway.record import client_left, new_record
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
-from kvarn.serving.errors import shutting_down, to_api_error
-from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.common import ignored_fields
 from kvarn.wire.openai.errors import ApiError, invalid_request
 

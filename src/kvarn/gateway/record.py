@@ -6,7 +6,7 @@ import re
 
 from starlette.types import Receive, Scope
 
-from kvarn.serving.work import RequestRecord
+from kvarn.answers.work import RequestRecord
 from kvarn.store.ids import new_id
 from kvarn.wire.dialects import dialect_of
 

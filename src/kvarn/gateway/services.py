@@ -9,6 +9,13 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from kvarn.answers.stages.admission import AdmissionStage
+from kvarn.answers.stages.arrivals import ArrivalsStage
+from kvarn.answers.stages.budgets import reserve_budget
+from kvarn.answers.stages.ledger import note_work
+from kvarn.answers.stages.limits import LimitsStage
+from kvarn.answers.work import Stage
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.service import Identity
@@ -20,13 +27,6 @@ from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
-from kvarn.serving.models import ServedModel
-from kvarn.serving.stages.admission import AdmissionStage
-from kvarn.serving.stages.arrivals import ArrivalsStage
-from kvarn.serving.stages.budgets import reserve_budget
-from kvarn.serving.stages.ledger import note_work
-from kvarn.serving.stages.limits import LimitsStage
-from kvarn.serving.work import Stage
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvarn.fleet.autoscaling import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
@@ -11,8 +12,7 @@ from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.quality.watch import QualityWatch
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.serving.autoscaling import Autoscaling
-from kvarn.serving.golden import GoldenModels
+from kvarn.rollouts.golden_runs import GoldenModels
 
 
 @dataclass(frozen=True, slots=True)

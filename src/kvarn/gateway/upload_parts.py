@@ -8,6 +8,7 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.types import Receive
 
+from kvarn.answers.errors import storage_full
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import (
     EXPIRY,
@@ -20,7 +21,6 @@ from kvarn.gateway.uploads import (
     read_form,
     safe_name,
 )
-from kvarn.serving.errors import storage_full
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import File, Upload
 from kvarn.store.owner import Owner

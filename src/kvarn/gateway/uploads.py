@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive
 
+from kvarn.answers.errors import storage_full
 from kvarn.gateway.state import Gateway
-from kvarn.serving.errors import storage_full
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import File
 from kvarn.store.owner import Owner

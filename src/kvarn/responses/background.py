@@ -10,6 +10,8 @@ from contextlib import aclosing
 
 import msgspec
 
+from kvarn.answers.errors import to_api_error
+from kvarn.answers.work import RequestRecord
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
@@ -18,8 +20,6 @@ from kvarn.responses.replay import unwritten
 from kvarn.responses.request import chat_request, new_response
 from kvarn.responses.turns import Turn, open_turn, reopen_turn
 from kvarn.responses.writer import ResponseWriter
-from kvarn.serving.errors import to_api_error
-from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredResponse

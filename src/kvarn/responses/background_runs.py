@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kvarn.answers.context import ServingContext
 from kvarn.config.platform import ResponsesConfig
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.jobs.worker import Job, Worker
 from kvarn.responses.events import EventLog
-from kvarn.serving.context import ServingContext
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from kvarn.answers.chat.operation import start_chat
+from kvarn.answers.work import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import fitting_chat
 from kvarn.responses.request import empty_input, in_response_terms
 from kvarn.responses.turns import Turn, read_turn
 from kvarn.responses.writer import item_id
-from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.responses.answer import CompactedResponse, response_usage
 from kvarn.wire.openai.responses.items import PREFIXES, user_message

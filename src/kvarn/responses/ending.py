@@ -34,10 +34,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from kvarn.answers.errors import to_api_error
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundResponses, BackgroundRun
 from kvarn.responses.writer import ResponseWriter
-from kvarn.serving.errors import to_api_error
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import responses as stored

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from kvarn.serving.errors import to_api_error
+from kvarn.answers.errors import to_api_error
 from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 from kvarn.wire.sse import named_event
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from kvarn.answers.work import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.writer import response_of_item
-from kvarn.serving.work import RequestRecord
 from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations.histories import (

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from kvarn.answers.chat.answer import ChatRun
+from kvarn.answers.chat.operation import start_chat
+from kvarn.answers.errors import shutting_down
+from kvarn.answers.tiers import tier_of
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.models import ReadyModel
+from kvarn.external.chat import count_chat_tokens
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.request import chat_request, grammar_warnings, in_response_terms, new_response
 from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
-from kvarn.serving.chat.answer import ChatRun
-from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.errors import shutting_down
-from kvarn.serving.external.chat import count_chat_tokens
-from kvarn.serving.logprobs import encoded_bytes
-from kvarn.serving.models import ReadyModel
-from kvarn.serving.tiers import tier_of
-from kvarn.serving.work import RequestRecord
 from kvarn.text.errors import PromptTooLongError
+from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, unavailable

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
+from kvarn.answers.choice import ChoiceDelta
 from kvarn.responses.custom_input import arguments_in_pieces
 from kvarn.responses.tools import chat_name
 from kvarn.responses.writer import Cuts, ResponseWriter
-from kvarn.serving.choice import ChoiceDelta
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, StreamEvent

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from kvarn.answers.work import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.items import find_stored_items, item_not_found
 from kvarn.responses.writer import item_id
-from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import NotFoundError
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations.background_responses import RUNNING

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
+from kvarn.catalog import adapters
 from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.serving import adapters
 from kvarn.wire.adapters import LoadAdapterRequest, UnloadAdapterRequest
 
 router = APIRouter(prefix="/v1", tags=["adapters"], route_class=JsonRoute, dependencies=ADMINISTRATION)

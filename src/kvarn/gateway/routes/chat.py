@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
+from kvarn.answers.chat.operation import start_chat
+from kvarn.answers.chat.render import render_only
+from kvarn.answers.chat.stored import describe_completion, stored_messages
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.gateway.query import OrderedOldestFirstQuery, Text, check_query, list_answer
-from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.chat.render import render_only
-from kvarn.serving.chat.stored import describe_completion, stored_messages
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import (
     change_metadata,

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from kvarn.answers.completions import start_completion
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
-from kvarn.serving.completions import start_completion
 from kvarn.wire.openai.completions import Completion, CompletionRequest
 
 router = APIRouter(prefix="/v1", tags=["completions"], route_class=JsonRoute)

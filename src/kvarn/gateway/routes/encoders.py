@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from kvarn.answers.embeddings import start_embedding, start_rerank, start_score
+from kvarn.answers.moderation.operation import start_moderation
 from kvarn.gateway.answer import json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.serving.embeddings import start_embedding, start_rerank, start_score
-from kvarn.serving.moderation.operation import start_moderation
 from kvarn.wire.openai.encoders import (
     ClassifyRequest,
     EmbeddingList,

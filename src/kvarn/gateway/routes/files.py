@@ -9,6 +9,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from kvarn.answers.held_bytes import HeldBytes
+from kvarn.answers.work import RequestRecord
 from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_metadata, file_page, page_cursor
 from kvarn.gateway.body import limit_body
@@ -17,8 +19,6 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, ignored_query, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_file
-from kvarn.serving.held_bytes import HeldBytes
-from kvarn.serving.work import RequestRecord
 from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.anthropic.dialect import ANTHROPIC
 from kvarn.wire.anthropic.files import FileMetadata, FilePage

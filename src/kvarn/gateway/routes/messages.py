@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from kvarn.answers.messages.operation import count_tokens, start_message
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
-from kvarn.serving.messages.operation import count_tokens, start_message
 from kvarn.wire.anthropic.answer import Message, TokenCount
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 

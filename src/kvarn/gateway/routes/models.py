@@ -9,14 +9,14 @@ import msgspec
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.models import ServedModel
 from kvarn.config.routes import RouteConfig
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel, Text, check_query
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import may_see_adapter, may_use_adapter, may_use_model
-from kvarn.serving.models import ServedModel
-from kvarn.serving.work import RequestRecord
 from kvarn.store.owner import Principal
 from kvarn.wire.anthropic.dialect import ANTHROPIC
 from kvarn.wire.anthropic.models import ModelInfo, ModelPage, model_info

@@ -9,16 +9,16 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import kvarn
+from kvarn.answers.ollama.embeddings import start_embed
+from kvarn.answers.ollama.models import listed, running, shown
+from kvarn.answers.ollama.names import served_name
+from kvarn.answers.ollama.operation import OllamaRun, start_ollama_chat, start_ollama_generate
+from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.routes.models import find_model, visible_models
 from kvarn.gateway.state import Gateway
-from kvarn.serving.models import ServedModel
-from kvarn.serving.ollama.embeddings import start_embed
-from kvarn.serving.ollama.models import listed, running, shown
-from kvarn.serving.ollama.names import served_name
-from kvarn.serving.ollama.operation import OllamaRun, start_ollama_chat, start_ollama_generate
 from kvarn.wire.ollama.answers import (
     Answer,
     ChatAnswer,

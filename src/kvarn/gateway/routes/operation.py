@@ -13,12 +13,12 @@ from prometheus_client.exposition import choose_encoder
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import kvarn
+from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.observe.merge import as_open_metrics
 from kvarn.quality.watch import QualityWatch
-from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"], route_class=JsonRoute)
 

@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from pydantic import ValidationError
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.fleet.rollout import Rollout, RolloutEndedError
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.state import Gateway
-from kvarn.quality.gates import GATES
-from kvarn.serving.rollouts import UnknownRolloutError
+from kvarn.rollouts.controller import UnknownRolloutError
+from kvarn.rollouts.gates import GATES
+from kvarn.rollouts.rollout import Rollout, RolloutEndedError
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.rollouts import leave_command, note_rollout
 from kvarn.wire.openai.errors import ApiError, invalid_request

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.models import ReadyModel
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel, Text, check_query
 from kvarn.gateway.state import Gateway
-from kvarn.serving.models import ReadyModel
-from kvarn.serving.work import RequestRecord
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.config_files import read_tokenizer_config
 from kvarn.wire.openai.errors import ApiError

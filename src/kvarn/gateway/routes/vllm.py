@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from pydantic import Field
 
 import kvarn
+from kvarn.catalog.models import ServedModel
 from kvarn.fleet.desired import spec_of
 from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel, Text
 from kvarn.gateway.state import Gateway
-from kvarn.serving.models import ServedModel
 from kvarn.store.repositories import deployments
 from kvarn.wire.openai.errors import invalid_request, model_not_found
 

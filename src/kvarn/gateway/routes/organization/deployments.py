@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import changed, model_of, spec_of
-from kvarn.fleet.rollout import Rollout
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel
 from kvarn.gateway.routes.rollouts import give_command, rollout_config
 from kvarn.gateway.state import Gateway
+from kvarn.rollouts.controller import UnknownRolloutError
+from kvarn.rollouts.rollout import Rollout
 from kvarn.routing.model_choice import split_version
-from kvarn.serving.rollouts import UnknownRolloutError
 from kvarn.store.models import Deployment, DeploymentVersion
 from kvarn.store.repositories import deployments
 from kvarn.store.repositories.rollouts import note_rollout, save_rollout

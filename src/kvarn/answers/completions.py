@@ -1,0 +1,211 @@
+"""Continuing a text: the echoed prompt, text, log-probabilities, why it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, cast
+
+from msgspec import UNSET
+
+from kvarn.answers.answer_check import only_valid_answers
+from kvarn.answers.choice import ChoiceDelta
+from kvarn.answers.completion_answer import CompletionRun
+from kvarn.answers.context import ServingContext
+from kvarn.answers.generation import check_token_ids, generate, interleave, make_choices, make_submit
+from kvarn.answers.grammars import grammar_of_completion
+from kvarn.answers.held_bytes import HeldBytes
+from kvarn.answers.work import RequestRecord
+from kvarn.catalog.model_choice import BYTES_PER_TOKEN
+from kvarn.catalog.models import ReadyModel
+from kvarn.external.completions import start_external_completion
+from kvarn.routing.model_choice import RequestFeatures
+from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.logprobs import in_parts, join_logprobs
+from kvarn.text.sampling import DEFAULT_COMPLETION_TOKENS, check_sampling, completion_sampling
+from kvarn.wire.messages import PositionLogprobs
+from kvarn.wire.openai.common import as_list
+from kvarn.wire.openai.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
+from kvarn.wire.openai.errors import invalid_request
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt as its choices show it."""
+
+    token_ids: list[int]
+    text: str
+    """What `echo` puts before the answer; empty without it."""
+    positions: list[PositionLogprobs | None] | None = None
+    """Log-probabilities of its tokens, once the engine has sent them."""
+
+
+class CompletionReader:
+    """Reads the deltas of one choice into what a stream sends; `joined` makes one of all that was read."""
+
+    def __init__(self, prompt: Prompt, request: CompletionRequest, model: ReadyModel) -> None:
+        self._prompt = prompt
+        self._request = request
+        self._text = model.text
+        self._started = False
+        self._answer = self._detokenizer(after=prompt.token_ids)
+        self._offset = len(prompt.text)
+
+    async def read(self, delta: ChoiceDelta) -> CompletionChoice:
+        """The delta as a chunk of a stream; the first carries what is said of the prompt."""
+        first, self._started = not self._started, True
+        if delta.prompt_positions is not None:
+            self._prompt.positions = delta.prompt_positions
+        text = self._prompt.text + delta.text if first else delta.text
+        if delta.refusal:  # this older shape has no field to say it in
+            text += f"\n[{delta.refusal}]"
+        wants_ids, top = self._request.return_token_ids, self._request.logprobs
+        return CompletionChoice(
+            index=delta.index,
+            text=text,
+            finish_reason=cast(Literal["stop", "length", "content_filter"] | None, delta.finish_reason),
+            logprobs=None if top is None else await self._logprobs(delta, first, top),
+            stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
+            token_ids=delta.token_ids if wants_ids else UNSET,
+            prompt_token_ids=self._prompt.token_ids if wants_ids and first else UNSET,
+        )
+
+    async def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
+        """The whole choice from all its chunks."""
+        last, positions = chunks[-1], self._prompt.positions
+        logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+        wants_ids, wants_prompt = self._request.return_token_ids, self._request.prompt_logprobs is not None
+        return CompletionChoice(
+            index=last.index,
+            text="".join(chunk.text for chunk in chunks),
+            finish_reason=last.finish_reason,
+            logprobs=join_logprobs(logprobs) if logprobs else None,
+            stop_reason=last.stop_reason,
+            token_ids=[i for chunk in chunks for i in chunk.token_ids or ()] if wants_ids else UNSET,
+            prompt_token_ids=chunks[0].prompt_token_ids,
+            prompt_logprobs=await self._text.logprobs.prompt(positions) if wants_prompt and positions else UNSET,
+        )
+
+    async def _logprobs(self, delta: ChoiceDelta, first: bool, top: int) -> CompletionLogprobs:
+        token_ids, encoder = delta.token_ids[: len(delta.positions)], self._text.logprobs
+        offsets, self._offset = _offsets(self._answer, token_ids, self._offset)
+        own = encoder.completion(list(zip(delta.positions, token_ids, offsets, strict=True)), top)
+        if not (first and self._request.echo and self._prompt.positions is not None):
+            return own
+        offsets, _ = _offsets(self._detokenizer(), self._prompt.token_ids, 0)
+        rows = list(zip(self._prompt.positions, self._prompt.token_ids, offsets, strict=True))
+        return join_logprobs([*[encoder.completion(part, top) async for part in in_parts(rows)], own])
+
+    def _detokenizer(self, after: Sequence[int] = ()) -> IncrementalDetokenizer:
+        skip = self._request.skip_special_tokens
+        return IncrementalDetokenizer(self._text.tokenizer, skip_special_tokens=skip, after=after)
+
+
+async def start_completion(serving: ServingContext, record: RequestRecord, request: CompletionRequest) -> CompletionRun:
+    """Check a completion request, tokenize its prompts, and take it in.
+
+    Raises:
+        ApiError: It cannot be answered as asked, or not now.
+    """
+    features = RequestFeatures(
+        prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
+        max_output_tokens=DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
+    )
+    seed = serving.shadows.seed_of(serving.routes.find(request.model), record, request.seed)
+    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
+    start = partial(_start, serving, record, asked)
+    run = await serving.with_model(record, request.model, start, features, request.user)
+    return serving.shadows.watch(
+        serving,
+        record,
+        run,
+        lambda context, own, name: start_completion(context, own, asked.model_copy(update={"model": name})),
+    )
+
+
+async def _start(
+    serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
+) -> CompletionRun:
+    if model.external is not None:
+        return await start_external_completion(serving, record, request, model, model.external)
+    text, limits = model.text, serving.limits
+    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
+    given = as_list(request.prompt)
+    if len(given) > limits.max_prompts:
+        message = f"'prompt' has {len(given)} prompts; this server takes at most {limits.max_prompts}."
+        raise invalid_request(message, "prompt")
+    kept, grammar = await grammar_of_completion(serving, record, request, model) or (None, None)
+    prompts = await serving.run(record, lambda: [_prompt(each, request, model) for each in given])
+    samplings = [
+        completion_sampling(
+            request,
+            checked,
+            limits,
+            prompt_tokens=len(prompt.token_ids),
+            context_length=model.card.max_context_length,
+            draw_seed=model.served.draw_seed,
+        )
+        for prompt in prompts
+    ]
+    work = await serving.begin(
+        record,
+        model,
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        prompt=max((prompt.token_ids for prompt in prompts), key=len),
+        cache_salt=request.cache_salt,
+        max_output_tokens=sum(sampling.max_tokens * sampling.n for sampling in samplings),
+        sequences=sum(sampling.n for sampling in samplings),
+        priority=request.priority,
+    )
+    work.usage.pending = len(prompts)
+    texts = partial(_texts, given, model)
+    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts()})
+    await serving.moderation.check_input(work, texts, "prompt")
+    watch = partial(serving.moderation.watch, work)
+    streams: list[AsyncGenerator[ChoiceDelta, None]] = []
+    readers: list[CompletionReader] = []
+    for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+        choices = make_choices(
+            request,
+            sampling,
+            model,
+            limits,
+            watch=watch,
+            first_index=number * sampling.n,
+            continued=prompt.token_ids,
+        )
+        submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt, grammar)
+        answers = generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics)
+        streams.append(
+            answers if kept is None else only_valid_answers(answers, kept, serving.grammars, work, serving.metrics)
+        )
+        readers += [CompletionReader(prompt, request, model) for _ in choices]
+    deltas = streams[0] if len(streams) == 1 else interleave(streams)
+    head = (f"cmpl-{record.id}", int(time.time()), model.public_name, model.fingerprint, request.include_usage)
+    return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))
+
+
+def _prompt(given: str | list[int], request: CompletionRequest, model: ReadyModel) -> Prompt:
+    tokenizer = model.text.tokenizer
+    if isinstance(given, str):
+        token_ids = tokenizer.encode(given, add_special_tokens=request.add_special_tokens is not False)
+        return Prompt(token_ids, given if request.echo else "")
+    check_token_ids(given, model, "prompt")
+    text = tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens) if request.echo else ""
+    return Prompt(given, text)
+
+
+def _texts(given: list[str | list[int]], model: ReadyModel) -> list[str]:
+    return [each if isinstance(each, str) else model.text.tokenizer.decode(each) for each in given]
+
+
+def _offsets(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int], offset: int) -> tuple[list[int], int]:
+    """Where tokens stand in a choice's text, and where the next one will: special tokens are not in it, and a character
+    may take several tokens."""
+    offsets = []
+    for token_id in token_ids:
+        offsets.append(offset)
+        offset += len(detokenizer.push((token_id,)))
+    return offsets, offset

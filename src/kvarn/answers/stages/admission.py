@@ -1,0 +1,199 @@
+"""Sends requests to their engine: at once, in their turn, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from kvarn.admission.controller import Reason, Refusal
+from kvarn.admission.demand import Demand
+from kvarn.answers.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
+from kvarn.answers.work import DegradedError, RequestRecord, Work
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ServedModel
+from kvarn.config.schema import KvarnConfig
+from kvarn.identity.scopes import may_use_model
+from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.metrics import UNKNOWN
+from kvarn.routing.model_choice import RequestFeatures
+from kvarn.wire.openai.errors import ApiError
+
+CODE_BUSY = "server_busy"
+
+_MESSAGES = {
+    Reason.OVERLOADED: "The model {model!r} is overloaded: the answer would begin too late.",
+    Reason.OVER_SHARE: "Your organization has more than its share of {model!r} under way: the answer would begin late.",
+    Reason.QUEUE_FULL: "Too many requests wait for {model!r}.",
+    Reason.QUEUE_TIMEOUT: "The request waited too long for idle capacity of {model!r}.",
+}
+
+
+class AdmissionStage:
+    """Admits requests to replicas.
+
+    Args:
+        config: The whole configuration.
+        models: What is served, by name.
+        metrics: Where decisions are counted.
+    """
+
+    def __init__(self, config: KvarnConfig, models: Mapping[str, ServedModel], metrics: AdmissionMetrics) -> None:
+        self._config = config
+        self._models = models
+        self._table = ModelTable(models)
+        self._metrics = metrics
+        self._replicas: dict[str, ReplicaAdmission] = {}
+        """By the replica's name. Another replica may get the name of one that is gone."""
+
+    def check_process(self, in_flight: int) -> None:
+        """Refuse a request (`ApiError`, 503) where this process answers as many as it may."""
+        limit = self._config.gateway.max_requests
+        if in_flight > limit:
+            self._metrics.shed(UNKNOWN, 0, CODE_BUSY)
+            why = f"The server answers as many requests as it may (gateway.max_requests, {limit}). Try again."
+            raise ApiError(503, why, type="server_error", code=CODE_BUSY, headers={"retry-after": "1"})
+
+    def check_body(self, record: RequestRecord, body: bytes) -> None:
+        """Refuse a request whose body has come, before it is parsed, where it would be answered too late: a refusal
+        must cost next to nothing under overload.
+
+        Raises:
+            ApiError: As `enter` does.
+        """
+        if record.endpoint not in GENERATING or not any(map(self._sheds, self._table)):
+            return
+        fields = early_fields(body)
+        # What is answered in the background is nobody's first token, and is tried again.
+        if fields is None or fields.background:
+            return
+        model = self._table.named(fields.model)
+        if model is None or not (self._sheds(model) and model.ready and may_use_model(record.principal, model.name)):
+            return
+        name = model.name
+        replica = self._first_to_take(model, lambda each: each.early_demand(record, body, fields))
+        record.early_replica = replica.name
+        record.early_demand = demand = replica.early_demand(record, body, fields)
+        refusal = replica.controller.accept(demand, replica.update())
+        if refusal is None:
+            record.closing.callback(replica.controller.prepared, demand)
+        elif not any("overload" in step.on for step in model.config.fallbacks):
+            record.model = name
+            raise self._refused(demand, refusal, name, generates=True)
+
+    async def enter(self, work: Work) -> None:
+        """Wait until the engine can take the work; what the gateway answers by itself does not wait.
+
+        Raises:
+            DegradedError: It would be late, and a smaller model would answer in time.
+            ApiError: 429 where its tenant has more than its share under way, else 503; both with Retry-After.
+            ClientDisconnect: The client left while it waited.
+        """
+        if work.model not in self._models:
+            return
+        record, early = work.record, work.record.early_demand
+        if early is not None and early.accepted and record.degraded_from is None:
+            expecting = self._replicas[record.early_replica]
+            expecting.controller.prepared(early)
+            if early.body_bytes:
+                expecting.traffic.learn_body(early.body_bytes, work.prompt_tokens)
+        replica = self._replica_for(work)
+        demand = replica.demand_of(work)
+        work.slo = replica.slo if demand.is_interactive else None
+        refusal = await replica.enter(demand, record.client_left)
+        if refusal is None:
+            self._metrics.decided(work.model, work.priority, "admitted")
+            work.closing.callback(replica.leave, demand, work)
+            return
+        # Lateness only: a batch's lines, which are never late, are answered by the model they ask for.
+        fallback = self._fallback(work) if refusal.reason is Reason.OVERLOADED else None
+        if fallback is not None:
+            self._metrics.decided(work.model, work.priority, "degraded")
+            raise DegradedError(fallback)
+        raise self._refused(demand, refusal, work.model, generates=work.max_output_tokens > 0)
+
+    def _sheds(self, model: ServedModel) -> bool:
+        return self._config.sheds_load(model.config)
+
+    async def close(self) -> None:
+        """The server stops."""
+        await asyncio.gather(*[replica.close() for replica in self._replicas.values()])
+
+    def _refused(self, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:
+        self._metrics.shed(model, demand.priority, refusal.reason)
+        if generates and demand.is_interactive:
+            self._metrics.slo_missed(model)
+        over_share = refusal.reason is Reason.OVER_SHARE
+        retry_s = max(1, math.ceil(refusal.retry_after_s))
+        return ApiError(
+            429 if over_share else 503,
+            f"{_MESSAGES[refusal.reason].format(model=model)} Try again in {retry_s} s.",
+            type="rate_limit_error" if over_share else "server_error",
+            code=refusal.reason.value,
+            headers={"retry-after": str(retry_s)},
+        )
+
+    def _replica_for(self, work: Work) -> ReplicaAdmission:
+        """The replica that was chosen for the work or, where that would refuse it, the next best that would not."""
+        model = self._models[work.model].version_of(work.replica)
+        replicas, first, route = model.replicas, work.replica_choice, work.route_request
+        if work.replica not in replicas:  # it has gone since it was chosen
+            again = None if route is None else replicas.choose_late(route)
+            if again is None:
+                raise model.not_ready()
+            work.go_to(again)
+            first = again
+        chosen = self._replica(work.model, work.replica)
+        if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, work):
+            return chosen
+        refusing = {chosen.name}
+        while (choice := replicas.choose(dataclasses.replace(route, excluded=refusing))) is not None:
+            other = self._replica(work.model, choice.replica)
+            if not _would_refuse(other, work):
+                work.go_to(choice)
+                return other
+            choice.end()
+            refusing.add(choice.replica)
+        return chosen
+
+    def _first_to_take(self, model: ServedModel, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
+        """The first replica that would not refuse a request before it is parsed; any where all would."""
+        replicas = [self._replica(model.name, name) for name in model.replicas.ready]
+        if len(replicas) == 1:
+            return replicas[0]
+        return next(
+            (each for each in replicas if not each.controller.would_refuse(demand_of(each), each.update())), replicas[0]
+        )
+
+    def _replica(self, model: str, replica: str) -> ReplicaAdmission:
+        served, found = self._models[model].version_of(replica), self._replicas.get(replica)
+        if found is None or found.client is not served.replicas[replica]:
+            found = self._replicas[replica] = ReplicaAdmission(self._config, served, replica, self._metrics)
+        return found
+
+    def predicted_ttft_s(self, name: str, record: RequestRecord, features: RequestFeatures) -> float | None:
+        """Seconds to the first token that the quickest replica of a model would take for a request; None: unknown."""
+        model = self._table.named(name)
+        found = [] if model is None else [self._replica(model.name, each) for each in model.replicas.ready]
+        predicted = [each.predicted_ttft_s(record, features.prompt_tokens) for each in found]
+        return min([seconds for seconds in predicted if seconds is not None], default=None)
+
+    def _fallback(self, work: Work) -> str | None:
+        """The first fallback that is ready and would take the work."""
+        # Another model's vectors are no answer, and another model has not the adapter.
+        if not work.max_output_tokens or (work.adapter and work.record.route is None):
+            return None
+        return next((name for name in work.record.overload_fallbacks if self._would_take(name, work)), None)
+
+    def _would_take(self, name: str, work: Work) -> bool:
+        model = self._table.named(name) or self._table.named(name.partition(":")[0])
+        if model is None or not model.ready:
+            return False
+        name = model.name
+        replicas = [self._replica(name, replica) for replica in model.replicas.ready]
+        return any(not _would_refuse(each, work) for each in replicas)
+
+
+def _would_refuse(replica: ReplicaAdmission, work: Work) -> bool:
+    return replica.controller.would_refuse(replica.demand_of(work), replica.update())

@@ -1,0 +1,72 @@
+"""Refuses work of those who have spent their budget, before the engine gets it."""
+
+from __future__ import annotations
+
+import time
+
+from kvarn.answers.work import Work
+from kvarn.limits.types import LimitsAwayError
+from kvarn.metering.budgets import BudgetSpentError
+from kvarn.metering.prices import BILLIONTHS
+from kvarn.metering.service import Metering
+from kvarn.store.models import Budget
+from kvarn.wire.openai.errors import ApiError, unavailable
+
+_RETRY_S = 1
+"""After which requests in flight may have ended, or what ended may be on the ledger."""
+
+
+async def reserve_budget(metering: Metering, work: Work) -> None:
+    """Reserve the most that a request can come to; comes early, for it costs next to nothing.
+
+    Raises:
+        ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429 `budget_reserved` where
+            requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration says
+            `closed`.
+    """
+    principal, now = work.principal, time.time()
+    holders = (principal.organization_id, principal.project_id)
+    max_cost = metering.prices.max_cost(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
+    tokens = work.prompt_tokens + work.max_output_tokens
+    try:
+        held = await metering.reservations.reserve(work.id, holders, tokens, max_cost, now)
+    except BudgetSpentError as error:
+        metering.metrics.budget_refusals.labels(error.rule.unit).inc()
+        raise _refusal(error) from None
+    except LimitsAwayError:
+        message = "The budgets of this server cannot be checked at the moment. Try again."
+        raise unavailable(message, "budgets_unavailable") from None
+    if held is not None:  # what it came to is in the ledger when this is released: the ledger is settled first
+        work.closing.callback(metering.reservations.release, held)
+
+
+def _refusal(error: BudgetSpentError) -> ApiError:
+    rule = error.rule
+    whose = "organization" if rule.holder_id == rule.organization_id else "project"
+    when = {"day": "for today (UTC)", "month": "for this month (UTC)", "total": "for good"}[rule.period]
+    what = "tokens" if rule.unit == "tokens" else "money"
+    budget = f"budget of {what} {when}"
+    if not error.left:
+        return _insufficient(f"Your {whose} has spent its {budget}. An administrator of the organization may raise it.")
+    if error.requested > error.left:
+        left, requested = _amount(rule, error.left), _amount(rule, error.requested)
+        return _insufficient(
+            f"Your {whose} has {left} left of its {budget}, and the request may come to {requested}: allow it fewer "
+            "output tokens. An administrator of the organization may raise the budget."
+        )
+    message = (
+        f"The requests in flight of your {whose}, or what has just ended, may come to what is left of its {budget}. "
+        "Try again in a moment."
+    )
+    headers = {"retry-after": str(_RETRY_S)}
+    return ApiError(429, message, type="rate_limit_error", code="budget_reserved", headers=headers)
+
+
+def _insufficient(message: str) -> ApiError:
+    # OpenAI's clients try a 429 again unless the answer says not to.
+    headers = {"x-should-retry": "false"}
+    return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
+
+
+def _amount(rule: Budget, amount: int) -> str:
+    return f"{amount} tokens" if rule.unit == "tokens" else f"{amount / BILLIONTHS:.9g} {rule.currency}"

@@ -1,0 +1,221 @@
+"""Requests that wait to be admitted to one replica: the policy of `kvarn.admission`, joined to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from kvarn.admission.controller import AdmissionController, Refusal, Rules
+from kvarn.admission.demand import Demand
+from kvarn.admission.engine_view import EngineView
+from kvarn.admission.traffic import Traffic
+from kvarn.answers.tiers import priority_of
+from kvarn.answers.work import Outcome, RequestRecord, Work
+from kvarn.catalog.client_left import ClientLeft, until_client_leaves
+from kvarn.catalog.models import ServedModel
+from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
+from kvarn.observe.admission import AdmissionMetrics
+
+POLL_S = 0.01
+"""How often waiting requests are looked at. What ends is noticed at once; this is for the prompts that an engine has
+computed meanwhile, and for those that wait too long."""
+MANY_TOKENS = 1 << 20
+"""More than any answer has."""
+GENERATING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"}
+)
+"""Paths of the operations whose bodies have these fields."""
+
+_MAX = 2**31
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
+
+
+class EarlyFields(msgspec.Struct):
+    """Fields of a request for an answer."""
+
+    model: str
+    n: Count | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+
+    @property
+    def max_output(self) -> int | None:
+        """Tokens that one choice may have, where the client says so."""
+        return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
+
+    @property
+    def has_context_elsewhere(self) -> bool:
+        """Whether a part of the prompt is stored on the server."""
+        return self.previous_response_id is not None or self.conversation is not None
+
+
+def early_fields(body: bytes) -> EarlyFields | None:
+    """What admission looks at before a request is checked whole: to refuse it must cost next to nothing. None where the
+    body is not as it should be: whoever checks it says why."""
+    try:
+        return msgspec.json.decode(body, type=EarlyFields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class ReplicaAdmission:
+    """Admission to one replica of a model. Belongs to one event loop.
+
+    Args:
+        config: The whole configuration.
+        model: Of which the replica is one.
+        replica: Its name.
+        metrics: Where decisions are counted.
+    """
+
+    def __init__(self, config: KvarnConfig, model: ServedModel, replica: str, metrics: AdmissionMetrics) -> None:
+        client = model.replicas[replica]
+        self.slo = slo = config.slo_of(model.config)
+        engine, card = model.config.engine, client.card
+        rules = Rules(
+            ttft_target_s=slo.ttft_target_s,
+            tpot_target_s=slo.tpot_target_s,
+            load_shedding=config.sheds_load(model.config),
+            max_queue=config.admission.max_queue,
+            max_queue_s=config.admission.max_queue_s,
+        )
+        if card is not None and card.max_num_seqs:  # perhaps fewer than configured
+            engine = engine.model_copy(update={"max_num_seqs": card.max_num_seqs})
+        kv_tokens = card.kv_blocks * BLOCK_SIZE if card is not None else 0
+        view = EngineView(engine, kv_tokens, slo.tpot_target_s)
+        self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
+        self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
+        self._model = model.name
+        self.name = replica
+        self.client = client
+        self._metrics = metrics
+        self._waiting: dict[Demand, asyncio.Future[Refusal | None]] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    def update(self) -> float:
+        """Give the controller the engine's latest statistics. Returns the time."""
+        now = time.monotonic()
+        self.controller.update(self.client.stats, now)
+        return now
+
+    def demand_of(self, work: Work) -> Demand:
+        """What a piece of work would need of this engine."""
+        tenant, early, choice = work.principal.organization_id, work.record.early_demand, work.replica_choice
+        cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
+        expected = self.traffic.expected_prompt(work.prompt_tokens)
+        return Demand(
+            tenant=tenant,
+            weight=work.principal.weight,
+            priority=work.priority,
+            prompt_tokens=expected if cached is None else max(1.0, work.prompt_tokens - cached),
+            output_tokens=self.traffic.expected_output(tenant, work.max_output_tokens),
+            sequences=work.sequences,
+            arrival_s=work.record.received,
+            accepted=early is not None and early.accepted,
+        )
+
+    def early_demand(self, record: RequestRecord, body: bytes, fields: EarlyFields) -> Demand:
+        """The same of a request that is not parsed yet, as far as it is known."""
+        principal = record.principal
+        tenant = principal.organization_id
+        sequences = max(1, fields.n or 1)
+        return Demand(
+            tenant=tenant,
+            weight=principal.weight,
+            priority=priority_of(fields.service_tier, fields.priority or 0, principal.priority),
+            prompt_tokens=self.traffic.expected_prompt(self.traffic.tokens_in(len(body))),
+            output_tokens=self.traffic.expected_output(tenant, sequences * (fields.max_output or MANY_TOKENS)),
+            sequences=sequences,
+            arrival_s=record.received,
+            body_bytes=0 if fields.has_context_elsewhere else len(body),
+        )
+
+    def predicted_ttft_s(self, record: RequestRecord, prompt_tokens: int) -> float | None:
+        """Seconds to the first token of a request that came now; None: unknown."""
+        principal, tenant = record.principal, record.principal.organization_id
+        demand = Demand(
+            tenant=tenant,
+            weight=principal.weight,
+            priority=principal.priority,
+            prompt_tokens=self.traffic.expected_prompt(prompt_tokens),
+            output_tokens=self.traffic.expected_output(tenant, MANY_TOKENS),
+            arrival_s=time.monotonic(),
+        )
+        return self.controller.predicted_ttft_s(demand, self.update())
+
+    async def enter(self, demand: Demand, client_left: ClientLeft) -> Refusal | None:
+        """Wait for admission; None once the request may go to the engine.
+
+        Raises:
+            ClientDisconnect: The client left meanwhile.
+        """
+        refusal = self.controller.offer(demand, self.update())
+        if refusal is not None:
+            return refusal
+        decision: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
+        self._waiting[demand] = decision
+        self._poll()
+        if decision.done():
+            return decision.result()
+        self._metrics.decided(self._model, demand.priority, "queued")
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll_while_some_wait())
+        try:
+            return await until_client_leaves(decision, client_left)
+        except BaseException:
+            if self._waiting.pop(demand, None) is not None:
+                self.controller.withdraw(demand)
+                self._show_length()
+            elif decision.result() is None:
+                self.controller.ended(demand, time.monotonic(), prompt=0, cached=0, output=0, finished=False)
+            raise
+
+    def leave(self, demand: Demand, work: Work) -> None:
+        """A request that was admitted is over."""
+        usage = work.usage
+        ttft_s = None if usage.first_token is None else usage.first_token - work.record.received
+        if demand.predicted_ttft_s is not None and ttft_s is not None:
+            self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
+        self.controller.ended(
+            demand,
+            time.monotonic(),
+            prompt=usage.prompt_tokens,
+            cached=usage.cached_tokens,
+            output=usage.completion_tokens,
+            finished=work.outcome is Outcome.FINISHED,
+        )
+        if self._waiting:
+            self._poll()
+
+    async def close(self) -> None:
+        """Poll no more; those that wait are cancelled by their callers."""
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.gather(self._poller, return_exceptions=True)
+
+    async def _poll_while_some_wait(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(POLL_S)
+            self._poll()
+
+    def _poll(self) -> None:
+        now = self.update()
+        for demand, refusal in self.controller.poll(now):
+            decision = self._waiting.pop(demand)
+            if not decision.done():
+                decision.set_result(refusal)
+            if refusal is None:
+                self._metrics.waited(self._model, demand.priority, now - demand.arrival_s)
+        self._show_length()
+
+    def _show_length(self) -> None:
+        self._metrics.waiting(self._model, self.name, self.controller.queue.by_priority())

@@ -1,0 +1,1 @@
+"""Served models: versions, adapters, replicas, held requests, failover."""

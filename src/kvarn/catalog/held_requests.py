@@ -1,0 +1,98 @@
+"""Requests for a model that has no replica yet wait for the first one, some of them and for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ServedModel
+from kvarn.observe.arrivals import ArrivalMetrics
+from kvarn.replica.client.protocol import ReplicaState
+from kvarn.wire.openai.errors import unavailable
+
+
+class _Hold(NamedTuple):
+    max_s: float
+    max_requests: int | None = None
+    """None: as many as there may be connections."""
+    retry_after_s: float | None = None
+
+
+class HeldRequests:
+    """Holds them, model by model. Where replicas follow the work, that they wait has the autoscaler start one.
+
+    Args:
+        metrics: Where they are counted.
+        models: What is served.
+        engines_outlive_gateways: This gateway may stand by until it takes over the engines of another: requests wait
+            for that.
+    """
+
+    def __init__(self, metrics: ArrivalMetrics, models: ModelTable, *, engines_outlive_gateways: bool = False) -> None:
+        self.on_held: Callable[[], None] = lambda: None
+        """Called when one begins to wait."""
+        self._metrics = metrics
+        self._models = models
+        self._engines_outlive_gateways = engines_outlive_gateways
+        self._held = Counter[str]()
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether another gateway has the engines, or nobody yet: no model has a replica, though one should have."""
+        versions = [each for model in self._models for each in model.all_versions if each.config.external is None]
+        if not self._engines_outlive_gateways or any(each.replicas for each in versions):
+            return False
+        return not all(map(_may_have_no_replica, versions))
+
+    async def until_ready(self, find: Callable[[], ServedModel]) -> None:
+        """Wait until a model has a replica that is ready, where one is expected. `find` finds the version that would
+        answer now.
+
+        Raises:
+            ApiError: 503 with Retry-After: too many wait, or none was ready in time.
+        """
+        model = find()
+        hold = self._hold_of(model)
+        if hold is None or model.ready or model.load_error is not None:
+            return
+        name, again = (
+            model.name,
+            "Try again." if hold.retry_after_s is None else f"Try again in {hold.retry_after_s:g} s.",
+        )
+        if hold.max_requests is not None and self._held[name] >= hold.max_requests:
+            why = f"{hold.max_requests} requests wait already for the first replica of {name!r}."
+            raise unavailable(f"{why} {again}", "model_not_ready", hold.retry_after_s)
+        self._count(name, 1)
+        self.on_held()
+        try:
+            async with asyncio.timeout(hold.max_s):
+                while not model.ready and model.load_error is None:
+                    await model.changed()
+                    model = find()
+        except TimeoutError:
+            why = f"The model {name!r} had no replica ready within {hold.max_s:g} s."
+            raise unavailable(f"{why} {again}", "model_not_ready", hold.retry_after_s) from None
+        finally:
+            self._count(name, -1)
+
+    def _hold_of(self, model: ServedModel) -> _Hold | None:
+        """How requests for a model without a ready replica are held; None: they are not."""
+        scale = model.config.autoscale
+        if model.held_back:  # another version answers
+            return None
+        if scale is not None and _may_have_no_replica(model):
+            return _Hold(scale.max_hold_s, scale.max_held, scale.start_s)
+        starts = self._engines_outlive_gateways and bool(model.replicas) and model.state is ReplicaState.STARTING
+        is_expected = model.external is None and (starts or self.stands_by)
+        return _Hold(model.config.failover.max_wait_s) if is_expected else None
+
+    def _count(self, model: str, change: int) -> None:
+        self._held[model] += change
+        self._metrics.held.labels(model).set(self._held[model])
+
+
+def _may_have_no_replica(model: ServedModel) -> bool:
+    return model.config.autoscale is not None and not model.config.autoscale.min_replicas

@@ -1,0 +1,1 @@
+"""Models that other servers run: their replicas and their answers."""

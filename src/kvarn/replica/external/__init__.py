@@ -1,1 +1,0 @@
-"""Replicas that another server runs: their answers, their errors, their health."""

@@ -1,0 +1,1 @@
+"""Rollouts of versions: routes, shadow copies, gates, sequential tests."""

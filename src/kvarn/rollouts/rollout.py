@@ -1,0 +1,278 @@
+"""A rollout: a new version takes over from the stable one, in the shadow and then step by step, or goes. Pure.
+
+    SHADOW --> CANARY, step 1 ... n --> PROMOTED
+       |            |
+       +------------+--- a gate failed, no replica, by hand ---> ROLLED_BACK
+
+At each time one of the two versions answers what the other does not: their shares sum to 1. A gate that has failed
+stays failed, and nothing goes forward after it. Both ends are final.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from kvarn.config.rollout import RolloutConfig
+from kvarn.rollouts.gates import Gates, Outcome, read_config
+
+
+class Phase(StrEnum):
+    """Where a rollout is."""
+
+    SHADOW = "shadow"
+    """The new version answers copies of requests."""
+    CANARY = "canary"
+    """It answers a share of the requests."""
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+
+
+class RolloutEndedError(Exception):
+    """The rollout has ended, or a gate has failed: it cannot go on."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided, when and why."""
+
+    at: float
+    """Unix seconds."""
+    action: str
+    """`start`, `step`, `promote`, `rollback`, `pause` or `resume`."""
+    share: float
+    """Of the requests that the new version answers from then on."""
+    reason: str
+    by: str = ""
+    """Who decided; empty: the rollout itself."""
+
+
+class Rollout(msgspec.Struct, kw_only=True):
+    """The whole state of one rollout: plain data, and what may happen to it."""
+
+    model: str
+    stable: str
+    """The version that serves."""
+    candidate: str
+    """The version that shall."""
+    config: str
+    """JSON of the `RolloutConfig`."""
+    gates: Gates
+    versions: tuple[int, int] | None = None
+    """Numbers of the stable version and of the candidate, where they are versions of the deployment `model`; None: they
+    are served models."""
+    stable_promoted: bool = False
+    """The stable version serves because an earlier rollout was promoted: it does not stand in the configuration."""
+    phase: Phase = Phase.SHADOW
+    step: int = -1
+    """Position in `steps`; -1 in the shadow."""
+    step_began: float = 0.0
+    answered: int = 0
+    """Requests that the new version has answered in this step."""
+    golden_due: bool = False
+    """The golden prompts are to be answered before the first step."""
+    paused: bool = False
+    last_ready: float = 0.0
+    """When the new version last had a ready replica, or when the rollout began."""
+    log: list[Decision] = []
+
+    @classmethod
+    def start(
+        cls,
+        model: str,
+        stable: str,
+        candidate: str,
+        config: RolloutConfig,
+        now: float,
+        *,
+        by: str = "",
+        golden: bool = False,
+        versions: tuple[int, int] | None = None,
+    ) -> Rollout:
+        """Begin one, in the shadow.
+
+        Args:
+            model: What clients ask for.
+            stable: The version that serves.
+            candidate: The version that shall.
+            config: Its steps and gates.
+            now: Unix seconds.
+            by: Who began it.
+            golden: There are golden prompts, which both versions answer before the first step.
+            versions: Numbers of the two, where they are versions of the deployment `model`.
+        """
+        rollout = cls(
+            model=model,
+            stable=stable,
+            candidate=candidate,
+            config=config.model_dump_json(),
+            gates=Gates.of(config),
+            versions=versions,
+            golden_due=golden,
+            last_ready=now,
+        )
+        rollout.gates.begin_step()
+        rollout.step_began = now
+        rollout._note(now, "start", f"{candidate} is to replace {stable}", by)
+        return rollout
+
+    @property
+    def settings(self) -> RolloutConfig:
+        """Its steps and gates."""
+        return read_config(self.config)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has come to one of its ends."""
+        return self.phase in (Phase.PROMOTED, Phase.ROLLED_BACK)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the requests that each version answers; they sum to 1."""
+        match self.phase:
+            case Phase.SHADOW | Phase.ROLLED_BACK:
+                share = 0.0
+            case Phase.CANARY:
+                share = self.settings.steps[self.step]
+            case Phase.PROMOTED:
+                share = 1.0
+        return {self.stable: 1.0 - share, self.candidate: share}
+
+    @property
+    def next_share(self) -> float:
+        """The share of the next step: the new version gets its replicas before it gets the requests."""
+        steps = self.settings.steps
+        return steps[min(self.step + 1, len(steps) - 1)]
+
+    @property
+    def began(self) -> float:
+        """When it began, Unix seconds: tells it from other rollouts of the model."""
+        return self.log[0].at
+
+    @property
+    def shadow_share(self) -> float:
+        """The share of the requests that are also sent to the new version, to be compared and dropped."""
+        enough = self.answered >= self.settings.shadow_requests
+        return 0.0 if enough or self.phase is not Phase.SHADOW else self.settings.shadow_share
+
+    # What is seen ---------------------------------------------------------------------------------------------------
+
+    def shadowed(self, stable: Outcome, candidate: Outcome, equal: bool | None = None, request_id: str = "") -> None:
+        """Both have answered the same request, with the same seed. `equal`: whether their tokens are equal; None where
+        that cannot be told."""
+        if self.ended:
+            return
+        self.gates.add(candidate)
+        self.gates.compare(stable, candidate)
+        if equal is not None:
+            self.gates.compare_tokens(request_id, equal)
+        self.answered += 1
+
+    def answered_by_candidate(self, outcome: Outcome, step: int | None = None) -> None:
+        """The new version has answered a request, or failed to; `step`: in which step, where that may be over."""
+        if self.phase is Phase.CANARY:
+            self.gates.add(outcome)
+            self.answered += step is None or step == self.step
+
+    def matched(self, stable: Outcome, candidate: Outcome) -> None:
+        """Two requests that are alike were answered, one by each version."""
+        if self.phase is Phase.CANARY:
+            self.gates.compare(stable, candidate)
+
+    def golden_answered(self, question: str, stable_right: bool, candidate_right: bool) -> None:
+        """Both have answered a golden prompt."""
+        if not self.ended:
+            self.gates.add_golden(question, stable_right, candidate_right)
+
+    def golden_done(self) -> None:
+        """All golden prompts are answered."""
+        self.golden_due = False
+
+    # What is decided ------------------------------------------------------------------------------------------------
+
+    def check(self, now: float, *, candidate_ready: bool, enough: bool = True, state: str = "") -> None:
+        """Go back, stay, or go a step forward; called each `check_interval_s`.
+
+        Args:
+            now: Unix seconds.
+            candidate_ready: Whether a replica of the new version takes requests.
+            enough: Whether as many do as the next step needs.
+            state: What the new version's replicas do, in words.
+        """
+        if self.ended:
+            return
+        settings = self.settings
+        if candidate_ready:
+            self.last_ready = now
+        if self.gates.failure:
+            self._end(Phase.ROLLED_BACK, now, self.gates.failure)
+        elif now - self.last_ready > settings.start_timeout_s:
+            why = f"no replica was ready for {settings.start_timeout_s:g} s"
+            self._end(Phase.ROLLED_BACK, now, f"{why}: {state}" if state else why)
+        elif candidate_ready and enough and not self.paused and not self.waits_for(now):
+            self._forward(now)
+
+    def waits_for(self, now: float) -> str:
+        """What the next step waits for, in words; empty: for nothing."""
+        settings, shadow = self.settings, self.phase is Phase.SHADOW
+        needed = (settings.shadow_requests if settings.shadow_share else 0) if shadow else settings.step_requests
+        if self.answered < needed:
+            return f"{needed - self.answered} more requests"
+        if shadow and self.golden_due:
+            return "the golden prompts"
+        remaining_s = self.step_began + settings.step_min_s - now
+        return f"{remaining_s:.0f} s more" if remaining_s > 0 else ""
+
+    def pause(self, now: float, by: str = "") -> None:
+        """Stay at this step. A gate that fails still rolls back.
+
+        Raises:
+            RolloutEndedError: It has ended.
+        """
+        self._refuse_if_ended()
+        self.paused = True
+        self._note(now, "pause", "asked for", by)
+
+    def resume(self, now: float, by: str = "") -> None:
+        """Go on after `pause`. Raises as that."""
+        self._refuse_if_ended()
+        self.paused = False
+        self._note(now, "resume", "asked for", by)
+
+    def promote(self, now: float, by: str = "") -> None:
+        """Give all requests to the new version now, without the steps that are left.
+
+        Raises:
+            RolloutEndedError: It has ended, or a gate has failed.
+        """
+        self._refuse_if_ended()
+        if self.gates.failure:
+            raise RolloutEndedError(f"{self.candidate} has failed a gate and cannot be promoted: {self.gates.failure}")
+        self._end(Phase.PROMOTED, now, "asked for", by)
+
+    def rollback(self, now: float, by: str = "", reason: str = "asked for") -> None:
+        """Give all requests to the stable version now. Raises as `pause`."""
+        self._refuse_if_ended()
+        self._end(Phase.ROLLED_BACK, now, reason, by)
+
+    def _forward(self, now: float) -> None:
+        settings, had = self.settings, self.answered
+        if self.step + 1 == len(settings.steps):
+            self._end(Phase.PROMOTED, now, f"no gate failed in any step; the last had {had} requests")
+            return
+        self.phase, self.step = Phase.CANARY, self.step + 1
+        self.answered, self.step_began = 0, now
+        self.gates.begin_step()
+        self._note(now, "step", f"no gate failed in {had} requests")
+
+    def _end(self, phase: Phase, now: float, reason: str, by: str = "") -> None:
+        self.phase = phase
+        self._note(now, "promote" if phase is Phase.PROMOTED else "rollback", reason, by)
+
+    def _note(self, now: float, action: str, reason: str, by: str = "") -> None:
+        share = self.shares[self.candidate]
+        self.log.append(Decision(at=now, action=action, share=share, reason=reason, by=by))
+
+    def _refuse_if_ended(self) -> None:
+        if self.ended:
+            raise RolloutEndedError(f"the rollout of {self.candidate} has ended: {self.phase.replace('_', ' ')}")

@@ -1,0 +1,145 @@
+"""Rollouts in the database, and the lease of the process that judges them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.samples import Sample
+from kvarn.store.engine import Store
+from kvarn.store.ids import new_id
+from kvarn.store.repositories import leases
+from kvarn.store.repositories.deployments import promote
+from kvarn.store.repositories.rollouts import (
+    add_samples,
+    delete_samples,
+    list_rollouts,
+    list_samples,
+    save_rollout,
+    take_command,
+)
+
+FOLLOW_S = 2.5
+"""Seconds within which all processes follow what was decided: so long a version that was given up keeps its
+replicas."""
+_LEASE = "rollouts"
+_LEASE_S = 15.0
+
+
+class StoredRow(NamedTuple):
+    """What the database knows of a rollout."""
+
+    rollout: Rollout
+    state: dict[str, Any]
+    command: str | None
+    commanded_by: str
+    candidate_version: int | None
+    """That has replicas for it."""
+
+
+class RolloutStore:
+    """The rollouts of the database, as one process reads and writes them.
+
+    Args:
+        store: The database.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._holder = new_id("gateway-")
+        self._held = False
+        self._renew_at = 0.0
+        self._known: dict[str, Any] = {}
+        self._candidates: dict[str, tuple[int, float] | None] = {}
+        """As they were last read or written."""
+        self._counted: dict[str, list[int]] = {}
+        """Samples that are counted and not deleted yet, by model."""
+
+    async def read(self) -> list[StoredRow]:
+        """The latest of each model."""
+        async with self._store.reading() as session:
+            rows = await list_rollouts(session)
+        for row in rows:
+            version, share = row.candidate_version, row.candidate_share
+            self._candidates[row.model] = None if version is None or share is None else (version, share)
+        return [
+            StoredRow(
+                msgspec.convert(row.state, Rollout),
+                row.state,
+                row.command,
+                row.commanded_by or "",
+                row.candidate_version,
+            )
+            for row in rows
+        ]
+
+    def is_new(self, row: StoredRow) -> bool:
+        """Whether another process has written it since it was last noted or written here."""
+        return bool(self._known.get(row.rollout.model) != row.state)
+
+    def note(self, row: StoredRow) -> None:
+        """The row is known from now on."""
+        self._known[row.rollout.model] = row.state
+
+    async def save(self, rollout: Rollout, now: float) -> bool:
+        """Write a rollout at Unix second `now`, where it has changed since it was last read or written; whether it had.
+        What is decided of a deployment's version holds in the same transaction, as do the samples that are counted."""
+        model, before = rollout.model, self._known.get(rollout.model)
+        state = msgspec.json.decode(msgspec.json.encode(rollout))  # as the database gives it: tuples are lists
+        candidate, counted = candidate_of(rollout, now), list(self._counted.get(model, []))
+        changed = before != state or self._candidates.get(model, candidate) != candidate
+        if changed or counted:
+            async with self._store.transaction() as session:
+                await save_rollout(session, model, state, int(now), candidate=candidate)
+                await delete_samples(session, counted)
+                is_news = before is None or before["phase"] != rollout.phase
+                if rollout.versions is not None and rollout.phase is Phase.PROMOTED and is_news:
+                    await promote(session, model, *rollout.versions, int(now), rollout.log[-1].by or "rollout")
+            self._known[model], self._candidates[model] = state, candidate
+            self._counted[model] = [each for each in self._counted.get(model, []) if each not in counted]
+        return changed
+
+    async def leave_samples(self, model: str, began: float, samples: list[Sample]) -> None:
+        """Leave what was seen of a rollout for the process that judges it."""
+        async with self._store.transaction() as session:
+            add_samples(session, model, began, msgspec.to_builtins(samples))
+
+    async def read_samples(self) -> list[tuple[str, float, list[Sample]]]:
+        """What was left and not counted before: model, beginning of the rollout, samples. They are deleted when what
+        became of the rollout is written."""
+        async with self._store.reading() as session:
+            rows = await list_samples(session)
+        known = {each for counted in self._counted.values() for each in counted}
+        new = [row for row in rows if row.id not in known]
+        for row in new:
+            self._counted.setdefault(row.model, []).append(row.id)
+        return [(row.model, row.began, msgspec.convert(row.samples, list[Sample])) for row in new]
+
+    async def done(self, row: StoredRow) -> None:
+        """The row's command was carried out."""
+        if row.command is not None:
+            async with self._store.transaction() as session:
+                await take_command(session, row.rollout.model, row.command)
+
+    async def hold_lease(self, now: float) -> bool:
+        """Take the lease, or renew it at a third of its length; whether it is held at Unix second `now`."""
+        if now >= self._renew_at:
+            self._held = await leases.take(self._store, _LEASE, self._holder, _LEASE_S)
+            self._renew_at = now + _LEASE_S / 3
+        return self._held
+
+    async def give_lease_back(self) -> None:
+        """Let another process take it at once."""
+        if self._held:
+            await leases.give_back(self._store, _LEASE, self._holder)
+        self._held, self._renew_at = False, 0.0
+
+
+def candidate_of(rollout: Rollout, now: float) -> tuple[int, float] | None:
+    """The deployment's version that has replicas for a rollout at Unix second `now`, and the share of the requests that
+    it has them for."""
+    if rollout.versions is None or (rollout.ended and now >= rollout.log[-1].at + FOLLOW_S):
+        return None
+    return rollout.versions[1], rollout.next_share

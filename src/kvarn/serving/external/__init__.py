@@ -1,1 +1,0 @@
-"""Answering with models that other servers run: requests go there as text, answers come back as deltas."""

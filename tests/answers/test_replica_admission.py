@@ -1,0 +1,95 @@
+"""Requests that wait to be admitted: whoever leaves, at whatever moment, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from kvarn.answers.stages.replica_admission import ReplicaAdmission
+from kvarn.answers.work import RequestRecord, Work
+from kvarn.config.platform import AdmissionConfig
+from kvarn.observe.admission import AdmissionMetrics
+from kvarn.wire.messages import EngineStats, StepTimes
+
+TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
+IDLE = EngineStats(step_times=TIMES, step_s=0.01)
+FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, decode_rows=300)
+
+
+class Harness:
+    """Requests that wait for a served model."""
+
+    def __init__(self, server: Any) -> None:
+        self.engine = server.chat
+        config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+        model = server.served["tiny"]
+        self.admission = ReplicaAdmission(config, model, next(iter(model.replicas)), AdmissionMetrics())
+        self.queue = self.admission.controller.queue
+
+    def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:
+        work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
+        self.demand = self.admission.demand_of(work)
+        return asyncio.create_task(self.admission.enter(self.demand, client_left))
+
+    @property
+    def in_service(self) -> int:
+        return self.demand.account.in_service
+
+    def decide(self) -> None:
+        """Decide on all that wait, before anybody could hear of it."""
+        assert len(self.queue) == 1 and self.in_service == 0
+        self.engine.stats = IDLE
+        self.admission._poll()
+        assert len(self.queue) == 0 and self.in_service == 1
+
+
+@pytest.fixture
+def harness(server: Any) -> Harness:
+    server.chat.stats = FULL
+    return Harness(server)
+
+
+@pytest.mark.parametrize("cancelled_first", [False, True])
+async def test_cancelled_at_the_moment_of_its_decision_a_request_holds_no_place(
+    harness: Harness, cancelled_first: bool
+) -> None:
+    asked = harness.ask()
+    await asyncio.sleep(0)
+    if cancelled_first:
+        asked.cancel()
+    harness.decide()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert harness.in_service == 0
+    await harness.admission.close()
+
+
+async def test_cancelled_while_it_waits_a_request_leaves_the_queue(harness: Harness) -> None:
+    asked = harness.ask()
+    await asyncio.sleep(0)
+    assert len(harness.queue) == 1
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.admission.close()
+
+
+async def test_a_client_that_left_before_its_decision_leaves_the_queue(harness: Harness) -> None:
+    left = asyncio.Event()
+
+    async def client_left() -> None:
+        await left.wait()
+
+    asked = harness.ask(client_left)
+    await asyncio.sleep(0)
+    left.set()
+    with pytest.raises(ClientDisconnect):
+        await asked
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.admission.close()
