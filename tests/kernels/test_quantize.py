@@ -75,7 +75,7 @@ def test_a_number_that_is_not_finite_does_not_vanish(to: Quantization, damage: f
 def test_fp8_is_the_nearest_of_its_numbers_and_the_largest_weight_the_largest_of_them(dtype: torch.dtype) -> None:
     weight = random_weight(20, 130).to(dtype)
     weight[3] = 0
-    quantized = kernels_for("torch").quantize(weight, "fp8")
+    quantized = kernels_for("torch").packer.quantize(weight, "fp8")
     assert quantized.format == "fp8" and quantized.scales is not None
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     every = every[every.isfinite()]

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.models import Decoder
 from kvarn.worker import (
@@ -49,7 +49,7 @@ class RecordingMemory:
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
-    kernels = Kernels()
+    kernels = torch_kernels()
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,9 @@ import torch
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.attention import AttentionMetadata
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
-
-if TYPE_CHECKING:
-    from kvarn.kernels.backend import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class DecoderParts:
     layers: Sequence[LayerParts]
     scale: float
     softcap: float | None
-    """Both of attention, as in `AttentionPlan.run`."""
+    """Both of attention, as in `AttentionMetadata.run`."""
 
     @property
     def linears(self) -> list[Linear]:
@@ -61,7 +59,7 @@ class DecoderLayers(Protocol):
         self,
         hidden: torch.Tensor,
         cache: KVCache,
-        plans: Sequence[AttentionPlan],
+        plans: Sequence[AttentionMetadata],
         rotations: Sequence[Rotation],
         adapters: AdapterBatch | None,
         first: int,

@@ -28,7 +28,7 @@ class DeltaWeights:
     """Of each head's output: weight [value_dim]."""
 
 
-class DeltaPlan(Protocol):
+class DeltaMetadata(Protocol):
     """Whose states the tokens of one step change: worked out once for all layers."""
 
     def run(

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
+from kvarn.kernels.attention import AttentionMetadata, LatentMetadata
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Operations
 from kvarn.models.context_parallel import plan_attention
 from kvarn.models.family import LayerNames
 from kvarn.models.parallel import Parallel, Shard
@@ -50,7 +51,7 @@ class Attention(Protocol):
         """An empty cache for so many layers like this one."""
         ...
 
-    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan | LatentPlan:
+    def plan(self, batch: PagedBatch, window: int | None) -> AttentionMetadata | LatentMetadata:
         """What one step does in layers like this one."""
         ...
 
@@ -76,13 +77,13 @@ class GroupedAttention:
 
     spec: DecoderSpec
     heads: HeadShape
-    kernels: Kernels
+    operations: Operations
     parallel: Parallel
     query_key_norm: Norm | None
     """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]. Where
     heads have layer norms, those of these."""
     sinks: torch.Tensor | None
-    """[query heads] float32: see `AttentionPlan.run`."""
+    """[query heads] float32: see `AttentionMetadata.run`."""
     qkv: Linear
     output: Linear
 
@@ -98,11 +99,11 @@ class GroupedAttention:
 
     def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
         """Keys and values of this rank's heads."""
-        return self.kernels.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
+        return self.operations.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
 
-    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan:
+    def plan(self, batch: PagedBatch, window: int | None) -> AttentionMetadata:
         """See `Attention`."""
-        return plan_attention(self.kernels, batch, self.heads, window)
+        return plan_attention(self.operations, batch, self.heads, window)
 
     def forward(
         self,
@@ -129,7 +130,7 @@ class GroupedAttention:
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
         mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap, **sinks)
         if gates is not None:
-            mixed *= self.kernels.activation(gates, "sigmoid")
+            mixed *= self.operations.activation(gates, "sigmoid")
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
     def _layer_norm_heads(self, qkv: torch.Tensor) -> None:
@@ -159,12 +160,12 @@ class GroupedAttention:
             part = qkv[:, start : start + own * dim]
             start += own * dim
             if own == total:
-                part.copy_(self.kernels.rms_norm(part, Norm(weight, norm.eps)))
+                part.copy_(self.operations.rms_norm(part, Norm(weight, norm.eps)))
                 continue
             gathered = self.parallel.all_gather(part.contiguous())
             # Heads that several ranks hold come once for each of them.
             heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]
-            normed = self.kernels.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
+            normed = self.operations.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
             first = self.parallel.rank * total // self.parallel.world_size * dim
             part.copy_(normed[:, first : first + own * dim])
 
@@ -187,7 +188,7 @@ def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: We
     return GroupedAttention(
         spec=spec,
         heads=HeadShape(len(query.held), len(kv.held), spec.head_dim),
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         parallel=parallel,
         query_key_norm=_load_query_key_norm(prefix, spec, names, loader, query, kv),
         sinks=_load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None,
@@ -198,7 +199,7 @@ def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: We
 
 def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     held = loader.plain(name, (heads.size,))[heads.held.start : heads.held.stop]
-    return held.float().contiguous().to(loader.kernels.device)
+    return held.float().contiguous().to(loader.device)
 
 
 def _row_orders(spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
@@ -234,4 +235,4 @@ def _head_weights(name: str, spec: DecoderSpec, heads: Shard, loader: WeightLoad
     weight = loader.plain(name, (heads.size, spec.head_dim))[heads.held.start : heads.held.stop].float()
     order = next(iter(_row_orders(spec, loader.parallel.world_size)), None)
     weight = weight if order is None else weight[:, order.order(spec.head_dim)]
-    return weight.to(loader.kernels.device)
+    return weight.to(loader.device)

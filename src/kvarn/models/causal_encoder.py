@@ -38,7 +38,7 @@ class CausalEncoder:
         self._words = loader.embedding("model.embed_tokens", Shard.whole(spec.vocab_size), spec.hidden_size)
         self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
         self._norm = load_final_norm(spec, loader)
-        self._kinds = LayerKinds(spec.layers, self.kernels.device)
+        self._kinds = LayerKinds(spec.layers, self.kernels.device.torch_device)
 
     @torch.inference_mode()
     def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class CausalEncoder:
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
             out[texts] = self._encode(torch.cat(spans), lengths[texts])
         if self.head is not None:
-            return self.head(out.to(self.kernels.activation_dtype(self.dtype))).float()
+            return self.head(out.to(self.kernels.operations.activation_dtype(self.dtype))).float()
         return F.normalize(out, dim=-1) if self._sentence.normalize else out
 
     def _encode(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -59,14 +59,14 @@ class CausalEncoder:
         attention = self._layers[0].attention
         assert not isinstance(attention, DeltaNet), "a model with recurrent states is not loaded to embed"
         # Each layer writes over what the last one has left. GPUs attend over no float32 numbers.
-        cache = attention.new_cache(1, num_blocks, "bfloat16" if self.kernels.computes_beside_host else "float32")
+        cache = attention.new_cache(1, num_blocks, "bfloat16" if self.kernels.device.is_asynchronous else "float32")
         steps = [
             LayerStep(
                 attention.plan(batch, window), self._kinds.rotation(kind, batch.positions), None, batch.slot_mapping
             )
             for kind, window in enumerate(self._kinds.windows)
         ]
-        hidden = F.embedding(token_ids, self._words).to(self.kernels.activation_dtype(self.dtype))
+        hidden = F.embedding(token_ids, self._words).to(self.kernels.operations.activation_dtype(self.dtype))
         hidden = scaled_embedding(hidden, self.spec, self.dtype)
         for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True):
             hidden = layer.forward(hidden, cache, 0, steps[kind])

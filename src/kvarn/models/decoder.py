@@ -57,7 +57,7 @@ class Decoder:
         self.kernels = loader.kernels
         self.quantization = loader.quantization
         self._parallel = loader.parallel
-        self._activation_dtype = self.kernels.activation_dtype(self.dtype)
+        self._activation_dtype = self.kernels.operations.activation_dtype(self.dtype)
         names = FAMILIES[spec.architecture].names
         self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
         """The layers that adapters can change, by `Linear.adapter_layer`."""
@@ -77,7 +77,7 @@ class Decoder:
             if stage.is_first and not spec.tied_embeddings
             else None
         )
-        self._kinds = LayerKinds(spec.layers, self.kernels.device)
+        self._kinds = LayerKinds(spec.layers, self.kernels.device.torch_device)
         self._kind_of_layer = [self._kinds.of_layer[index] for index in held]
         self._of_kind = dict(zip(self._kind_of_layer, self._layers, strict=True))
         counts = Counter[bool]()
@@ -126,7 +126,7 @@ class Decoder:
         """Whether a GPU may repeat a step without the host. One of several ranks may not: NCCL asks of all that they
         capture the same steps, and ends no group while a graph refers to it."""
         alone = self._parallel.world_size == 1
-        return alone and self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
+        return alone and self.kernels.operations.captures_steps and all(layer.can_be_captured for layer in self._layers)
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where its layers
@@ -140,7 +140,7 @@ class Decoder:
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
-        return self.kernels.new_adapter_memory(cache, self.dtype)
+        return self.kernels.operations.new_adapter_memory(cache, self.dtype)
 
     @cached_property
     def _layers_in_one_call(self) -> DecoderLayers | None:
@@ -151,7 +151,7 @@ class Decoder:
         if len(complete) < len(parts) or not isinstance(attention, GroupedAttention):
             return None
         spec = self.spec
-        return self.kernels.decoder_layers(
+        return self.kernels.operations.decoder_layers(
             DecoderParts(attention.heads, self.kv_dtype, complete, spec.attention_scale, spec.attention_softcap)
         )
 
@@ -171,7 +171,7 @@ class Decoder:
             windows=self._kinds.windows,
             half_rotated=self._kinds.half_rotated,
         )
-        native = self.kernels.greedy_decoder(parts, cache)
+        native = self.kernels.operations.greedy_decoder(parts, cache)
         return None if native is None else GreedyPasses(native, [partial(self._kinds.rotation, kind) for kind in kinds])
 
     @torch.inference_mode()
@@ -255,7 +255,9 @@ class Decoder:
         if self.spec.logits_scale != 1.0:
             logits *= self.spec.logits_scale
         if self.spec.logits_softcap is not None:
-            logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
+            logits = (
+                self.kernels.operations.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
+            )
         return logits
 
     def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvarn.costs.decoder import DeltaDimensions
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch, StateCache
-from kvarn.kernels.delta import DeltaPlan, DeltaWeights
+from kvarn.kernels.delta import DeltaMetadata, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Operations
 from kvarn.models.attention import LayerStep
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
@@ -26,7 +26,7 @@ class DeltaNet:
 
     dims: DeltaDimensions
     """Of this rank's heads."""
-    kernels: Kernels
+    operations: Operations
     inputs: Linear
     """To queries, keys and values by heads, then the output's gates."""
     rates: Linear
@@ -45,11 +45,11 @@ class DeltaNet:
 
     def new_states(self, num_layers: int, num_places: int) -> StateCache:
         """Empty states for so many layers like this one."""
-        return self.kernels.new_states(num_layers, num_places, self.dims)
+        return self.operations.new_states(num_layers, num_places, self.dims)
 
-    def plan(self, batch: PagedBatch, window: int | None) -> DeltaPlan:
+    def plan(self, batch: PagedBatch, window: int | None) -> DeltaMetadata:
         """See `Attention`."""
-        return self.kernels.plan_delta(batch, self.dims)
+        return self.operations.plan_delta(batch, self.dims)
 
     def forward(
         self,
@@ -91,7 +91,7 @@ def load_delta_net(prefix: str, spec: DecoderSpec, loader: WeightLoader) -> Delt
         role="router",
     )
     output = LinearSpec(names=(f"{prefix}.out_proj",), outputs=(hidden,), inputs=values)
-    device = loader.kernels.device
+    device = loader.device
 
     def by_value_head(name: str) -> torch.Tensor:
         held = loader.plain(f"{prefix}.{name}", (whole.value_heads,))[value.held.start : value.held.stop]
@@ -102,7 +102,7 @@ def load_delta_net(prefix: str, spec: DecoderSpec, loader: WeightLoader) -> Delt
     held = [part[of.held.start : of.held.stop] for part, of in zip(parts, (keys, keys, values), strict=True)]
     return DeltaNet(
         dims=replace(whole, key_heads=len(key.held), value_heads=len(value.held)),
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         inputs=loader.linear(inputs),
         rates=loader.linear(rates),
         weights=DeltaWeights(

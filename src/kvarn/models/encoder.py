@@ -52,7 +52,7 @@ class Encoder:
             if head is None
             else load_classifier(prefix, ENCODERS[spec.architecture].classifier, spec, head, loader)
         )
-        self._kinds = LayerKinds(spec.layers, self.kernels.device)
+        self._kinds = LayerKinds(spec.layers, self.kernels.device.torch_device)
 
     @property
     def vector_size(self) -> int:
@@ -77,7 +77,7 @@ class Encoder:
         return out
 
     def _encode_sorted(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        device, kernels = token_ids.device, self.kernels
+        device, operations = token_ids.device, self.kernels.operations
         text = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
         ends = lengths.cumsum(0)
         positions = torch.arange(len(token_ids), device=device) - (ends - lengths)[text]
@@ -86,15 +86,18 @@ class Encoder:
             hidden = hidden + F.embedding(positions + self.spec.position_offset, self._positions)
         if self._types is not None:
             hidden = hidden + self._token_types(token_ids, text, ends, lengths, self._types)
-        hidden = kernels.layer_norm(hidden.to(kernels.activation_dtype(self.dtype)), self._norm)
+        hidden = operations.layer_norm(hidden.to(operations.activation_dtype(self.dtype)), self._norm)
         steps = [
-            EncoderStep(kernels.plan_bidirectional(lengths, self._heads, window), self._kinds.rotation(kind, positions))
+            EncoderStep(
+                operations.plan_bidirectional(lengths, self._heads, window),
+                self._kinds.rotation(kind, positions),
+            )
             for kind, window in enumerate(self._kinds.windows)
         ]
         for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True):
             hidden = layer.forward(hidden, steps[kind])
         if self._final_norm is not None:
-            hidden = kernels.layer_norm(hidden, self._final_norm)
+            hidden = operations.layer_norm(hidden, self._final_norm)
         return self._pool(hidden.float(), text, ends, lengths)
 
     def _pool(
@@ -107,7 +110,7 @@ class Encoder:
         else:
             pooled = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, text, hidden) / lengths[:, None]
         if self._classifier is not None:
-            return self._classifier(pooled.to(self.kernels.activation_dtype(self.dtype))).float()
+            return self._classifier(pooled.to(self.kernels.operations.activation_dtype(self.dtype))).float()
         return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
 
     def _token_types(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from kvarn.costs.decoder import KvDtype, LatentDimensions
-from kvarn.kernels.backend import HeadProducts, Kernels, LatentPlan
+from kvarn.kernels.attention import LatentMetadata
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.linear import HeadProducts, Linear, Norm
+from kvarn.kernels.operations import Operations
 from kvarn.kernels.torch.attention import rotate
 from kvarn.models.attention import LayerStep
 from kvarn.models.context_parallel import plan_latent
@@ -34,7 +35,7 @@ class LatentAttention:
     latent: LatentDimensions
     num_heads: int
     """Of this rank; the cached row is the same on all."""
-    kernels: Kernels
+    operations: Operations
     query_norm: Norm | None
     row_norm: Norm
     down: Linear
@@ -59,12 +60,12 @@ class LatentAttention:
 
     def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
         """Rows in place of keys, and no values."""
-        return self.kernels.new_latent_cache(num_layers, num_blocks, self.latent.row_size, dtype)
+        return self.operations.new_latent_cache(num_layers, num_blocks, self.latent.row_size, dtype)
 
-    def plan(self, batch: PagedBatch, window: int | None) -> LatentPlan:
+    def plan(self, batch: PagedBatch, window: int | None) -> LatentMetadata:
         """See `Attention`."""
         assert window is None, "no model with latent attention has windows"
-        return plan_latent(self.kernels, batch, self.num_heads, self.latent.row_size)
+        return plan_latent(self.operations, batch, self.num_heads, self.latent.row_size)
 
     def forward(
         self,
@@ -87,7 +88,7 @@ class LatentAttention:
         plain, rotated = queries[..., : latent.plain_dim], queries[..., latent.plain_dim :]
         queries = torch.cat([self.key_products(plain), rotate(rotated, step.rotation)], -1)
         key = rotate(row[:, None, rank:], step.rotation)[:, 0]
-        rows = torch.cat([self.kernels.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
+        rows = torch.cat([self.operations.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
         mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.spec.attention_scale)
         mixed = self.value_products(mixed).flatten(1)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
@@ -131,12 +132,12 @@ def load_latent_attention(prefix: str, spec: DecoderSpec, loader: WeightLoader) 
         spec=spec,
         latent=latent,
         num_heads=len(heads.held),
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         query_norm=loader.norm(f"{prefix}q_a_layernorm", compressed, _NORM_EPS) if compressed else None,
         row_norm=loader.norm(f"{prefix}kv_a_layernorm", rank, _NORM_EPS),
         down=loader.linear(down),
         query=loader.linear(query),
-        key_products=loader.kernels.head_products(keys.transpose(1, 2).contiguous()),
-        value_products=loader.kernels.head_products(values.contiguous()),
+        key_products=loader.kernels.packer.head_products(keys.transpose(1, 2).contiguous()),
+        value_products=loader.kernels.packer.head_products(values.contiguous()),
         output=loader.linear(output),
     )

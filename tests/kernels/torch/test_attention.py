@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvarn.kernels.batch import HeadShape, PagedBatch
-from kvarn.kernels.torch.attention import PAIRS_AT_ONCE, QUERIES_AT_ONCE, TorchAttentionPlan, plan_attention
+from kvarn.kernels.torch.attention import PAIRS_AT_ONCE, QUERIES_AT_ONCE, TorchAttentionMetadata, plan_attention
 
 SIZE = 16
 
@@ -80,7 +80,7 @@ def naive(case: Case, scale: float, window: int | None, softcap: float | None) -
     return out.float()
 
 
-def plan_of(batch: PagedBatch, case: Case, window: int | None = None) -> TorchAttentionPlan:
+def plan_of(batch: PagedBatch, case: Case, window: int | None = None) -> TorchAttentionMetadata:
     kv_heads, dim = case.key_cache.shape[1], case.key_cache.shape[3]
     return plan_attention(batch, HeadShape(case.queries.shape[1], kv_heads, dim), window)
 

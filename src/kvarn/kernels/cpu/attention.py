@@ -14,8 +14,8 @@ from kvarn.kernels.linear import Norm
 
 
 @dataclass(frozen=True, slots=True)
-class CpuAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`."""
+class CpuAttentionMetadata:
+    """See `kvarn.kernels.attention.AttentionMetadata`."""
 
     backend: _native.Backend
     native: _native.AttentionPlan
@@ -112,20 +112,14 @@ def native_head_norm(norm: Norm | None, heads: HeadShape) -> _native.NormWeight:
 
 def plan_attention(
     backend: _native.Backend, batch: PagedBatch, heads: HeadShape, window: int | None = None, *, causal: bool = True
-) -> CpuAttentionPlan:
+) -> CpuAttentionMetadata:
     """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it.
 
     Where it is not causal, a query also sees as many tokens after it, as far as its sequence's context goes.
 
     Raises KernelInputError where the batch does not fit together.
     """
-    if heads.query % heads.kv:
-        raise KernelInputError(f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly")
-    if window is not None and window < 1:
-        raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
     (sequences,), (tokens,) = batch.context_lens.shape, batch.slot_mapping.shape
-    if batch.query_starts.shape != (sequences + 1,) or len(batch.block_tables) != sequences:
-        raise KernelInputError(f"query starts or block tables are not those of {sequences} sequences")
     try:
         native = _native.AttentionPlan(
             _address(batch.query_starts, torch.int32),
@@ -143,7 +137,7 @@ def plan_attention(
         )
     except ValueError as error:
         raise KernelInputError(str(error)) from error
-    return CpuAttentionPlan(backend, native, batch, heads)
+    return CpuAttentionMetadata(backend, native, batch, heads)
 
 
 def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
@@ -153,10 +147,10 @@ def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuBidirectionalPlan:
-    """See `kvarn.kernels.backend.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
+class CpuBidirectionalMetadata:
+    """See `BidirectionalMetadata`. Each layer writes its keys and values over the last one's."""
 
-    attention: CpuAttentionPlan
+    attention: CpuAttentionMetadata
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -171,9 +165,9 @@ class CpuBidirectionalPlan:
 
 def plan_bidirectional(
     backend: _native.Backend, lengths: torch.Tensor, heads: HeadShape, window: int | None = None
-) -> CpuBidirectionalPlan:
-    """See `Kernels.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
+) -> CpuBidirectionalMetadata:
+    """See `Operations.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
     batch, num_blocks = whole_texts(lengths)
     cache = new_kv_cache(1, num_blocks, heads, "float32")
     plan = plan_attention(backend, batch, heads, window, causal=False)
-    return CpuBidirectionalPlan(plan, cache.keys[0], cache.values[0])
+    return CpuBidirectionalMetadata(plan, cache.keys[0], cache.values[0])

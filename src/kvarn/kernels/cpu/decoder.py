@@ -10,13 +10,14 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import AttentionPlan
+from kvarn.kernels.attention import AttentionMetadata
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
+from kvarn.kernels.checks import check_rows, check_step
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.adapters import native_adapters
-from kvarn.kernels.cpu.attention import CpuAttentionPlan, native_head_norm, plan_attention
+from kvarn.kernels.cpu.attention import CpuAttentionMetadata, native_head_norm, plan_attention
 from kvarn.kernels.cpu.kv_cache import NATIVE_TYPE, native_type
-from kvarn.kernels.cpu.linear import CpuLinear, check_rows, native_norm
+from kvarn.kernels.cpu.linear import CpuLinear, native_norm
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear
@@ -54,7 +55,7 @@ class CpuDecoderLayers:
         self,
         hidden: torch.Tensor,
         cache: KVCache,
-        plans: Sequence[AttentionPlan],
+        plans: Sequence[AttentionMetadata],
         rotations: Sequence[Rotation],
         adapters: AdapterBatch | None,
         first: int,
@@ -64,13 +65,13 @@ class CpuDecoderLayers:
 
         Raises KernelInputError where what is given does not fit together.
         """
-        own = [plan for plan in plans if isinstance(plan, CpuAttentionPlan)]
+        own = [plan for plan in plans if isinstance(plan, CpuAttentionMetadata)]
         if len(own) < len(plans) or not self._num_kinds <= len(plans) == len(rotations):
             raise KernelInputError("layers in one call need a plan of these kernels and a rotation for each kind")
         if not 0 <= first <= last <= len(self.parts.layers):
             raise KernelInputError(f"layers {first} to {last} are not of {len(self.parts.layers)}")
         size = self.parts.layers[0].qkv.in_features
-        check_rows(hidden, size, hidden, size)
+        check_rows(hidden, (len(hidden), size), torch.float32)
         if not hidden.is_contiguous():
             raise KernelInputError(f"the residual stream must be contiguous, not with strides {hidden.stride()}")
         for plan, rotation in zip(own, rotations, strict=True):
@@ -127,6 +128,7 @@ class CpuGreedyDecoder:
         vocab_size: int,
     ) -> npt.NDArray[np.int64]:
         """One compiled call. Raises KernelInputError where what is given does not fit together."""
+        check_step(batch)
         plan = plan_attention(self._backend, batch, self._heads)
         sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
         if plan.native.num_blocks > self._cache.num_blocks or int(batch.block_tables.max()) >= self._cache.num_blocks:

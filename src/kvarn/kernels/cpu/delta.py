@@ -7,15 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from kvarn.costs.decoder import DeltaDimensions
-from kvarn.kernels.batch import PagedBatch, StateCache
+from kvarn.kernels.batch import StateBatch, StateCache
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.errors import KernelInputError
 
 
 @dataclass(frozen=True, slots=True)
-class CpuDeltaPlan:
-    """See `kvarn.kernels.delta.DeltaPlan`."""
+class CpuDeltaMetadata:
+    """See `kvarn.kernels.delta.DeltaMetadata`."""
 
     backend: _native.Backend
     dims: DeltaDimensions
@@ -27,15 +28,13 @@ class CpuDeltaPlan:
     """That the cache must have."""
 
     @staticmethod
-    def of(backend: _native.Backend, batch: PagedBatch, dims: DeltaDimensions) -> CpuDeltaPlan:
-        """The plan of one step. Raises KernelInputError where its states do not fit together."""
-        states, starts = batch.recurrent_states, batch.query_starts
-        if states is None:
-            raise KernelInputError("the model has recurrent states, but the step does not say which ones")
-        starts = starts.long()
-        for what, numbers, count in (("places", states.places, len(starts) - 1), ("saves", states.saves, starts[-1])):
-            if numbers.dtype != torch.int64 or numbers.shape != (count,):
-                raise KernelInputError(f"{what} must be int64 [{count}], not {numbers.dtype} {tuple(numbers.shape)}")
+    def of(
+        backend: _native.Backend, query_starts: torch.Tensor, states: StateBatch, dims: DeltaDimensions
+    ) -> CpuDeltaMetadata:
+        """The metadata of one step. Raises KernelInputError where two sequences have one state, or one has none."""
+        starts = query_starts.long()
+        if states.saves.shape != (int(starts[-1]),):
+            raise KernelInputError(f"saves must be int64 [{int(starts[-1])}], not {tuple(states.saves.shape)}")
         tokens = (states.saves >= 0).nonzero().flatten()
         targets = states.saves[tokens]
         named = [*states.places.tolist(), *targets.tolist()]
@@ -43,15 +42,17 @@ class CpuDeltaPlan:
             raise KernelInputError("two rows of a step use one place of the states, or one has none")
         rows = torch.bucketize(tokens, starts[1:], right=True)
         saves = torch.stack([rows, tokens + 1 - starts[rows], targets], 1)
-        return CpuDeltaPlan(backend, dims, batch.query_starts.contiguous(), states.places, saves, max(named) + 1)
+        return CpuDeltaMetadata(backend, dims, query_starts.contiguous(), states.places, saves, max(named) + 1)
 
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int
     ) -> torch.Tensor:
         """One compiled call. A token's result depends on its own sequence alone, to the last bit."""
         dims, tokens = self.dims, int(self.query_starts[-1])
-        _check(projected, tokens, dims.channels + dims.value_features)
-        _check(rates, tokens, 2 * dims.value_heads)
+        for numbers, size in ((projected, dims.channels + dims.value_features), (rates, 2 * dims.value_heads)):
+            check_rows(numbers, (tokens, size), torch.float32)
+            if not numbers.is_contiguous():
+                raise KernelInputError(f"the delta rule needs contiguous rows, not strides {numbers.stride()}")
         if cache.num_places < self.num_places:
             raise KernelInputError(f"the step uses state {self.num_places - 1} of a cache of {cache.num_places}")
         out = torch.empty((tokens, dims.value_features), dtype=torch.float32)
@@ -79,10 +80,3 @@ class CpuDeltaPlan:
             out.data_ptr(),
         )
         return out
-
-
-def _check(numbers: torch.Tensor, tokens: int, size: int) -> None:
-    if numbers.dtype != torch.float32 or numbers.shape != (tokens, size) or not numbers.is_contiguous():
-        raise KernelInputError(
-            f"the delta rule needs contiguous float32 {(tokens, size)}, not {numbers.dtype} {tuple(numbers.shape)}"
-        )

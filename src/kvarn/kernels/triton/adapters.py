@@ -10,10 +10,10 @@ import triton
 
 from kvarn.kernels.adapters import LINE, PANEL, AdapterPages, PackedAdapter
 from kvarn.kernels.batch import KVCache
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import adapters
-from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 
 ROWS = 16

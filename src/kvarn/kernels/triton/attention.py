@@ -8,11 +8,11 @@ import torch
 import triton
 
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.jit import attention, cascade
 from kvarn.kernels.triton.launch import launch_options
-from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts, num_segments, split_length
 
@@ -31,8 +31,8 @@ COMPARED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class TritonAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`. The kernels find their rows by themselves: nothing waits for the
+class TritonAttentionMetadata:
+    """See `kvarn.kernels.attention.AttentionMetadata`. The kernels find their rows by themselves: nothing waits for the
     device."""
 
     batch: PagedBatch
@@ -143,16 +143,10 @@ class TritonAttentionPlan:
         return queries
 
 
-def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> TritonAttentionPlan:
+def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> TritonAttentionMetadata:
     """The plan of one step. Raises KernelInputError where heads do not fit the kernel."""
-    if heads.query % heads.kv or heads.query // heads.kv > ROWS:
-        raise KernelInputError(
-            f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly, {ROWS} at most"
-        )
-    if window is not None and window < 1:
-        raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
-    if batch.shares_prefix and len(batch.positions) != len(batch.context_lens):
-        raise KernelInputError("a prefix is shared where each sequence has one query")
+    if heads.query // heads.kv > ROWS:
+        raise KernelInputError(f"{heads.query} query heads cannot share {heads.kv} key/value heads: {ROWS} at most")
     sequences, group, bytes_each = len(batch.context_lens), heads.query // heads.kv, heads.query * heads.dim * 4
     most = num_segments(batch, window or 0)
     shared = batch.shares_prefix and window is None and len(batch.positions) * most <= num_parts(bytes_each)
@@ -163,7 +157,7 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
     if shared or most > split_length(tiles * heads.kv):
         splits = SplitPlan.of(batch, rows // group, heads.kv, bytes_each, window=window or 0, always=shared)
     members = _find_shared(batch, rows // group) if shared else None
-    return TritonAttentionPlan(batch, heads, window, splits, members, rows)
+    return TritonAttentionMetadata(batch, heads, window, splits, members, rows)
 
 
 def head_block(heads: HeadShape) -> int:

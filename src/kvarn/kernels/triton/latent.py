@@ -8,10 +8,10 @@ import torch
 import triton
 
 from kvarn.kernels.batch import PagedBatch
+from kvarn.kernels.checks import check_latent_rows, check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.attention import ROWS
 from kvarn.kernels.triton.jit import latent, linear
-from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts
 from kvarn.kernels.triton.tiles import SPLIT_STEP, tile_of
@@ -25,8 +25,8 @@ MAX_VALUE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class TritonLatentPlan:
-    """See `kvarn.kernels.backend.LatentPlan`. Nothing waits for the device."""
+class TritonLatentMetadata:
+    """See `kvarn.kernels.attention.LatentMetadata`. Nothing waits for the device."""
 
     batch: PagedBatch
     num_heads: int
@@ -42,13 +42,7 @@ class TritonLatentPlan:
         batch, heads, size = self.batch, self.num_heads, self.size
         tokens = len(batch.slot_mapping)
         check_rows(rows, (tokens, size), rows.dtype)
-        if queries.shape != (tokens, heads, size) or not queries.is_contiguous():
-            raise KernelInputError(f"queries must be {(tokens, heads, size)} side by side, not {tuple(queries.shape)}")
-        if cache.shape[-1] != size or not 0 < value_size <= min(size, MAX_VALUE):
-            raise KernelInputError(
-                f"a cache {tuple(cache.shape)} does not hold rows of {size} numbers with values of {value_size}, "
-                f"{MAX_VALUE} at most"
-            )
+        check_latent_rows(queries, cache, (tokens, heads, size), value_size, MAX_VALUE)
         out = queries.new_empty((tokens, heads, value_size))
         if not tokens:
             return out
@@ -109,7 +103,7 @@ class TritonLatentPlan:
         )
 
 
-def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
+def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentMetadata:
     """The plan of one step: for so many tokens at a time that what they join takes half of the memory for sums."""
     together, bytes_each = min(num_heads, ROWS), num_heads * min(size, MAX_VALUE) * 4
     tokens, chunk = len(batch.slot_mapping), max(1, num_parts(bytes_each) // 4)
@@ -120,7 +114,7 @@ def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPla
         groups = triton.cdiv(num_heads, together)
         splits = SplitPlan.of(part, ROWS // together, groups, bytes_each, reserved=2 * (end - first))
         split_plans.append((first, end, splits))
-    return TritonLatentPlan(batch, num_heads, size, tuple(split_plans))
+    return TritonLatentMetadata(batch, num_heads, size, tuple(split_plans))
 
 
 def _tokens_of(batch: PagedBatch, first: int, end: int) -> PagedBatch:
@@ -137,7 +131,7 @@ def _tokens_of(batch: PagedBatch, first: int, end: int) -> PagedBatch:
 
 
 class TritonHeadProducts:
-    """See `kvarn.kernels.backend.HeadProducts`: `linear.multiply` for each head, in one launch."""
+    """See `kvarn.kernels.linear.HeadProducts`: `linear.multiply` for each head, in one launch."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """Of a plain weight [H, out, in]."""

@@ -9,7 +9,7 @@ import triton
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
@@ -204,12 +204,3 @@ def finish_rows(
             **launch_options(len(sums)),
         )
     return out
-
-
-def check_rows(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise KernelInputError unless a tensor has this shape and type, and contiguous rows."""
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape or (shape[-1] > 1 and tensor.stride(-1) != 1):
-        raise KernelInputError(
-            f"rows must be {dtype} {list(shape)}, numbers side by side, not {tensor.dtype} {list(tensor.shape)} with "
-            f"strides {tensor.stride()}"
-        )

@@ -217,8 +217,8 @@ def _build_decoder(
         if isinstance(proposer, DraftProposer | EagleProposer):
             proposer.warm_up()
     with phases("time products"):
-        device, dtype = model.kernels.device, model.kernels.activation_dtype(model.dtype)
-        recorder = recorder_for(device) if model.kernels.captures_steps else None
+        device, dtype = model.kernels.device.torch_device, model.kernels.operations.activation_dtype(model.dtype)
+        recorder = recorder_for(device) if model.kernels.operations.captures_steps else None
         speeds = product_speeds(model.input_products, dtype, device, recorder)
         step_time = StepTimeModel(expected=expected_steps(model.costs, speeds))
     card = _card(
@@ -262,7 +262,7 @@ def _build_decoder(
 def _plan_cache(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -> CachePlan:
     """Of the KV cache, the same on each rank: what the memory of all of them has room for."""
     layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
-    memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
+    memories = [each for each in (model.kernels.device.memory(), *(other.memory for other in others)) if each]
     gpu, held = None, list[Decoder | Loaded]([model, *others])
     if memories:
         least = min(memories, key=lambda memory: memory.usable(share))
@@ -333,7 +333,7 @@ def _host_adapters(
         executor.adapters,
         engine,
         num_blocks=executor.num_blocks,
-        max_bytes=model.kernels.memory_bytes() // 10 if limit is None else int(limit * GIB),
+        max_bytes=model.kernels.device.memory_bytes() // 10 if limit is None else int(limit * GIB),
         config=config.lora,
     )
     if config.adapters:

@@ -118,7 +118,7 @@ def attend(
     Program g + G i: key/value head g, tile i of queries, all of its segments (see `sequence_of`). With APART: what
     `segments.plan_splits`, which has written `programs` and `pieces`, gives to program i. Where that is a part of a
     tile's segments, sums and statistics are left for `segments.join` (`parts`, `part_stats`). sinks [H]: see
-    `AttentionPlan.run`. NUMBERS: the type that queries and weights are rounded to; DOT: the type that is multiplied.
+    `AttentionMetadata.run`. NUMBERS: the type that queries and weights are rounded to; DOT: the one that is multiplied.
     """
     wait_for_earlier_kernel()
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
