@@ -226,7 +226,7 @@ def _drawing(sizes: dict[str, Any]) -> Iterator[Variant]:
     surveyed = {"sums": "*fp64", "counts": "*i32"}
     lists = {"listed": "*fp32", "ids": "*i32", "lengths": "*i32"}
     lengths = sizes | {"SPLITS": 32, "TABLE": 32, "CAPACITY": 8192}
-    yield Variant("survey of weights", sampling.survey, weighed | {"min_ps": "*fp32"} | surveyed, sizes)
+    yield Variant("survey of weights", sampling.survey, weighed | filters | surveyed, sizes)
     yield Variant("list of the heaviest", sampling.gather, weighed | filters | surveyed | lists, lengths)
     drawn = weighed | filters | {"uniforms": "*fp64", "sums": "*fp64"} | lists | {"tokens": "*i64"}
     yield Variant("draw", sampling.draw, drawn, lengths, 8)

@@ -72,7 +72,7 @@ def draw_tokens(
     filters = (params.top_k, params.top_p, params.min_p)
     sizes = {"STRIDE": logits.stride(0), "VOCAB": vocab_size, "UNIT": 2.0 ** weight_bits(vocab_size), "BLOCK": block}
     lists = {"SPLITS": splits, "TABLE": int(triton.next_power_of_2(splits)), "CAPACITY": CAPACITY}
-    sampling.survey[(count, splits)](*weighed, params.min_p, sums, counts, **sizes)
+    sampling.survey[(count, splits)](*weighed, *filters, sums, counts, **sizes)
     sampling.gather[(count, splits)](*weighed, *filters, sums, counts, listed, ids, lengths, **sizes, **lists)
     found = (sums, listed, ids, lengths, tokens)
     sampling.draw[(count,)](*weighed, *filters, params.uniforms, *found, **sizes, **lists, num_warps=8)

@@ -55,17 +55,19 @@ def mask_rows(logits, rows, words, STRIDE: tl.constexpr, WORDS: tl.constexpr, VO
 
 @triton.jit
 def survey(
-    logits, rows, row_max, temperatures, min_ps, sums, counts,
+    logits, rows, row_max, temperatures, top_ks, top_ps, min_ps, sums, counts,
     STRIDE: tl.constexpr, VOCAB: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """sums [R, splits, LEVELS] float64 and counts (int32) of a split's weights above each limit."""
+    """sums [R, splits, LEVELS] float64 and counts (int32) of a split's weights above each limit; of rows without top-k
+    and top-p above the last one only."""
     program = tl.program_id(0)
     row = logits + tl.load(rows + program).to(tl.int64) * STRIDE
     least = tl.load(min_ps + program) * UNIT
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     weights = _weights(row, at, tl.load(row_max + program), tl.load(temperatures + program), least, VOCAB, UNIT)
     out = (program * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * LEVELS
-    for level in range(LEVELS):
+    filtered = (tl.load(top_ks + program) > 0) | (tl.load(top_ps + program) < 1.0)
+    for level in range(tl.where(filtered, 0, LEVELS - 1), LEVELS):
         above = weights > _level(level, UNIT)
         tl.store(sums + out + level, tl.sum(tl.where(above, weights, 0.0).to(tl.float64), 0))
         tl.store(counts + out + level, tl.sum(above.to(tl.int32), 0))
