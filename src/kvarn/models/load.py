@@ -12,8 +12,8 @@ import torch
 from kvarn import __version__
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.backend import Kernels
+from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.memory import GIB, give_back_freed
 from kvarn.kernels.weights import Quantization
 from kvarn.models.causal_encoder import CausalEncoder
 from kvarn.models.checkpoint import Checkpoint, Progress

@@ -24,8 +24,8 @@ import msgspec
 import torch
 
 from kvarn.config.schema import ModelConfig
+from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.memory import DeviceMemory
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.checkpoint import Progress
 from kvarn.models.parallel import Parallel, ParallelError
