@@ -68,7 +68,7 @@ class RankLayout:
 
 
 class RankGroup:
-    """One rank's end of the group: see `kvarn.models.parallel.Collectives` and `kvarn.models.pipeline.Neighbours`.
+    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`.
 
     It may be given to a model before it has joined the others.
     """

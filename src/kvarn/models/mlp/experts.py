@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from kvarn.kernels.experts import GroupedExperts
-from kvarn.models.expert_placement import ExpertPlacement
-from kvarn.models.parallel import Parallel
+from kvarn.models.parallel.expert_placement import ExpertPlacement
+from kvarn.models.parallel.tensor import Parallel
 
 
 class Expert(Protocol):

@@ -13,11 +13,11 @@ from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.context_parallel import plan_attention
-from kvarn.models.family import LayerNames
-from kvarn.models.parallel import Parallel, Shard
+from kvarn.models.attention.context_parallel import plan_attention
+from kvarn.models.families.family import LayerNames
+from kvarn.models.loading.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
+from kvarn.models.parallel.tensor import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)

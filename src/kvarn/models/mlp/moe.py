@@ -11,14 +11,14 @@ import torch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.attention import LayerStep
-from kvarn.models.experts import Experts
-from kvarn.models.family import LayerNames
-from kvarn.models.parallel import Parallel, Shard
-from kvarn.models.row_parallel import RowParallelLinear
+from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.families.family import LayerNames
+from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader
+from kvarn.models.mlp.experts import Experts
+from kvarn.models.mlp.swiglu import ClampedSwiglu
+from kvarn.models.parallel.row import RowParallelLinear
+from kvarn.models.parallel.tensor import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.swiglu import ClampedSwiglu
-from kvarn.models.weights import Interleaved, LinearSpec, Role, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from kvarn.models.expert_placement import ExpertPlacement, balance_experts
-from kvarn.models.pipeline import ALL_LAYERS, Stage
+from kvarn.models.parallel.expert_placement import ExpertPlacement, balance_experts
+from kvarn.models.parallel.pipeline import ALL_LAYERS, Stage
 
 PARTITION = 8
 """Parts of a divided sum, and the largest number of ranks that share a layer."""

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from kvarn.costs.decoder import DeltaDimensions, LatentDimensions
 from kvarn.kernels.router import RouterSpec
 from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
-from kvarn.models.families import FAMILIES
-from kvarn.models.family import Family
-from kvarn.models.hf_config import DecoderConfig, RopeParameters
-from kvarn.models.rope import LONGROPE, rope_spec, yarn_scale
+from kvarn.models.families.family import Family
+from kvarn.models.families.hf_config import DecoderConfig, RopeParameters
+from kvarn.models.families.rope import LONGROPE, rope_spec, yarn_scale
+from kvarn.models.families.table import FAMILIES
 from kvarn.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
 _UNROTATED = RopeSpec(inverse_frequencies=())

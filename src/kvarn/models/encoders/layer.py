@@ -9,10 +9,10 @@ import torch
 from kvarn.kernels.backend import BidirectionalPlan, Kernels
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.linear import LayerNorm, Linear
-from kvarn.models.encoder_config import EncoderNames
-from kvarn.models.parallel import Shard
+from kvarn.models.encoders.config import EncoderNames
+from kvarn.models.loading.weights import LinearSpec, WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import EncoderSpec
-from kvarn.models.weights import LinearSpec, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,20 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.linear import Linear
-from kvarn.models.attention import LayerStep
-from kvarn.models.delta_net import DeltaNet
-from kvarn.models.encoder import check_lengths, grouped
-from kvarn.models.encoder_config import SentenceModules
-from kvarn.models.families import FAMILIES
+from kvarn.models.attention.delta import DeltaNet
+from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.attention.groups import LayerKinds
+from kvarn.models.encoders.config import SentenceModules
+from kvarn.models.encoders.encoder import check_lengths, grouped
+from kvarn.models.families.table import FAMILIES
 from kvarn.models.layer import load_final_norm, load_layer, scaled_embedding
-from kvarn.models.layer_kinds import LayerKinds
-from kvarn.models.parallel import Shard
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import WeightLoader
 
 
 class CausalEncoder:
-    """As `kvarn.models.encoder.Encoder`, of a decoder's layers."""
+    """As `kvarn.models.encoders.encoder.Encoder`, of a decoder's layers."""
 
     def __init__(
         self, spec: DecoderSpec, sentence: SentenceModules, loader: WeightLoader, head: Linear | None = None

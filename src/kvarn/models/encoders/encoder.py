@@ -7,14 +7,14 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.linear import LayerNorm
-from kvarn.models.classifier import load_classifier
-from kvarn.models.encoder_config import ENCODERS
-from kvarn.models.encoder_layer import EncoderStep, load_encoder_layer
+from kvarn.models.attention.groups import LayerKinds
+from kvarn.models.encoders.classifier import load_classifier
+from kvarn.models.encoders.config import ENCODERS
+from kvarn.models.encoders.layer import EncoderStep, load_encoder_layer
 from kvarn.models.errors import MissingWeightError
-from kvarn.models.layer_kinds import LayerKinds
-from kvarn.models.parallel import Shard
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import EncoderSpec
-from kvarn.models.weights import WeightLoader
 
 TOKENS_AT_ONCE = 4096
 """Texts are computed in groups of about so many tokens: enough for full speed, and memory stays bounded."""

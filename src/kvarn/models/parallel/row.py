@@ -8,7 +8,7 @@ import torch
 
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.parallel import Parallel, tree_sum
+from kvarn.models.parallel.tensor import Parallel, tree_sum
 
 
 class RowParallelLinear:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.quantization_config import QuantizationConfig
+from kvarn.models.formats.config import QuantizationConfig
 from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]

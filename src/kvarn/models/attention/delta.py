@@ -14,10 +14,10 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch, StateCache
 from kvarn.kernels.delta import DeltaPlan, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.attention import LayerStep
-from kvarn.models.parallel import Shard
+from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.loading.weights import Grouped, LinearSpec, WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import Grouped, LinearSpec, WeightLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,11 +28,11 @@ from safetensors import SafetensorError, safe_open
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Linear
-from kvarn.models.packed_directory import FRESH_S, SUFFIX, make_room, only_writer
+from kvarn.models.loading.packed_directory import FRESH_S, SUFFIX, make_room, only_writer
 
 WRITER = "kvarn-packed-weights"
 """Name of the threads that write files."""
-_CODE = (Path(__file__).parent, Path(__file__).parents[1] / "kernels")
+_CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "kernels")
 """Folders of the code that reads, joins, quantizes and packs weights."""
 _ALIGNMENT = 64
 _TYPES = {torch.uint8: "U8", torch.float32: "F32", torch.int64: "I64"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
-from kvarn.models.hf_config import RopeParameters
+from kvarn.models.families.hf_config import RopeParameters
 from kvarn.models.spec import RopeSpec
 
 LONGROPE = ("longrope", "su")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
-from kvarn.models.hf_config import EncoderConfig, Length, activation_named
-from kvarn.models.rope import rope_spec
+from kvarn.models.families.hf_config import EncoderConfig, Length, activation_named
+from kvarn.models.families.rope import rope_spec
 from kvarn.models.spec import ClassifierSpec, EncoderSpec, LayerSpec, Pooling, RopeSpec
 from kvarn.text.architectures import CLASSIFIER
 from kvarn.text.config_files import CheckpointFile

@@ -14,11 +14,11 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.weights import Quantization, Weight, concatenate
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import WeightFormat, weight_format
-from kvarn.models.packed_cache import PackedCache
-from kvarn.models.parallel import Parallel, ParallelError, Shard
-from kvarn.models.row_parallel import RowParallelLinear
+from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.models.loading.packed_cache import PackedCache
+from kvarn.models.parallel.row import RowParallelLinear
+from kvarn.models.parallel.tensor import Parallel, ParallelError, Shard
 
 Role = Literal["layer", "expert", "head", "router"]
 

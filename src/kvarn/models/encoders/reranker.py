@@ -10,12 +10,12 @@ import torch
 
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.weights import Weight
-from kvarn.models.encoder_config import sentence_module
+from kvarn.models.encoders.config import sentence_module
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
-from kvarn.models.families import FAMILIES
-from kvarn.models.parallel import Shard
+from kvarn.models.families.table import FAMILIES
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import WeightLoader
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, validate
 

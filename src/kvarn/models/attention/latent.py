@@ -16,11 +16,11 @@ from kvarn.kernels.backend import HeadProducts, Kernels, LatentPlan
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.torch.attention import rotate
-from kvarn.models.attention import LayerStep
-from kvarn.models.context_parallel import plan_latent
-from kvarn.models.parallel import Shard
+from kvarn.models.attention.context_parallel import plan_latent
+from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.loading.weights import Interleaved, LinearSpec, WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import Interleaved, LinearSpec, WeightLoader
 
 _NORM_EPS = 1e-6
 """Of the norms inside the attention, whatever config.json says of the others."""
@@ -28,7 +28,7 @@ _NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """See `kvarn.models.attention.Attention`."""
+    """See `kvarn.models.attention.grouped.Attention`."""
 
     spec: DecoderSpec
     latent: LatentDimensions

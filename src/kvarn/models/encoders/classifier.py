@@ -10,10 +10,10 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import LayerNorm, Linear
-from kvarn.models.encoder_config import ClassifierNames
-from kvarn.models.parallel import Shard
+from kvarn.models.encoders.config import ClassifierNames
+from kvarn.models.loading.weights import LinearSpec, WeightLoader
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import ClassifierSpec, EncoderSpec
-from kvarn.models.weights import LinearSpec, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
