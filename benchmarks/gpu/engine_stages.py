@@ -22,7 +22,7 @@ from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import PipelinedExecutor
+from kvarn.worker import AsyncExecutor
 
 TOKEN_BUDGET = 8192
 
@@ -36,7 +36,7 @@ class Engine:
         """`longest`: tokens of a sequence, `batch`: sequences; by default those of the session."""
         length = (longest or sum(session.lengths)) + BLOCK_SIZE
         batch = batch or max(session.batches)
-        self.executor = PipelinedExecutor(
+        self.executor = AsyncExecutor(
             model,
             num_blocks=batch * -(-length // BLOCK_SIZE) + 8,
             max_num_seqs=batch,

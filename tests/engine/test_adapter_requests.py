@@ -11,7 +11,7 @@ from kvarn.engine.core import EngineCore
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.ngram import NgramProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 
 
 class Store:

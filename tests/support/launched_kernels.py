@@ -26,7 +26,7 @@ from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.load import load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import EncoderRunner, NgramProposer, PipelinedExecutor
+from kvarn.worker import AsyncExecutor, EncoderRunner, NgramProposer
 from kvarn.worker.step_sizes import StepSizes, launch_steps
 from tiny_checkpoints import ENCODERS, make_decoder, make_encoder
 
@@ -65,7 +65,7 @@ def load(family: str, changes: dict[str, int]) -> Decoder | Encoder | CausalEnco
 def serve(model: Decoder) -> None:
     """Requests of many lengths, in chunks, some of which share a prefix, draw, or ask for log-probabilities."""
     num_snapshots = None if model.spec.delta is None else 8
-    executor = PipelinedExecutor(
+    executor = AsyncExecutor(
         model,
         num_blocks=1500,
         max_num_seqs=SEQUENCES,

@@ -17,7 +17,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor, PipelinedExecutor
+from kvarn.worker import AsyncExecutor, InProcessExecutor
 from profiles import sample, thorough
 from recorded_steps import RecordedSteps
 from tiny_adapters import make_adapter
@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_
 Answers = dict[str, tuple[list[int], list[PositionLogprobs]]]
 
 
-class Repeating(PipelinedExecutor):
+class Repeating(AsyncExecutor):
     """As on a GPU that captures steps."""
 
     def __init__(self, model: Decoder, **options: Any) -> None:

@@ -27,7 +27,6 @@ from kvarn.models.adapters import load_adapter
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.adapters import AdapterHost, LoadFunction
 from kvarn.replica.server.cpu import usable_cores
-from kvarn.replica.server.draft import load_draft
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.experts import ExpertLoads, read_expert_load
 from kvarn.replica.server.generate import GenerateService
@@ -35,7 +34,7 @@ from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.planned_context import with_planned_context
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.replica.server.prefill_server import PrefillServer
-from kvarn.replica.server.ranks import (
+from kvarn.replica.server.ranks.processes import (
     Begin,
     KeptBlocks,
     Loaded,
@@ -46,10 +45,11 @@ from kvarn.replica.server.ranks import (
     layout_of,
     load_part,
 )
-from kvarn.replica.server.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.sleep import SleepingModel
+from kvarn.replica.server.startup.draft import load_draft
+from kvarn.replica.server.startup.recurrent import check_recurrent, with_planned_states
+from kvarn.replica.server.startup.warm_up import compile_ahead, warm_up
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
-from kvarn.replica.server.warm_up import compile_ahead, warm_up
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import TextError
@@ -65,11 +65,11 @@ from kvarn.worker import (
     plan_cache,
     step_bytes,
 )
-from kvarn.worker.collectives import RankLayout
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.memory import CachePlan
-from kvarn.worker.rank_blocks import BlockPart, RankBlocks, block_parts, slot_bytes
-from kvarn.worker.ranks import RanksExecutor
+from kvarn.worker.ranks.blocks import BlockPart, RankBlocks, block_parts, slot_bytes
+from kvarn.worker.ranks.collectives import RankLayout
+from kvarn.worker.ranks.executor import RanksExecutor
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from kvarn.wire.messages import (
 if TYPE_CHECKING:  # they bring torch, and whoever makes one has imported it
     from kvarn.replica.server.adapters import AdapterHost
     from kvarn.replica.server.experts import ExpertLoads
-    from kvarn.replica.server.ranks import RankProcesses
+    from kvarn.replica.server.ranks.processes import RankProcesses
     from kvarn.replica.server.sleep import SleepingModel
 
 _GAUGES_EVERY_S = 0.25

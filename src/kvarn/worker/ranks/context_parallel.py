@@ -23,7 +23,7 @@ from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import Row
 
 if TYPE_CHECKING:
-    from kvarn.worker.inputs import FlatRows
+    from kvarn.worker.step_batch import FlatRows
 
 PIECE_BLOCKS = 2
 """Blocks of a piece at least: the compiled kernels multiply so many tokens together. Shorter prompts are not cut."""
