@@ -16,7 +16,7 @@ from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import SHAPES, random_decoder
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.costs.decoder import DecoderCosts
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
@@ -45,7 +45,7 @@ class Engine:
         )
         self.executor.graphs.enabled &= graphs
         config = EngineConfig(max_num_seqs=batch, token_budget=TOKEN_BUDGET, tpot_target_ms=1e9, prefix_cache=False)
-        self.core = EngineCore(self.executor, config, time.monotonic)
+        self.core = EngineCore(EngineParts(self.executor, config), time.monotonic)
         self._vocabulary = model.spec.vocab_size
         self._random = random.Random(0)
 

@@ -19,7 +19,7 @@ from triton.runtime import driver
 
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.triton import backend
 from kvarn.kernels.triton.compilation import COMPILATION
 from kvarn.models import CausalEncoder, Decoder, Encoder
@@ -77,7 +77,7 @@ def serve(model: Decoder) -> None:
     guesses = SpeculationConfig(adaptive=False)
     proposer = NgramProposer(guesses) if num_snapshots is None else None
     core = EngineCore(
-        executor, config, lambda: 0.0, proposer=proposer, speculation=guesses, num_snapshots=num_snapshots
+        EngineParts(executor, config, proposer=proposer, speculation=guesses, num_snapshots=num_snapshots), lambda: 0.0
     )
     chosen = random.Random(0)
     shared = [chosen.randrange(3, 190) for _ in range(300)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.weights import Quantization
 from kvarn.models import Decoder, load_model
@@ -32,7 +32,9 @@ def load(path: Path, kernels: str, quantization: Quantization | None = None) -> 
 
 def make_engine(executor: InProcessExecutor) -> EngineCore:
     ticks = count()
-    return EngineCore(executor, EngineConfig(max_num_seqs=4, tpot_target_ms=1e9), lambda: next(ticks) * 0.01)
+    return EngineCore(
+        EngineParts(executor, EngineConfig(max_num_seqs=4, tpot_target_ms=1e9)), lambda: next(ticks) * 0.01
+    )
 
 
 def drain(engine: EngineCore, found: dict[str, list[int]]) -> dict[str, list[int]]:

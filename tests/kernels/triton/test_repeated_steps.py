@@ -12,7 +12,7 @@ from guesses import FreeProposer
 from kv_connectors import DictConnector
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import PositionLogprobs, Submit
@@ -53,7 +53,7 @@ def run(executor: InProcessExecutor, rounds: list[list[Submit]], **options: Any)
     """Each round is answered before the next one comes."""
     ticks = iter(range(10**6))
     config = EngineConfig(max_num_seqs=6, tpot_target_ms=1e9)
-    engine = EngineCore(executor, config, lambda: next(ticks) * 0.01, **options)
+    engine = EngineCore(EngineParts(executor, config, **options), lambda: next(ticks) * 0.01)
     answers: Answers = {}
     for messages in rounds:
         for message in messages:
