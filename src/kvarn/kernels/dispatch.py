@@ -62,7 +62,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
 )
 """Every backend by name, preferred ones first."""
 
-LEAST_CAPABILITY = (9, 0)
+MIN_CAPABILITY = (9, 0)
 """Of GPUs (H100 and later) that are taken without being asked for."""
 
 
@@ -105,7 +105,7 @@ def _device(backend: str, device: torch.device | str | None) -> torch.device:
 
 def _has_known_gpu() -> bool:
     """Whether there is a GPU that `auto` takes: one of those that the kernels were made for."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= MIN_CAPABILITY
 
 
 def _first_installed(usable: list[str], chosen: torch.device) -> Kernels:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
-from kvarn.kernels.device.graphs import MOST_CAPTURED
+from kvarn.kernels.device.graphs import MAX_CAPTURED
 from kvarn.kernels.device.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
@@ -86,7 +86,7 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
     """
     activations = (token_budget + max_num_seqs) * _activation_bytes(spec)
     logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
-    graphs = MOST_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
+    graphs = MAX_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
     return activations + logits + graphs + _FIXED_BYTES
 
 

@@ -18,9 +18,9 @@ Captured = tuple[Callable[[], None], tuple[torch.Tensor, ...]]
 RUNS_BEFORE_CAPTURE = 2
 """So often a step runs as it is before it is captured: nothing is captured at start, where it would hold up the first
 answers, nor for what happens once."""
-MOST_CAPTURED = 64
+MAX_CAPTURED = 64
 """Graphs at most: the driver keeps memory of the device for each kernel of each graph."""
-LEAST_FREE_BYTES = 512 * 1024**2
+MIN_FREE_BYTES = 512 * 1024**2
 """Of the device's memory that must be free for a capture."""
 
 
@@ -45,7 +45,7 @@ class GraphRecorder:
 
     def has_room(self) -> bool:
         """Whether the device has memory for one more graph."""
-        return torch.cuda.mem_get_info(self._device)[0] >= LEAST_FREE_BYTES
+        return torch.cuda.mem_get_info(self._device)[0] >= MIN_FREE_BYTES
 
     def __call__(self, step: Step) -> Captured:
         """Capture a step, which is not run. Raises RuntimeError (torch.OutOfMemoryError) where that cannot be done."""
@@ -146,7 +146,7 @@ class StepGraphs:
             self.enabled = False
             return None
         self.num_captures += 1
-        if len(self._captured) > MOST_CAPTURED:
+        if len(self._captured) > MAX_CAPTURED:
             self._captured.popitem(last=False)
         _log.debug("captured a step", extra={"step": str(key), "graphs": len(self._captured)})
         return captured

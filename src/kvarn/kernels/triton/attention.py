@@ -96,13 +96,13 @@ class TritonAttentionMetadata:
         if self.members is None:
             attention.attend[(splits.launched * heads.kv,)](
                 queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts,
-                splits.programs, splits.pieces, sinks, out, *sums, *numbers,
+                splits.programs, splits.partials, sinks, out, *sums, *numbers,
                 WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=True, ROWS=self.rows, **same,
             )  # fmt: skip
         else:
             cascade.attend[(sequences, heads.kv, num_segments(batch))](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, splits.pieces, self.members,
-                *sums, *numbers, TOGETHER=self.together, SEATS=self.members.shape[2], ROWS=self.rows, **same,
+                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, splits.partials, self.members,
+                *sums, *numbers, TOGETHER=self.together, SLOTS=self.members.shape[2], ROWS=self.rows, **same,
             )  # fmt: skip
         splits.join(*sums, out, sinks, group=heads.query // heads.kv)
         return out
@@ -148,13 +148,13 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
     if heads.query // heads.kv > ROWS:
         raise KernelInputError(f"{heads.query} query heads cannot share {heads.kv} key/value heads: {ROWS} at most")
     sequences, group, bytes_each = len(batch.context_lens), heads.query // heads.kv, heads.query * heads.dim * 4
-    most = num_segments(batch, window or 0)
-    shared = batch.shares_prefix and window is None and len(batch.positions) * most <= num_parts(bytes_each)
+    max_segments = num_segments(batch, window or 0)
+    shared = batch.shares_prefix and window is None and len(batch.positions) * max_segments <= num_parts(bytes_each)
     few = len(batch.positions) == sequences and group <= FEW_ROWS and head_block(heads) >= FEW_FROM and not shared
     rows = FEW_ROWS if few else ROWS
     tiles = len(batch.positions) // (rows // group) + sequences
     splits = None
-    if shared or most > split_length(tiles * heads.kv):
+    if shared or max_segments > split_length(tiles * heads.kv):
         splits = SplitPlan.of(batch, rows // group, heads.kv, bytes_each, window=window or 0, always=shared)
     members = _find_shared(batch, rows // group) if shared else None
     return TritonAttentionMetadata(batch, heads, window, splits, members, rows)
@@ -168,8 +168,8 @@ def head_block(heads: HeadShape) -> int:
 def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:
     """Who reads which segment with whom: see `jit.cascade.find_shared`."""
     sequences = len(batch.context_lens)
-    seats = triton.next_power_of_2(together)
-    members = torch.empty((num_segments(batch), sequences, seats), dtype=torch.int32, device=batch.block_tables.device)
+    slots = triton.next_power_of_2(together)
+    members = torch.empty((num_segments(batch), sequences, slots), dtype=torch.int32, device=batch.block_tables.device)
     cascade.find_shared[(sequences, num_segments(batch))](
         batch.block_tables,
         batch.context_lens,
@@ -177,7 +177,7 @@ def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:
         sequences,
         batch.block_tables.stride(0),
         TOGETHER=together,
-        SEATS=seats,
+        SLOTS=slots,
         BLOCK=COMPARED,
     )
     return members

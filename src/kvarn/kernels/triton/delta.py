@@ -88,7 +88,7 @@ class TritonDeltaMetadata:
             KEY_BLOCK=triton.next_power_of_2(dims.key_dim),
             COLUMNS=COLUMNS,
         )
-        piece = triton.cdiv(dims.channels, dims.value_heads)
+        slice_size = triton.cdiv(dims.channels, dims.value_heads)
         delta.finish[(tokens, dims.value_heads)](
             sums,
             projected,
@@ -105,8 +105,8 @@ class TritonDeltaMetadata:
             VALUE=dims.value_dim,
             WINDOW=dims.window,
             BLOCK=triton.next_power_of_2(dims.value_dim),
-            PIECE=piece,
-            PIECE_BLOCK=triton.next_power_of_2(piece),
+            SLICE=slice_size,
+            SLICE_BLOCK=triton.next_power_of_2(slice_size),
             WINDOW_BLOCK=triton.next_power_of_2(max(1, dims.window - 1)),
             num_warps=1,
         )

@@ -79,7 +79,7 @@ class _Product:
             FORMAT=weight.format,
             GROUP=weight.group,
             HAS_ZEROS=weight.has_zeros,
-            HAS_MULTIPLIERS=weight.has_multipliers,
+            HAS_SUB_SCALES=weight.has_sub_scales,
             HAS_BIAS=self.bias is not None,
             ACTIVATION=self.activation,
             LIMIT=self.clamp[0],

@@ -145,7 +145,7 @@ class TritonLinear:
             FORMAT=held.format,
             GROUP=held.group,
             HAS_ZEROS=held.has_zeros,
-            HAS_MULTIPLIERS=held.has_multipliers,
+            HAS_SUB_SCALES=held.has_sub_scales,
             HAS_NORM=norm is not None,
             HAS_BIAS=self.bias is not None,
             ADDS=add_to is not None,
