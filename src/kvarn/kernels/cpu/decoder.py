@@ -41,14 +41,14 @@ class CpuDecoderLayers:
         )
         for layer in parts.layers:
             self.native.add(
-                compiled(layer.qkv).product(layer.attention_norm),
-                compiled(layer.output).product(None),
-                compiled(layer.gate_up).product(layer.mlp_norm),
-                compiled(layer.down).product(None),
-                native_head_norm(layer.query_key_norm, heads),
-                native_norm(layer.attention_output_norm, layer.output.out_features),
-                native_norm(layer.mlp_output_norm, layer.down.out_features),
-                layer.kind,
+                qkv=compiled(layer.qkv).product(layer.attention_norm),
+                output=compiled(layer.output).product(None),
+                up=compiled(layer.gate_up).product(layer.mlp_norm),
+                down=compiled(layer.down).product(None),
+                heads=native_head_norm(layer.query_key_norm, heads),
+                attention_output=native_norm(layer.attention_output_norm, layer.output.out_features),
+                mlp_output=native_norm(layer.mlp_output_norm, layer.down.out_features),
+                kind=layer.kind,
             )
 
     def run(
@@ -78,17 +78,19 @@ class CpuDecoderLayers:
             if plan.heads != self.parts.heads:
                 raise KernelInputError(f"the plan is of {plan.heads}, the layers have {self.parts.heads}")
             plan.check(len(hidden), rotation, cache.num_blocks)
+        keys, values = self.addresses(cache)
         self._backend.run_layers(
             self.native,
-            first,
-            last,
-            [plan.native for plan in own],
-            [rotation.cos.data_ptr() for rotation in rotations],
-            [rotation.sin.data_ptr() for rotation in rotations],
-            [rotation.cos.shape[1] for rotation in rotations],
-            *self.addresses(cache),
-            native_adapters(adapters),
-            hidden.data_ptr(),
+            first=first,
+            last=last,
+            plans=[plan.native for plan in own],
+            cos=[rotation.cos.data_ptr() for rotation in rotations],
+            sin=[rotation.sin.data_ptr() for rotation in rotations],
+            half_rotated=[rotation.cos.shape[1] for rotation in rotations],
+            keys=keys,
+            values=values,
+            adapters=native_adapters(adapters),
+            hidden=hidden.data_ptr(),
         )
 
     def addresses(self, cache: KVCache) -> tuple[list[int], list[int]]:
@@ -155,14 +157,14 @@ class CpuGreedyDecoder:
         self._backend.greedy(
             self._native,
             plan.native,
-            token_ids.data_ptr(),
-            active.ctypes.data,
-            len(active),
-            vocab_size,
-            [rotation.cos.data_ptr() for rotation in rotations],
-            [rotation.sin.data_ptr() for rotation in rotations],
-            list(self._parts.half_rotated),
-            drawn.ctypes.data,
+            token_ids=token_ids.data_ptr(),
+            active=active.ctypes.data,
+            passes=len(active),
+            vocab=vocab_size,
+            cos=[rotation.cos.data_ptr() for rotation in rotations],
+            sin=[rotation.sin.data_ptr() for rotation in rotations],
+            half_rotated=list(self._parts.half_rotated),
+            drawn=drawn.ctypes.data,
         )
         return drawn
 

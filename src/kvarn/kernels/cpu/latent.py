@@ -49,13 +49,13 @@ class CpuLatentMetadata:
         out = torch.empty((tokens, heads, value_size), dtype=torch.float32)
         plan.backend.latent_attention(
             plan.native,
-            heads,
-            size,
-            value_size,
-            queries.data_ptr(),
-            cache.data_ptr(),
-            cache.dtype == torch.bfloat16,
-            scale,
-            out.data_ptr(),
+            heads=heads,
+            size=size,
+            value_size=value_size,
+            queries=queries.data_ptr(),
+            cache=cache.data_ptr(),
+            rounded=cache.dtype == torch.bfloat16,
+            scale=scale,
+            out=out.data_ptr(),
         )
         return out

@@ -46,24 +46,27 @@ class CpuLinear:
         if self.input_order is not None:
             x = x[:, self.input_order]
             norm = None if norm is None else Norm(norm.weight[self.input_order], norm.eps)
-        out = x.new_empty((x.shape[0], self.out_features)) if add_to is None else add_to
-        check_rows(x, (len(x), self.in_features), torch.float32)
-        check_output(out, (len(x), self.out_features))
+        rows, outputs = x.shape[0], self.out_features
+        check_rows(x, (rows, self.in_features), torch.float32)
+        out = x.new_empty((rows, outputs)) if add_to is None else add_to
+        if add_to is not None:
+            check_output(out, (rows, outputs))
         norm_weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
-        adapted = () if self.adapter_layer < 0 else (native_adapters(adapters), self.adapter_layer)
+        own_adapters = None if self.adapter_layer < 0 else native_adapters(adapters)
         self._multiply(
             self._native,
-            x.data_ptr(),
-            x.shape[0],
-            x.stride(0),
-            norm_weight,
-            eps,
-            self._activation,
-            self._bias,
-            out.data_ptr(),
-            out.stride(0),
-            add_to is not None,
-            *adapted,
+            x=x.data_ptr(),
+            rows=rows,
+            x_stride=x.stride(0),
+            norm=norm_weight,
+            eps=eps,
+            activation=self._activation,
+            bias=self._bias,
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            accumulate=add_to is not None,
+            adapters=own_adapters,
+            layer=self.adapter_layer,
         )
         return out
 
@@ -107,7 +110,7 @@ class CpuHeadProducts:
 def check_output(out: torch.Tensor, shape: tuple[int, int]) -> None:
     """Raise KernelInputError unless results [T, size] are float32 with rows that threads can write at the same time."""
     check_rows(out, shape, torch.float32)
-    if len(out) > 1 and out.stride(0) < shape[1]:
+    if shape[0] > 1 and out.stride(0) < shape[1]:
         raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
 
 

@@ -53,10 +53,11 @@ class CpuOperations(Operations):
         """Compiled, for x [T, size] float32 with contiguous rows; torch's where `mean_square` is given."""
         if mean_square is not None:
             return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
-        out = torch.empty(x.shape) if add_to is None else add_to
-        rows, size = len(x), norm.weight.shape[-1]
+        rows, size = x.shape[0], norm.weight.shape[-1]
         check_rows(x, (rows, size), torch.float32)
-        check_output(out, (rows, size))
+        out = torch.empty((rows, size)) if add_to is None else add_to
+        if add_to is not None:
+            check_output(out, (rows, size))
         address = address_of_norm(norm, size)
         accumulate = add_to is not None
         self.backend.rms_norm(
