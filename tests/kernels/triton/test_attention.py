@@ -146,8 +146,8 @@ def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, referenc
     rotation = Rotation(torch.empty(context, 0), torch.empty(context, 0))
     found = []
     for each, dtype in ((reference, "float32"), (kernels, "fp8")):
-        cache = each.new_kv_cache(1, 3, heads, dtype)
-        plan = each.plan_attention(batch, heads)
+        cache = each.operations.new_kv_cache(1, 3, heads, dtype)
+        plan = each.operations.plan_attention(batch, heads)
         found.append(plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], 0.3))
     torch.testing.assert_close(found[1], found[0], atol=0.02, rtol=0.02)
 

@@ -67,44 +67,59 @@ class TritonAttentionMetadata:
         out = torch.empty((len(qkv), self.heads.query * self.heads.dim), dtype=qkv.dtype, device=qkv.device)
         if len(qkv) == 0:
             return out
-        heads, batch = self.heads, self.batch
-        kind = _multiplied(key_cache)
+        heads, batch, splits = self.heads, self.batch, self.splits
+        sequences, kind = len(batch.context_lens), _multiplied(key_cache)
         same = {
+            "queries": queries,
+            "keys": key_cache,
+            "values": value_cache,
+            "tables": batch.block_tables,
+            "context_lens": batch.context_lens,
+            "scale": scale,
+            "softcap": softcap or 0.0,
+            "num_sequences": sequences,
+            "table_stride": batch.block_tables.stride(0),
             "QUERY_HEADS": heads.query,
             "KV_HEADS": heads.kv,
             "DIM": heads.dim,
             "HAS_SOFTCAP": softcap is not None,
             "NUMBERS": TRITON_TYPES[kind],
             "DOT": multiplied_type(kind),
+            "ROWS": self.rows,
             "KEYS": KEYS,
             "BLOCK": head_block(heads),
             "num_warps": WARPS,
             "num_stages": STAGES,
             **launch_options(len(qkv)),
         }
-        sequences, splits = len(batch.context_lens), self.splits
-        numbers = scale, softcap or 0.0, sequences, batch.block_tables.stride(0)
-        if splits is None:
-            tiles = len(qkv) // self.together + sequences
-            attention.attend[(tiles * heads.kv,)](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts, None, None,
-                sinks, out, None, None, *numbers,
-                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=False, ROWS=self.rows, **same,
-            )  # fmt: skip
-            return out
-        sums = splits.memory(heads.query, heads.dim)
-        if self.members is None:
-            attention.attend[(splits.launched * heads.kv,)](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts,
-                splits.programs, splits.partials, sinks, out, *sums, *numbers,
-                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=True, ROWS=self.rows, **same,
-            )  # fmt: skip
-        else:
+        parts, part_stats = (None, None) if splits is None else splits.memory(heads.query, heads.dim)
+        if splits is not None and self.members is not None:
             cascade.attend[(sequences, heads.kv, num_segments(batch))](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, splits.partials, self.members,
-                *sums, *numbers, TOGETHER=self.together, SLOTS=self.members.shape[2], ROWS=self.rows, **same,
-            )  # fmt: skip
-        splits.join(*sums, out, sinks, group=heads.query // heads.kv)
+                partials=splits.partials,
+                members=self.members,
+                parts=parts,
+                part_stats=part_stats,
+                TOGETHER=self.together,
+                SLOTS=self.members.shape[2],
+                **same,
+            )
+        else:
+            tiles = len(qkv) // self.together + sequences if splits is None else splits.launched
+            attention.attend[(tiles * heads.kv,)](
+                query_starts=batch.query_starts,
+                programs=None if splits is None else splits.programs,
+                partials=None if splits is None else splits.partials,
+                sinks=sinks,
+                out=out,
+                parts=parts,
+                part_stats=part_stats,
+                WINDOW=self.window or 0,
+                HAS_SINKS=sinks is not None,
+                APART=splits is not None,
+                **same,
+            )
+        if splits is not None and parts is not None and part_stats is not None:
+            splits.join(parts, part_stats, out, sinks, group=heads.query // heads.kv)
         return out
 
     def _prepare(

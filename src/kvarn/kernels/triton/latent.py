@@ -11,7 +11,9 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.checks import check_latent_rows, check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.attention import ROWS
-from kvarn.kernels.triton.jit import latent, linear
+from kvarn.kernels.triton.device_weight import DeviceWeight
+from kvarn.kernels.triton.jit import latent
+from kvarn.kernels.triton.linear import launch_product
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts
 from kvarn.kernels.triton.tiles import SPLIT_STEP, tile_of
@@ -136,6 +138,7 @@ class TritonHeadProducts:
     def __init__(self, weight: torch.Tensor) -> None:
         """Of a plain weight [H, out, in]."""
         self._weight = weight.contiguous()
+        self._held = DeviceWeight(self._weight, weight.shape[2], weight.shape[1])
         self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -147,38 +150,9 @@ class TritonHeadProducts:
         if not len(x):
             return out
         tile = tile_of(len(x), gated=False, quantized=False)
-        linear.multiply[(triton.cdiv(outputs, tile.outs) * triton.cdiv(len(x), tile.rows), 1, heads)](
-            x,
-            self._weight,
-            *(None,) * 4,
-            out,
-            None,
-            None,
-            len(x),
-            0.0,
-            X_STRIDE=x.stride(0),
-            OUT_STRIDE=out.stride(0),
-            INPUTS=inputs,
-            WIDTH=inputs,
-            OUTPUTS=outputs,
-            SPLIT=triton.cdiv(inputs, SPLIT_STEP) * SPLIT_STEP,
-            SPLITS=1,
-            APART=False,
-            FORMAT="plain",
-            GROUP=0,
-            HAS_ZEROS=False,
-            HAS_SUB_SCALES=False,
-            HAS_NORM=False,
-            HAS_BIAS=False,
-            ADDS=False,
-            ACTIVATION="",
-            HEAD_STRIDE=x.stride(1),
-            NUMBERS=TRITON_TYPES[x.dtype],
-            DOT=multiplied_type(x.dtype),
-            ROWS=tile.rows,
-            OUTS=tile.outs,
-            STEP=tile.step,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        grid = triton.cdiv(outputs, tile.outs) * triton.cdiv(len(x), tile.rows), 1, heads
+        launch_product(
+            grid, x, self._held, out, tile, inputs=inputs, split=triton.cdiv(inputs, SPLIT_STEP) * SPLIT_STEP,
+            head_stride=x.stride(1),
+        )  # fmt: skip
         return out

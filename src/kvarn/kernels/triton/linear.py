@@ -15,7 +15,7 @@ from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
 from kvarn.kernels.triton.launch import launch_options
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.triton.tiles import FEW_APART_BELOW, apart_below, splits_of, tile_of, tiles_for
+from kvarn.kernels.triton.tiles import FEW_APART_BELOW, Tile, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 
 NORMED_IN_PRODUCT = 4
@@ -122,45 +122,70 @@ class TritonLinear:
         tiles = -(-outputs // tile.outs) * -(-num_rows // tile.rows)
         length, splits = self._splits
         apart = splits > 1 and tiles < apart_below(tile.rows, held.is_quantized)
-        linear.multiply[(tiles, splits if apart else 1)](
-            x,
-            held.values,
-            held.scales,
-            None if norm is None else norm.weight,
-            self.bias,
-            add_to,
-            out,
-            self._workspace.partials,
-            self._workspace.arrivals,
-            num_rows,
-            0.0 if norm is None else norm.eps,
-            X_STRIDE=x.stride(0),
-            OUT_STRIDE=out.stride(0),
-            INPUTS=self.in_features,
-            WIDTH=held.width,
-            OUTPUTS=outputs,
-            SPLIT=length,
-            SPLITS=splits,
-            APART=apart,
-            FORMAT=held.format,
-            GROUP=held.group,
-            HAS_ZEROS=held.has_zeros,
-            HAS_SUB_SCALES=held.has_sub_scales,
-            HAS_NORM=norm is not None,
-            HAS_BIAS=self.bias is not None,
-            ADDS=add_to is not None,
-            ACTIVATION=activation or "",
-            HEAD_STRIDE=0,
-            NUMBERS=TRITON_TYPES[x.dtype],
-            DOT=multiplied_type(x.dtype),
-            ROWS=tile.rows,
-            OUTS=tile.outs,
-            STEP=held.group or tile.step,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **launch_options(num_rows),
-        )
+        launch_product(
+            (tiles, splits if apart else 1), x, held, out, tile, inputs=self.in_features, split=length, splits=splits,
+            apart=apart, workspace=self._workspace, norm=norm, bias=self.bias, add_to=add_to, activation=activation,
+        )  # fmt: skip
         return out
+
+
+def launch_product(
+    grid: tuple[int, ...],
+    x: torch.Tensor,
+    weight: DeviceWeight,
+    out: torch.Tensor,
+    tile: Tile,
+    *,
+    inputs: int,
+    split: int,
+    splits: int = 1,
+    apart: bool = False,
+    workspace: Workspace | None = None,
+    norm: Norm | None = None,
+    bias: torch.Tensor | None = None,
+    add_to: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    head_stride: int = 0,
+) -> None:
+    """Launch `jit.linear.multiply`, which describes the arguments. Splits that are computed apart need a workspace."""
+    linear.multiply[grid](
+        x=x,
+        weight=weight.values,
+        scales=weight.scales,
+        norm=None if norm is None else norm.weight,
+        bias=bias,
+        add_to=add_to,
+        out=out,
+        partials=None if workspace is None else workspace.partials,
+        arrivals=None if workspace is None else workspace.arrivals,
+        num_rows=len(x),
+        eps=0.0 if norm is None else norm.eps,
+        X_STRIDE=x.stride(0),
+        OUT_STRIDE=out.stride(0),
+        INPUTS=inputs,
+        WIDTH=weight.width,
+        OUTPUTS=weight.outputs,
+        SPLIT=split,
+        SPLITS=splits,
+        APART=apart,
+        FORMAT=weight.format,
+        GROUP=weight.group,
+        HAS_ZEROS=weight.has_zeros,
+        HAS_SUB_SCALES=weight.has_sub_scales,
+        HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None,
+        ADDS=add_to is not None,
+        ACTIVATION=activation or "",
+        HEAD_STRIDE=head_stride,
+        NUMBERS=TRITON_TYPES[x.dtype],
+        DOT=multiplied_type(x.dtype),
+        ROWS=tile.rows,
+        OUTS=tile.outs,
+        STEP=weight.group or tile.step,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **(launch_options(len(x)) if head_stride == 0 else {}),
+    )
 
 
 def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -> torch.Tensor:
