@@ -14,8 +14,9 @@ from functools import cache
 
 from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
 from kvarn.config.schema import EngineConfig
+from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.generate import GenerateService
@@ -24,7 +25,7 @@ from kvarn.routing.index import block_names
 from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.block_names import PrefixScope, root_hash
-from kvarn.wire.messages import ModelCard, StepOutput, StepTimes, Submit, TokenDelta
+from kvarn.wire.messages import ModelCard, StepOutput, Submit, TokenDelta
 from kvarn.wire.sampling import SamplingParams
 
 TIMES = StepTimes(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 
+from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
-from kvarn.wire.messages import ModelCard, StepTimes
+from kvarn.wire.messages import ModelCard
 
 TIMES = StepTimes(fixed_s=0.040, prefill_token_s=2e-4, prefill_pair_s=8e-9, decode_row_s=1.6e-3, decode_token_s=8e-7)
 """A large model on a small accelerator, for which the default targets are a matter: 50 sequences decode in 0.13 s, a

@@ -8,9 +8,9 @@ from collections import deque
 import pytest
 
 from kvarn.config.schema import EngineConfig
+from kvarn.costs.step_times import StepShape
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.engine.step_time import StepShape
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 

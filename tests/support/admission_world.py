@@ -12,11 +12,12 @@ from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
+from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine import EngineCore
 from kvarn.engine.core import EngineOutput
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.wire.messages import EngineStats, StepTimes, Submit
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
 
 STATS_EVERY_S = 0.25

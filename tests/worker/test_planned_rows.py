@@ -12,8 +12,9 @@ import torch
 from guesses import FreeProposer
 from kv_connectors import DictConnector
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
