@@ -68,6 +68,10 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             num_pairs = tokens * (tokens + 1) / 2
         return tokens * self.prefill_token_s + num_pairs * self.prefill_pair_s
 
+    def scaled(self, factor: float) -> StepTimes:
+        """The times of a device that takes `factor` times as long."""
+        return StepTimes(**{name: factor * getattr(self, name) for name in self.__struct_fields__})
+
 
 ExpectedStep = tuple[StepShape, float]
 """A step, and the seconds it is expected to take; more than 0."""
@@ -76,3 +80,32 @@ ExpectedStep = tuple[StepShape, float]
 def pairs(start: float, num_tokens: float) -> float:
     """(query, key) pairs of a chunk that begins at position `start`."""
     return num_tokens * start + num_tokens * (num_tokens + 1) / 2
+
+
+def typical_steps() -> list[StepShape]:
+    """Different steps, whose times tell the coefficients of `StepTimes` from each other."""
+    shapes = [_shape(batch, context) for batch, context in _DECODES]
+    shapes += [_shape(0, 0, tokens, start) for tokens, start in _PROMPTS]
+    shapes += [_shape(batch, 512, tokens) for batch, tokens in _MIXED]
+    for batch, proposals in _VERIFIED:
+        shapes.append(_shape(batch, 512))
+        for _ in range(batch):
+            shapes[-1].add_proposals(512, proposals)
+    return shapes
+
+
+_DECODES = ((1, 64), (1, 4096), (8, 256), (32, 256), (32, 2048), (128, 512))
+"""(batch, context) of expected steps."""
+_PROMPTS = ((16, 0), (64, 0), (256, 0), (1024, 0), (256, 4096), (1024, 4096))
+"""(tokens, cached tokens before them), alone."""
+_MIXED = ((1, 64), (8, 64), (8, 256), (32, 64), (32, 256))
+"""(decode rows of 512 tokens, prompt tokens beside them)."""
+_VERIFIED = ((1, 4), (1, 8), (8, 4))
+"""(decode rows of 512 tokens, proposals that each verifies)."""
+
+
+def _shape(batch: int, context: int, prompt: int = 0, start: int = 0) -> StepShape:
+    shape = StepShape(decode_rows=batch, decode_context=batch * context)
+    if prompt:
+        shape.add(start, prompt)
+    return shape

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvarn.costs.step_times import ExpectedStep, StepShape, StepTimes
+from kvarn.costs.step_times import ExpectedStep, StepShape, StepTimes, typical_steps
 
 _SCALES = (1.0, 512.0, 512.0 * 1024.0, 32.0, 32.0 * 1024.0)
 """Typical sizes of the features, so that all coefficients are seconds of about the same size."""
@@ -57,6 +57,11 @@ class StepTimeModel:
         self._expects = bool(expected)
         if expected:
             self._start_from(expected)
+
+    @classmethod
+    def knowing(cls, times: StepTimes) -> StepTimeModel:
+        """A model that starts from known coefficients."""
+        return cls(expected=[(shape, times.seconds(shape)) for shape in typical_steps()])
 
     @property
     def is_settled(self) -> bool:

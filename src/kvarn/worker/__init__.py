@@ -1,21 +1,49 @@
-"""Turns plans into tokens: the executor, the sampler, KV-cache sizing."""
+"""Turns plans into tokens: the executors, the sampler, KV-cache sizing.
 
-from kvarn.worker.draft import DraftProposer
-from kvarn.worker.eagle import EagleProposer
-from kvarn.worker.encoder_runner import EncoderRunner
-from kvarn.worker.errors import (
-    CacheTooLargeError,
-    CacheTooSmallError,
-    InvalidLogitsError,
-    InvalidSamplingError,
-    PlanError,
-    ReplayAllocationError,
-    WorkerError,
-)
-from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
-from kvarn.worker.ngram import NgramProposer
-from kvarn.worker.pipelined import PipelinedExecutor
+Names are imported when they are used: the modelled executor needs no torch, all others do.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvarn.worker.draft import DraftProposer
+    from kvarn.worker.eagle import EagleProposer
+    from kvarn.worker.encoder_runner import EncoderRunner
+    from kvarn.worker.errors import (
+        CacheTooLargeError,
+        CacheTooSmallError,
+        InvalidLogitsError,
+        InvalidSamplingError,
+        PlanError,
+        ReplayAllocationError,
+        WorkerError,
+    )
+    from kvarn.worker.executor import InProcessExecutor
+    from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
+    from kvarn.worker.modelled import ModelledExecutor
+    from kvarn.worker.ngram import NgramProposer
+    from kvarn.worker.pipelined import PipelinedExecutor
+
+_MODULES = {
+    "CacheTooLargeError": "errors",
+    "CacheTooSmallError": "errors",
+    "DraftProposer": "draft",
+    "EagleProposer": "eagle",
+    "EncoderRunner": "encoder_runner",
+    "GpuBudget": "memory",
+    "InProcessExecutor": "executor",
+    "InvalidLogitsError": "errors",
+    "InvalidSamplingError": "errors",
+    "ModelledExecutor": "modelled",
+    "NgramProposer": "ngram",
+    "PipelinedExecutor": "pipelined",
+    "PlanError": "errors",
+    "ReplayAllocationError": "errors",
+    "WorkerError": "errors",
+    "plan_cache": "memory",
+    "step_bytes": "memory",
+}
 
 __all__ = [
     "CacheTooLargeError",
@@ -27,6 +55,7 @@ __all__ = [
     "InProcessExecutor",
     "InvalidLogitsError",
     "InvalidSamplingError",
+    "ModelledExecutor",
     "NgramProposer",
     "PipelinedExecutor",
     "PlanError",
@@ -35,3 +64,9 @@ __all__ = [
     "plan_cache",
     "step_bytes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

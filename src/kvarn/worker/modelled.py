@@ -16,11 +16,14 @@ from functools import lru_cache
 from kvarn.clock import Clock
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
-from kvarn.engine.plan import LAST_SAMPLED, Row, RowMasks, RowResult, StepPlan, StepResult
+from kvarn.engine.plan import LAST_SAMPLED, NewSequence, Row, RowMasks, RowResult, StepPlan, StepResult
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 
+NextToken = Callable[[int, NewSequence], int]
+"""The token that follows a token of a sequence. It may raise, as a device would."""
 
-def successor(token: int) -> int:
+
+def successor(token: int, _sequence: NewSequence | None = None) -> int:
     """The next id of 300 to 3299, which are ordinary text in most vocabularies, round and round."""
     return 300 + (token - 299) % 3000
 
@@ -42,7 +45,7 @@ class ModelledExecutor:
     Args:
         seconds: Duration of a step; `StepTimes.seconds`, for one.
         clock: Sleeps until a step has ended; None: nobody waits.
-        next_token: The token that follows a token, where the mask allows it. It may raise, as a device would.
+        next_token: What is drawn; where a mask forbids it, the next token that it allows.
         num_blocks: Blocks of the KV cache.
         max_context_length: Longest sequence in tokens.
         max_in_flight: Plans that may wait for their results: with 2, a step is planned while one runs.
@@ -52,7 +55,7 @@ class ModelledExecutor:
         self,
         seconds: Callable[[StepShape], float] = lambda shape: 0.01,
         clock: Clock | None = None,
-        next_token: Callable[[int], int] = successor,
+        next_token: NextToken = successor,
         *,
         num_blocks: int = 4096,
         max_context_length: int = 4096,
@@ -69,8 +72,8 @@ class ModelledExecutor:
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}
         """By slot: a plan made before the token was known refers to it."""
-        self._logprobs: dict[int, int] = {}
-        """Alternatives that the sequences of these slots asked for."""
+        self._sequences: dict[int, NewSequence] = {}
+        """By slot."""
 
     def submit(self, plan: StepPlan) -> None:
         """See `Executor.submit`."""
@@ -85,10 +88,9 @@ class ModelledExecutor:
             raise ProtocolError("no plan was submitted: there is no result to collect")
         plan, elapsed_s, ends = self._submitted.popleft()
         for slot in plan.releases:
-            self._logprobs.pop(slot, None)
+            del self._sequences[slot]
         for new in plan.new_sequences:
-            if new.sampling.logprobs is not None:
-                self._logprobs[new.slot] = new.sampling.logprobs
+            self._sequences[new.slot] = new
         rows = [self._row(row, plan.masks.get(row.slot)) for row in plan.rows]
         if self._clock is not None:
             self._clock.sleep(max(0.0, ends - self._clock.now()))
@@ -97,21 +99,22 @@ class ModelledExecutor:
     def shutdown(self) -> None:
         """See `Executor.shutdown`."""
         self._submitted.clear()
+        self._sequences.clear()
 
     def _row(self, row: Row, masks: RowMasks | None) -> RowResult:
         if not row.sample:
             return RowResult(row.slot, [])
-        known = len(row.token_ids) - row.num_proposals
+        sequence, known = self._sequences[row.slot], len(row.token_ids) - row.num_proposals
         proposals, last = row.token_ids[known:], row.token_ids[known - 1]
         drawn = proposals[: row.num_forced]
         last = drawn[-1] if drawn else self._last_tokens[row.slot] if last == LAST_SAMPLED else last
         while drawn == proposals[: len(drawn)] and len(drawn) <= len(proposals):
-            last = self._next_token(last)
+            last = self._next_token(last, sequence)
             if masks is not None:
                 last = _allowed(last, masks[len(drawn) - row.num_forced])
             drawn.append(last)
         self._last_tokens[row.slot] = last
-        top = self._logprobs.get(row.slot)
+        top = sequence.sampling.logprobs
         return RowResult(row.slot, drawn, None if top is None else [_made_up(token, top) for token in drawn])
 
 
