@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvarn.fairness.queue import Account
+
+if TYPE_CHECKING:
+    from kvarn.admission.engine_load import Reservation
 
 INTERACTIVE, BATCH = 0, 10
 """Priorities up to the first have latency targets; from the second on, requests run on idle capacity."""
@@ -51,6 +55,8 @@ class Demand:
     account: TenantAccount = field(init=False)
     order: int = field(init=False)
     """Both are set when it arrives at the queue."""
+    reservation: Reservation = field(init=False)
+    """Set when it goes to the engine."""
 
     @property
     def is_interactive(self) -> bool:

@@ -9,8 +9,9 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from kvarn.admission.engine_load import Reservation
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
-from kvarn.routing.candidate import Candidate, Reservation, RouteRequest
+from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.index import MAX_REPLICAS, BlockIndex, new_block_index
 from kvarn.routing.policies import POLICIES, READS_NAMES, Policy, Situation, usable
 from kvarn.wire.block_events import NAME_BYTES
@@ -138,7 +139,8 @@ class Router:
         if session:
             self._remember(session, picked.name)
         cached = picked.cached_tokens if picked.knows_blocks and request.names else None
-        return ReplicaChoice(picked.name, cached, picked.reserve(request))
+        reservation = picked.reserve(picked.uncached(request.prompt_tokens), request.sequences)
+        return ReplicaChoice(picked.name, cached, reservation)
 
     def _remember(self, session: str, name: str) -> None:
         self._sessions[session] = name

@@ -10,13 +10,13 @@ import msgspec
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
-from kvarn.admission.engine_view import EngineView
+from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.answers.tiers import priority_of
 from kvarn.answers.work import Outcome, RequestRecord, Work
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
-from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 
 POLL_S = 0.01
@@ -90,10 +90,9 @@ class ReplicaAdmission:
         )
         if card is not None and card.max_num_seqs:  # perhaps fewer than configured
             engine = engine.model_copy(update={"max_num_seqs": card.max_num_seqs})
-        kv_tokens = card.kv_blocks * BLOCK_SIZE if card is not None else 0
-        view = EngineView(engine, kv_tokens, slo.tpot_target_s)
+        load = EngineLoad(engine, slo.tpot_target_s)
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
-        self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
+        self.controller = AdmissionController(rules, load, self.traffic, engine.priority_ageing_s)
         self._model = model.name
         self.name = replica
         self.client = client
