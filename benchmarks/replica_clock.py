@@ -17,6 +17,7 @@ from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.step_times import StepTimes
+from kvarn.engine.core import EngineParts
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server.block_events import BlockEventPublisher
@@ -92,10 +93,12 @@ class ClockReplica:
         self.busy_s = 0.0
         times = TIMES.scaled(1 / speed)
         self.service = GenerateService(
-            ModelledExecutor(times.seconds, self.clock, num_blocks=num_blocks, max_context_length=CONTEXT),
-            config,
+            EngineParts(
+                ModelledExecutor(times.seconds, self.clock, num_blocks=num_blocks, max_context_length=CONTEXT),
+                config,
+                step_time=StepTimeModel.knowing(times),
+            ),
             card_of(CONTEXT, num_blocks),
-            step_time=StepTimeModel.knowing(times),
             clock=self.clock.now,
         )
         watcher = router.add(name, config)

@@ -12,7 +12,7 @@ from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.core import EngineOutput
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import EngineStats, Submit
@@ -85,7 +85,7 @@ class AdmissionWorld:
             max_context_length=8192,
         )
         model = StepTimeModel.knowing(self.times)
-        self.engine = EngineCore(executor, self.config, lambda: self.now, step_time=model)
+        self.engine = EngineCore(EngineParts(executor, self.config, step_time=model), lambda: self.now)
         load = EngineLoad(self.config, self.rules.tpot_target_s if self.targets else None)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
         self.controller = AdmissionController(self.rules, load, self.traffic, self.config.priority_ageing_s)

@@ -13,7 +13,7 @@ from kvarn.clock.virtual import VirtualClock
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.wire.messages import Submit, TokenDelta
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.modelled import ModelledExecutor, successor
@@ -40,7 +40,7 @@ def play(coming: list[tuple[float, Submit]], max_in_flight: int) -> tuple[dict[s
     """When each request had its first token and its last, and when the device had nothing left to do."""
     clock = VirtualClock()
     executor = ModelledExecutor(TIMES.seconds, clock, num_blocks=2000, max_in_flight=max_in_flight)
-    engine = EngineCore(executor, EngineConfig(max_num_seqs=64, tpot_target_ms=50.0), clock.now)
+    engine = EngineCore(EngineParts(executor, EngineConfig(max_num_seqs=64, tpot_target_ms=50.0)), clock.now)
     waiting, first, last = deque(coming), {}, {}
     while waiting or engine.has_work():
         if not engine.has_work():
@@ -75,7 +75,7 @@ def test_planning_ahead_delays_a_first_token_by_a_step_and_serves_as_many() -> N
 
 def answer(max_in_flight: int = 1, **sampling: object) -> list[TokenDelta]:
     executor = ModelledExecutor(max_in_flight=max_in_flight)
-    engine = EngineCore(executor, EngineConfig(), VirtualClock().now)
+    engine = EngineCore(EngineParts(executor, EngineConfig()), VirtualClock().now)
     sampling_params = SamplingParams(**{"seed": 1, "max_tokens": 6} | sampling)
     engine.add(Submit(request_id="r", prompt_token_ids=[400, 500], sampling=sampling_params))
     deltas: list[TokenDelta] = []
@@ -111,12 +111,14 @@ class EvenMask:
 def test_masked_rows_draw_the_next_allowed_token_and_wrong_proposals_are_rejected() -> None:
     proposer = ScriptedProposer([(3, 9)])  # guesses of another model: the executor's tokens differ
     engine = EngineCore(
-        ModelledExecutor(),
-        EngineConfig(),
+        EngineParts(
+            ModelledExecutor(),
+            EngineConfig(),
+            masks=lambda message: EvenMask(),
+            proposer=proposer,
+            speculation=SpeculationConfig(adaptive=False),
+        ),
         VirtualClock().now,
-        masks=lambda message: EvenMask(),
-        proposer=proposer,
-        speculation=SpeculationConfig(adaptive=False),
     )
     engine.add(Submit(request_id="r", prompt_token_ids=[500], sampling=SamplingParams(seed=1, max_tokens=4)))
     tokens: list[int] = []
@@ -129,7 +131,7 @@ def test_a_token_function_that_raises_fails_the_step() -> None:
     def next_token(token: int, sequence: object) -> int:
         raise RuntimeError("the device is on fire")
 
-    engine = EngineCore(ModelledExecutor(next_token=next_token), EngineConfig(), VirtualClock().now)
+    engine = EngineCore(EngineParts(ModelledExecutor(next_token=next_token), EngineConfig()), VirtualClock().now)
     engine.add(Submit(request_id="r", prompt_token_ids=[1], sampling=SamplingParams(seed=1, max_tokens=4)))
     with pytest.raises(RuntimeError, match="on fire"):
         engine.step()

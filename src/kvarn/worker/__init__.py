@@ -1,14 +1,13 @@
 """Turns plans into tokens: the executors, the sampler, KV-cache sizing.
 
-Names are imported when they are used: the modelled executor needs no torch, all others do.
+Names are imported when they are used: the modelled executor needs no torch, most others do.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvarn.worker.draft import DraftProposer
-    from kvarn.worker.eagle import EagleProposer
+    from kvarn.worker.async_executor import AsyncExecutor
     from kvarn.worker.encoder_runner import EncoderRunner
     from kvarn.worker.errors import (
         CacheTooLargeError,
@@ -22,22 +21,23 @@ if TYPE_CHECKING:
     from kvarn.worker.executor import InProcessExecutor
     from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
     from kvarn.worker.modelled import ModelledExecutor
-    from kvarn.worker.ngram import NgramProposer
-    from kvarn.worker.pipelined import PipelinedExecutor
+    from kvarn.worker.proposers.draft import DraftProposer
+    from kvarn.worker.proposers.eagle import EagleProposer
+    from kvarn.worker.proposers.ngram import NgramProposer
 
 _MODULES = {
+    "AsyncExecutor": "async_executor",
     "CacheTooLargeError": "errors",
     "CacheTooSmallError": "errors",
-    "DraftProposer": "draft",
-    "EagleProposer": "eagle",
+    "DraftProposer": "proposers.draft",
+    "EagleProposer": "proposers.eagle",
     "EncoderRunner": "encoder_runner",
     "GpuBudget": "memory",
     "InProcessExecutor": "executor",
     "InvalidLogitsError": "errors",
     "InvalidSamplingError": "errors",
     "ModelledExecutor": "modelled",
-    "NgramProposer": "ngram",
-    "PipelinedExecutor": "pipelined",
+    "NgramProposer": "proposers.ngram",
     "PlanError": "errors",
     "ReplayAllocationError": "errors",
     "WorkerError": "errors",
@@ -46,6 +46,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AsyncExecutor",
     "CacheTooLargeError",
     "CacheTooSmallError",
     "DraftProposer",
@@ -57,7 +58,6 @@ __all__ = [
     "InvalidSamplingError",
     "ModelledExecutor",
     "NgramProposer",
-    "PipelinedExecutor",
     "PlanError",
     "ReplayAllocationError",
     "WorkerError",

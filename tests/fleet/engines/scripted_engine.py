@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import NewSequence
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
@@ -82,4 +83,4 @@ def _service(spec: ReplicaSpec, script: dict[str, Any]) -> GenerateService | Emb
     )
     if card.kind == "embed":
         return EmbedService(CountingEncoder(script), config, card)
-    return GenerateService(executor_of(script), config, card, sleep=lambda: SleepingScript(spec, script))
+    return GenerateService(EngineParts(executor_of(script), config), card, sleep=lambda: SleepingScript(spec, script))
