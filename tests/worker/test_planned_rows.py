@@ -19,7 +19,8 @@ from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor, PlanError
+from kvarn.worker.errors import PlanError
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.kv_blocks import BlockTransfers
 from kvarn.worker.sampler import sample
 from scripted_masks import EveryThird, ReadyMask, packed
