@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvarn.answers.errors import storage_full
 from kvarn.answers.work import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, read_stored_bytes
@@ -70,7 +70,7 @@ class StorageQuota:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, store: Store, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Store, max_bytes: int, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self.max_bytes = max_bytes
         self._store = store
         self._clock = clock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import InitVar, asdict, dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import kvarn
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.catalog.text_pool import TextPool
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
@@ -171,7 +171,7 @@ class ServedModel:
     clients: InitVar[Sequence[ReplicaClient]]
     """Replicas that are there from the start."""
     directory: Path
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(SYSTEM_CLOCK.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
     external: ExternalModel | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.replica import RoutingConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState, ReplicaStatus
@@ -153,7 +153,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         if router is None:
             ready = [name for name in self.ready if name not in request.excluded]
             return ReplicaChoice(ready[0]) if ready else None
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         for name, candidate in router.candidates.items():
             client = self._clients[name]
             candidate.available = client.state is ReplicaState.READY

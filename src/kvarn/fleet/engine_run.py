@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.fleet.start_watch import StartWatch
@@ -90,7 +91,7 @@ class EngineRun:
 
     def _start_begins(self) -> None:
         config = self._config
-        self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
+        self._starts_by = SYSTEM_CLOCK.now() + config.start_timeout_s
         self._start = StartWatch(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
@@ -185,7 +186,7 @@ class EngineRun:
 
     def _look_at_start(self, passed_s: float) -> str | None:
         """Returns why a start is given up."""
-        if asyncio.get_running_loop().time() > self._starts_by:
+        if SYSTEM_CLOCK.now() > self._starts_by:
             return f"the engine was not ready after {self._config.start_timeout_s:g} s"
         is_here = bool(self.engine.endpoint.directory)
         if is_here:

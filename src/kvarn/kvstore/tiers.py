@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.held_blocks import HeldBlocks
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.disk import DiskTier, StoredBlock
@@ -45,7 +45,7 @@ class TieredStore:
     """
 
     def __init__(
-        self, memory: MemoryTier, disk: DiskTier | None = None, clock: Callable[[], float] = time.monotonic
+        self, memory: MemoryTier, disk: DiskTier | None = None, clock: Callable[[], float] = SYSTEM_CLOCK.now
     ) -> None:
         self._memory = memory
         self._disk = disk

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 import kvarn
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.quality import QualityConfig
 from kvarn.quality.expected import Build, ExpectedAnswers, Question
 from kvarn.quality.golden import GoldenPrompt, built_in_prompts
@@ -171,7 +171,7 @@ class QualityWatch:
 
     def _begin_due(self) -> None:
         """Begin a probe of each replica that has just got ready, or whose time has come."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         names = set()
         for model in self._models():
             for name, client in model.replicas.items():
@@ -187,7 +187,7 @@ class QualityWatch:
             self.drifted.pop(name, None)
 
     async def _probe_replica(self, model: WatchedModel, name: str, watched: _Watched) -> None:
-        began, key = time.monotonic(), (model.name, name)
+        began, key = SYSTEM_CLOCK.now(), (model.name, name)
         try:
             result = "equal" if await self.probe(model, name) else "drifted"
         except _UNANSWERED as error:
@@ -196,12 +196,12 @@ class QualityWatch:
         except Exception:
             result = "unanswered"
             log.exception("a probe failed", extra={"replica": name})
-        took = time.monotonic() - began
-        watched.due = time.monotonic() + max(self._config.interval_s, took / self._config.max_share)
+        took = SYSTEM_CLOCK.now() - began
+        watched.due = SYSTEM_CLOCK.now() + max(self._config.interval_s, took / self._config.max_share)
         self.counts.results[*key, result] += 1
         self.counts.seconds[key] += took  # type: ignore[assignment]
         if result == "equal":
-            self.counts.passed_at[key] = time.time()
+            self.counts.passed_at[key] = SYSTEM_CLOCK.time()
             self._keep_expected()
             if self.drifted.pop(name, None) is not None:
                 log.warning("the replica answers as expected again", extra={"model": model.name, "replica": name})
@@ -297,7 +297,7 @@ class QualityWatch:
     ) -> None:
         """Tell of a replica that deviates, and have it taken out of service."""
         watched = self._watched.setdefault(replica, _Watched())
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         others = [each for name, each in model.replicas.items() if name != replica and each.state is ReplicaState.READY]
         if watched.restarted_at is None or now - watched.restarted_at > _RESTART_AGAIN_S:
             action, watched.restarted_at = Action.RESTART, now

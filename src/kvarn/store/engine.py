@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
@@ -55,7 +55,7 @@ class Store:
         timeout_s: float = 5.0,
         report_timeout_s: float = 60.0,
         max_stored_bytes: int | None = None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.url = url
         self.now = now

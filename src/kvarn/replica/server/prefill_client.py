@@ -10,9 +10,9 @@ import logging
 import queue
 import socket
 import threading
-import time
 from dataclasses import dataclass, field
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import KVFetch
 from kvarn.engine.prefill_apart import PeerLoad
 from kvarn.engine.request import Sequence
@@ -95,7 +95,7 @@ class PrefillClient:
             return None
         with self._lock:
             number, self._next_job = self._next_job, self._next_job + 1
-            job = self._jobs[number] = _Job(fetch, names, sequence.num_prompt, time.monotonic())
+            job = self._jobs[number] = _Job(fetch, names, sequence.num_prompt, SYSTEM_CLOCK.now())
             job.missing.update(range(len(names)))
         fetch.on_release = lambda: self._cancel(number)
         submit = Submit(
@@ -217,7 +217,7 @@ class PrefillClient:
         """Nothing more is waited for: all has come, or the rest is computed here."""
         with self._lock:
             self._jobs.pop(number, None)
-            now = time.monotonic()
+            now = SYSTEM_CLOCK.now()
             if not job.missing:
                 seconds = (now - max(job.asked_s, self._busy_until_s)) / job.tokens
                 self._token_s += (seconds - self._token_s) * (_SMOOTHING if self._token_s else 1.0)

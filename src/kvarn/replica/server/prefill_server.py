@@ -12,7 +12,6 @@ import os
 import queue
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import BlockTransfer
 from kvarn.kvstore import BadBlockError, TieredStore
 from kvarn.kvstore.exchange import VERSION, Ask, Block, Cancel, Channel, Done, Forget, Greeting, ToPrefill, Welcome
@@ -133,11 +133,11 @@ class PrefillServer:
             if self._answers.poll(_POLL_MS):
                 message = decoder.decode(self._answers.recv())
                 if isinstance(message, StepOutput):
-                    due_s = time.monotonic() + _LAST_BLOCKS_S
+                    due_s = SYSTEM_CLOCK.now() + _LAST_BLOCKS_S
                     ended += [(due_s, delta.request_id) for delta in message.deltas if delta.finish_reason is not None]
                 elif isinstance(message, Refused):
                     self._end(message.request_id, "refused")
-            now = time.monotonic()
+            now = SYSTEM_CLOCK.now()
             while ended and ended[0][0] <= now:
                 self._end(ended.pop(0)[1], "incomplete")
 

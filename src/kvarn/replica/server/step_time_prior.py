@@ -9,11 +9,11 @@ timed by its own clock: it computes a product of few rows in less time than the 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.costs.step_times import ExpectedStep, StepShape, typical_steps
@@ -115,11 +115,11 @@ def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> flo
     """The highest amount of work a second among products of x, until the time is spent."""
     if not is_host_memory(x):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
-    best, ends = 0.0, time.perf_counter() + _BUDGET_S
+    best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S
     for product, amount in products:
-        began = time.perf_counter()
+        began = SYSTEM_CLOCK.now()
         _finish(product(x))
-        now = time.perf_counter()
+        now = SYSTEM_CLOCK.now()
         best = max(best, amount / (now - began))
         if now > ends:
             break
