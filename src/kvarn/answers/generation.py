@@ -171,7 +171,7 @@ def _tokens(
     replicas, choice = model.served.replicas, work.replica_choice
     assert choice is not None, "a replica is chosen when work begins"
     if work.record.batch_id is not None:
-        choice.sent(SYSTEM_CLOCK.now())
+        choice.sent(replicas.clock.now())
         return client_of(replicas, choice.replica).generate(submit, held.become)
 
     def moved(replica: str, pause_s: float) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 import kvarn
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.quality import QualityConfig
 from kvarn.quality.expected import Build, ExpectedAnswers, Question
 from kvarn.quality.golden import GoldenPrompt, built_in_prompts
@@ -117,12 +117,20 @@ class QualityWatch:
         models: The models that are watched, as they are now.
         config: How often, and how much.
         on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
+        clock: Tells when a probe is due.
 
     Raises:
         ReferenceFileError: The file of expected answers holds something else.
     """
 
-    def __init__(self, models: Callable[[], Sequence[WatchedModel]], config: QualityConfig, on_drift: OnDrift) -> None:
+    def __init__(
+        self,
+        models: Callable[[], Sequence[WatchedModel]],
+        config: QualityConfig,
+        on_drift: OnDrift,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self.drifted: dict[str, Drift] = {}
         """Replicas that deviate, by name, until they pass a probe again."""
         self.counts = ProbeCounts()
@@ -171,7 +179,7 @@ class QualityWatch:
 
     def _begin_due(self) -> None:
         """Begin a probe of each replica that has just got ready, or whose time has come."""
-        now = SYSTEM_CLOCK.now()
+        now = self._clock.now()
         names = set()
         for model in self._models():
             for name, client in model.replicas.items():
@@ -187,7 +195,7 @@ class QualityWatch:
             self.drifted.pop(name, None)
 
     async def _probe_replica(self, model: WatchedModel, name: str, watched: _Watched) -> None:
-        began, key = SYSTEM_CLOCK.now(), (model.name, name)
+        began, key = self._clock.now(), (model.name, name)
         try:
             result = "equal" if await self.probe(model, name) else "drifted"
         except _UNANSWERED as error:
@@ -196,12 +204,12 @@ class QualityWatch:
         except Exception:
             result = "unanswered"
             log.exception("a probe failed", extra={"replica": name})
-        took = SYSTEM_CLOCK.now() - began
-        watched.due = SYSTEM_CLOCK.now() + max(self._config.interval_s, took / self._config.max_share)
+        took = self._clock.now() - began
+        watched.due = self._clock.now() + max(self._config.interval_s, took / self._config.max_share)
         self.counts.results[*key, result] += 1
         self.counts.seconds[key] += took  # type: ignore[assignment]
         if result == "equal":
-            self.counts.passed_at[key] = SYSTEM_CLOCK.time()
+            self.counts.passed_at[key] = self._clock.time()
             self._keep_expected()
             if self.drifted.pop(name, None) is not None:
                 log.warning("the replica answers as expected again", extra={"model": model.name, "replica": name})
@@ -297,7 +305,7 @@ class QualityWatch:
     ) -> None:
         """Tell of a replica that deviates, and have it taken out of service."""
         watched = self._watched.setdefault(replica, _Watched())
-        now = SYSTEM_CLOCK.now()
+        now = self._clock.now()
         others = [each for name, each in model.replicas.items() if name != replica and each.state is ReplicaState.READY]
         if watched.restarted_at is None or now - watched.restarted_at > _RESTART_AGAIN_S:
             action, watched.restarted_at = Action.RESTART, now

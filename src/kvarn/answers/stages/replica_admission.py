@@ -15,7 +15,6 @@ from kvarn.answers.tiers import priority_of
 from kvarn.answers.work import Outcome, RequestRecord, Work
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
-from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 
@@ -94,6 +93,7 @@ class ReplicaAdmission:
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self.controller = AdmissionController(rules, load, self.traffic, engine.priority_ageing_s)
         self._model = model.name
+        self._clock = model.clock
         self.name = replica
         self.client = client
         self._metrics = metrics
@@ -102,7 +102,7 @@ class ReplicaAdmission:
 
     def update(self) -> float:
         """Give the controller the engine's latest statistics. Returns the time."""
-        now = SYSTEM_CLOCK.now()
+        now = self._clock.now()
         self.controller.update(self.client.stats, now)
         return now
 
@@ -147,7 +147,7 @@ class ReplicaAdmission:
             priority=principal.priority,
             prompt_tokens=self.traffic.expected_prompt(prompt_tokens),
             output_tokens=self.traffic.expected_output(tenant, MANY_TOKENS),
-            arrival_s=SYSTEM_CLOCK.now(),
+            arrival_s=self._clock.now(),
         )
         return self.controller.predicted_ttft_s(demand, self.update())
 
@@ -175,7 +175,7 @@ class ReplicaAdmission:
                 self.controller.withdraw(demand)
                 self._show_length()
             elif decision.result() is None:
-                self.controller.ended(demand, SYSTEM_CLOCK.now(), prompt=0, cached=0, output=0, finished=False)
+                self.controller.ended(demand, self._clock.now(), prompt=0, cached=0, output=0, finished=False)
             raise
 
     def leave(self, demand: Demand, work: Work) -> None:
@@ -186,7 +186,7 @@ class ReplicaAdmission:
             self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(
             demand,
-            SYSTEM_CLOCK.now(),
+            self._clock.now(),
             prompt=usage.prompt_tokens,
             cached=usage.cached_tokens,
             output=usage.completion_tokens,
