@@ -1,4 +1,4 @@
-"""How many tokens an answer will have, learned from the answers before it."""
+"""Lengths of answers in tokens, learned from the answers before."""
 
 from __future__ import annotations
 

@@ -25,30 +25,30 @@ from kvarn.wire.messages import EngineStats
 WAIT_MARGIN = 0.6
 """`MARGIN` on arrival: a request that may wait is not refused later, when others with a better claim have come."""
 BATCH_SHARE = 0.8
-"""Part of the engine that may be full for batch work still to go: the rest takes interactive requests at once."""
+"""Share of the engine up to which batch work is admitted; the rest is kept for interactive requests."""
 PEAK_S = 30.0
-"""Batch work leaves the rows that other requests had lately: after so long about a third of a peak still counts."""
+"""Batch work leaves the rows that other requests had lately: a peak fades to a third in this time."""
 PREFILL_WINDOW = 0.25
-"""Part of the TTFT target for which prompts may wait inside the engine, where their order is decided no more."""
+"""Share of the TTFT target for which prompts may wait inside the engine, where their order is fixed."""
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 LONGEST_RETRY_S = 600
 """No Retry-After is longer."""
 SEEK_LATE_S = 0.04
-"""How often those that wait in vain are sought: it looks at each tenant."""
+"""Seconds between two searches for requests that wait in vain; each looks at all tenants."""
 
 
 class Reason(StrEnum):
     """Why a request is refused."""
 
     OVERLOADED = "overloaded"
-    """It would be too late, whoever sent it."""
+    """Its first token would be late, whoever sent it."""
     OVER_SHARE = "over_share"
-    """It would be too late because its own tenant has more than its share under way."""
+    """Its first token would be late because its own tenant has more than its share under way."""
     QUEUE_FULL = "queue_full"
-    """As many wait as may."""
+    """The queue is full."""
     QUEUE_TIMEOUT = "queue_timeout"
-    """It has waited as long as it may."""
+    """It has waited for the longest time allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Refusal:
 
     reason: Reason
     retry_after_s: float
-    """How late it would be; > 0."""
+    """Seconds by which it would be late; > 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class AdmissionController:
         self._preparing.discard(demand)
 
     def poll(self, now: float) -> Decisions:
-        """What has been decided on waiting requests since the last call."""
+        """Decisions on waiting requests since the last call."""
         rows = self._load.rows - self._batch_rows
         self._peak = max(float(rows), self._peak * math.exp((self._peak_at - now) / PEAK_S))
         self._peak_at = now
@@ -283,7 +283,7 @@ class AdmissionController:
         return Refusal(Reason.OVERLOADED, max(late_s, self._drain_s(demand, now))) if late_s > 0 else None
 
     def _make_place(self, demand: Demand, now: float) -> Refusal | None:
-        """Where the queue is full, the last of a worse tier is refused; else the newcomer is."""
+        """Make a place in a full queue: refuse the last of a worse tier, or the newcomer where there is none."""
         if len(self.queue) < self._rules.max_queue:
             return None
         last = self.queue.last()

@@ -1,4 +1,4 @@
-"""What one engine is doing: its latest statistics, and what this gateway has sent it and seen end since.
+"""The load of one engine: its latest statistics, and what this gateway has sent it and seen end since.
 
 Statistics come a few times a second; in between, a gateway that only looked at them would send everything it has to an
 engine that seems idle. Others may send to the same engine: the statistics count theirs too. Admission and the choice of
@@ -46,13 +46,13 @@ class EngineLoad:
         self.stats = EngineStats()
         self.updated_s = 0.0
         self.reservations: set[Reservation] = set()
-        """Of requests that the statistics do not count yet."""
+        """Requests that the statistics do not count yet."""
         self.reserved_rows = 0
         self.reserved_tokens = 0
         self._tokens_by_priority = Counter[int]()
         """`reserved_tokens` by priority."""
         self._ended_rows = 0
-        """Of sequences that the statistics still count."""
+        """Ended sequences that the statistics still count."""
 
     def update(self, stats: EngineStats, now: float) -> bool:
         """Take the latest statistics; False where they are known."""
@@ -94,7 +94,7 @@ class EngineLoad:
         return self.stats.kv_blocks_free * BLOCK_SIZE - self.waiting_tokens
 
     def ahead_of(self, priority: int, now: float, mix: Mix) -> Load:
-        """What stands before a request of this priority."""
+        """Work before a request of this priority."""
         stats = self.stats
         rows = self.rows
         prefill = float(stats.prefill_tokens)
@@ -121,7 +121,7 @@ class Reservation:
         self._rows = rows
         self._priority = priority
         self.sent_s = float("inf")
-        """When it went to the engine."""
+        """Time at which it went to the engine."""
         load.reservations.add(self)
         self._count(1)
 

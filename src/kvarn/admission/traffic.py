@@ -1,4 +1,4 @@
-"""What requests turn out to need: averages, learned from those that ended."""
+"""Averages of requests, learned from those that ended."""
 
 from __future__ import annotations
 

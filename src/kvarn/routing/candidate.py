@@ -17,11 +17,11 @@ FIRST_SPEED = 5000.0
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What looks for a replica."""
+    """A request that needs a replica."""
 
     prompt_tokens: int
     names: bytes = b""
-    """Of the prompt's full blocks, 8 bytes each; empty where nobody needs them."""
+    """Names of the prompt's full blocks, 8 bytes each; empty where no policy reads them."""
     session: str = ""
     """The conversation that it belongs to; empty where it says of none."""
     adapter: str = ""
@@ -64,20 +64,20 @@ class Candidate(EngineLoad):
         self.knows_blocks = False
         """Whether it is known what it has cached."""
         self.cached_tokens = 0
-        """Of the prompt in question."""
+        """Tokens of the present prompt."""
         self.picked = 0
         """Number of the decision that picked it last."""
         self.picked_total = 0
         self.expected_cached_total = 0
         """Tokens of prompts that it was picked for and thought to have cached."""
         self.queue_tokens = 0
-        """Of prompts that were to be computed at the latest statistics."""
+        """Tokens of prompts to compute at the latest statistics."""
         self.speed = FIRST_SPEED
         """Prompt tokens a second beside what decodes."""
         self.pair_s = 0.0
         """For a (query, key) pair of a prompt."""
         self.row_s = 0.0
-        """What a sequence adds to each step."""
+        """Seconds that a sequence adds to each step."""
         self.busy_s = 0.0
         """Until the step under way ends, on average."""
         self.empty_tokens = float("inf")

@@ -26,7 +26,7 @@ class ReplicaChoice:
 
     replica: str
     cached_tokens: int | None = None
-    """Of its prompt; None where nothing is known of the replica's cache."""
+    """Tokens of its prompt that are cached; None where the replica's cache is unknown."""
     reservation: Reservation | None = None
     """None where there was nothing to choose."""
 
@@ -42,7 +42,7 @@ class ReplicaChoice:
 
 
 class ReplicaBlocks:
-    """What one replica has cached, in the model's index: a `BlockWatcher`."""
+    """Cached blocks of one replica in the model's index: a `BlockWatcher`."""
 
     def __init__(self, candidate: Candidate, index: BlockIndex, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""What steps are expected to take before the first one: the roofline of this model on this machine.
+"""Expected step times before the first step: the roofline of this model on this machine.
 
 The floor of a step (`kvarn.costs`) over the speed of the model's own products, divided by a stated efficiency. The
 products are timed on the weights themselves, which the warm-up has just read whole: nothing is allocated, weights that
@@ -34,7 +34,7 @@ _LARGEST_PRODUCT = 512 * 1024**2
 _MANY_ON_GPU = 2048
 """Rows that fill a GPU."""
 _REPEATS = 5
-"""Of captured products."""
+"""Repetitions of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
 
@@ -46,7 +46,7 @@ def product_speeds(
     device: torch.device | None = None,
     recorder: GraphRecorder | None = None,
 ) -> Ceilings:
-    """How fast some products read their weights and compute: the best of what fits into some hundredths of a second.
+    """Speeds at which some products read weights and compute: the best within some hundredths of a second.
 
     Args:
         products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
