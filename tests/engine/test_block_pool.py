@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.engine import IntegrityError, OutOfBlocksError
-from kvarn.engine.block_pool import BlockPool
+from kvarn.engine.memory.block_pool import BlockPool
 from profiles import examples
 
 

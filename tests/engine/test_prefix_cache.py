@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.engine.block_pool import BlockPool
-from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 from profiles import examples
 

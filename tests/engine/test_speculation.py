@@ -10,8 +10,8 @@ import pytest
 from engine_world import ScriptedProposer
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.plan import Row, StepPlan
-from kvarn.engine.proposer import Guess, GuessRecord
-from kvarn.engine.speculation import Speculation, _Candidate, _Prices
+from kvarn.engine.proposals.proposer import Guess, GuessRecord
+from kvarn.engine.proposals.speculation import Speculation, _Candidate, _Prices
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from profiles import thorough
 

@@ -168,4 +168,4 @@ class _Journal:
             return rest
         sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
         drawn = [self._drawn.get(index) for index in range(sampling.n)]
-        return msgspec.structs.replace(rest, sampling=sampling, drawn=drawn)
+        return msgspec.structs.replace(rest, sampling=sampling, resume_token_ids=drawn)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvarn.engine.kv_memory import KVMemory
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.step import StepBuilder
 
 
-def add_forced(step: StepBuilder, memory: KVMemory) -> None:
+def add_forced(step: StepBuilder, memory: KVCacheManager) -> None:
     """Add the forced tokens of a step's rows, in the budget and the free memory that nobody else takes in it.
 
     The draws are the same without: at each of these positions the mask allows one token. Where log-probabilities are

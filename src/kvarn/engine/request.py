@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.prefix_cache import PrefixNode
+from kvarn.engine.memory.snapshots import SnapshotRecord
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
-from kvarn.engine.prefix_cache import PrefixNode
-from kvarn.engine.proposer import GuessRecord
-from kvarn.engine.snapshots import SnapshotRecord
+from kvarn.engine.proposals.proposer import GuessRecord
 from kvarn.engine.tenants import TenantAccount
 from kvarn.engine.turn import TurnRecorder
 from kvarn.fairness.queue import FairQueue
@@ -116,7 +116,10 @@ class Request:
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
         """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
-        choices = [Sequence(self, index, message.drawn[index] if message.drawn else ()) for index in message.choices]
+        choices = [
+            Sequence(self, index, message.resume_token_ids[index] if message.resume_token_ids else ())
+            for index in message.choices
+        ]
         self.sequences = choices[:1]
         """The first choice computes the prompt; the others are forked from it once that is done."""
         self.siblings = choices[1:]
@@ -204,7 +207,7 @@ class Sequence:
         self.blocks_wanted = 0
         """Blocks it needed at its last look at the prefix cache, in vain."""
         self.seen_prefix_changes = 0
-        """`Headroom.prefix_changes` at that look. As long as it is the same, another look is pointless."""
+        """`MemoryReserve.prefix_changes` at that look. As long as it is the same, another look is pointless."""
         self.finish_reason: FinishReason | None = None
         self.guesses: GuessRecord | None = None
         """Whether guesses of its tokens were right; None where none was asked for."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope

@@ -12,12 +12,12 @@ from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.decoder import DecoderCosts
-from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
-from kvarn.engine.held_blocks import BlockPlace
+from kvarn.engine.memory.adapters import AdapterStore
+from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.replica.server.prefill_client import PrefillClient
@@ -258,8 +258,8 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
     holds for every model the gateway has checked."""
     if request.grammar is not None and not has_grammars:
         return "this engine keeps answers to no grammar"
-    if not all(card.has_tokens(drawn or ()) for drawn in request.drawn):
-        return f"drawn must be in 0 to {card.vocab_size - 1}"
+    if not all(card.has_tokens(drawn or ()) for drawn in request.resume_token_ids):
+        return f"resume_token_ids must be in 0 to {card.vocab_size - 1}"
     if not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids

@@ -13,8 +13,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from kvarn.engine.memory.remote_prefill import PeerLoad
 from kvarn.engine.plan import KVFetch
-from kvarn.engine.prefill_apart import PeerLoad
 from kvarn.engine.request import Sequence
 from kvarn.kvstore import BadBlockError, TieredStore
 from kvarn.kvstore.exchange import (

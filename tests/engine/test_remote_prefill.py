@@ -7,9 +7,9 @@ import pytest
 from engine_world import World
 from kv_connectors import DictConnector
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.engine.kv_tiers import KVTiers
+from kvarn.engine.memory.remote_prefill import PeerLoad, RemotePrefill
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepPlan
-from kvarn.engine.prefill_apart import PeerLoad, PrefillApart
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 
@@ -57,7 +57,7 @@ def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]
     tiers = scheduler.memory.tiers
     assert isinstance(tiers, KVTiers)
     config = DisaggregationConfig(**{"min_tokens": 64, **chosen})
-    tiers.apart = PrefillApart(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
+    tiers.apart = RemotePrefill(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
     return world, peer
 
 

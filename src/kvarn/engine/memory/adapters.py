@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.engine.memory.prefix_cache import PrefixCache
 from kvarn.engine.plan import AdapterLoad
-from kvarn.engine.prefix_cache import PrefixCache
 
 
 class AdapterStore(Protocol):

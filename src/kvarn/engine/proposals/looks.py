@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from kvarn.engine.proposer import GuessRecord
+from kvarn.engine.proposals.proposer import GuessRecord
 
 
 class Looks:

@@ -8,7 +8,7 @@ the decodes count for neither: they take their time anyway.
 How likely a proposal is right is a decaying average, by position in the row, of the sequence's own guesses, and of all
 guesses of this grade where it has few. What has not been tried for a while fades back to what was expected, so that it
 is tried again. Guesses that cost nothing are compared with the tokens drawn even where none was verified.
-Looking for such a guess takes time too (`kvarn.engine.looks`).
+Looking for such a guess takes time too (`kvarn.engine.proposals.looks`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.kv_memory import KVMemory
-from kvarn.engine.looks import Looks, Trial
-from kvarn.engine.proposer import NO_GUESS, Acceptance, Guess, GuessRecord, Proposer, SpeculationTotals
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
+from kvarn.engine.proposals.looks import Looks, Trial
+from kvarn.engine.proposals.proposer import NO_GUESS, Acceptance, Guess, GuessRecord, Proposer, SpeculationTotals
 from kvarn.engine.request import Sequence
 from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
@@ -85,7 +85,7 @@ class Speculation:
         """Whether the next step shall wait for the result of the last: guesses need all known tokens."""
         return self._now < self._needs_results_until
 
-    def extend(self, step: StepBuilder, memory: KVMemory, *, ahead: bool) -> None:
+    def extend(self, step: StepBuilder, memory: KVCacheManager, *, ahead: bool) -> None:
         """Add proposals to the rows of a step, in the budget and the memory that it leaves.
 
         `ahead`: steps are in flight. Then it is only found out whether guesses would be worth waiting for them.
@@ -176,7 +176,7 @@ class Speculation:
             record.due = self._now + self.PAUSE
             self._looks.expect(record.due)
 
-    def _propose(self, candidate: _Candidate, guess: Guess, step: StepBuilder, memory: KVMemory) -> None:
+    def _propose(self, candidate: _Candidate, guess: Guess, step: StepBuilder, memory: KVCacheManager) -> None:
         end = candidate.end + len(guess.tokens)
         if memory.can_extend(candidate.sequence, end):
             memory.reserve(candidate.sequence, end, [])

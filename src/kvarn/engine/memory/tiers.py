@@ -11,8 +11,8 @@ from __future__ import annotations
 from itertools import takewhile
 
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.memory.remote_prefill import RemotePrefill
 from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
-from kvarn.engine.prefill_apart import PrefillApart
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
@@ -36,7 +36,7 @@ class KVTiers:
         """Of those, tokens loaded."""
         self.given_up = 0
         """Fetches that took too long."""
-        self.apart: PrefillApart | None = None
+        self.apart: RemotePrefill | None = None
         """Asks another engine to compute prompts, where there is one."""
         self._namespace = namespace
         self._step_time = step_time

@@ -48,7 +48,7 @@ class PrefillPeer(Protocol):
         ...
 
 
-class PrefillApart:
+class RemotePrefill:
     """Asks the peer where that pays.
 
     Args:

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
+from kvarn.engine.memory.block_pool import BlockPool
 from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
 
@@ -36,7 +36,7 @@ class PrefixNode:
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
-        """Of the recurrent states after its tokens (`kvarn.engine.snapshots`); None: there is none."""
+        """Of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`); None: there is none."""
 
 
 class PrefixCache:
@@ -53,7 +53,7 @@ class PrefixCache:
         self._roots: dict[PrefixScope, PrefixNode] = {}
         self._by_block: dict[int, PrefixNode] = {}
         self.evictions = 0
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
         self._on_removal = on_removal
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class PrefixCache:
         """Of all blocks."""
         return (node.hash for node in self._by_block.values())
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:
