@@ -46,7 +46,7 @@ class Peer:
         other = World(connector=self.connector, num_blocks=64)
         other.submit("prompt", sequence.request.prompt, max_tokens=0)
         other.run()
-        return self.connector.fetch(sequence.block_names, "", scope)
+        return self.connector.fetch(sequence.fetch.block_names, "", scope)
 
 
 def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]:
@@ -57,7 +57,7 @@ def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]
     tiers = scheduler.memory.tiers
     assert isinstance(tiers, KVTiers)
     config = DisaggregationConfig(**{"min_tokens": 64, **chosen})
-    tiers.apart = RemotePrefill(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
+    tiers.remote_prefill = RemotePrefill(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
     return world, peer
 
 

@@ -93,7 +93,7 @@ class EngineCore:
         if tiers is not None and prefill_peer is not None:
             chosen = disaggregation or DisaggregationConfig()
             running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.apart = RemotePrefill(prefill_peer, config, step_time, running, queue, chosen)
+            tiers.remote_prefill = RemotePrefill(prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}

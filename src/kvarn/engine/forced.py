@@ -23,4 +23,4 @@ def add_forced(step: StepBuilder, memory: KVCacheManager) -> None:
         forced = request.mask.forced(sequence.index, sequence.tokens[sequence.num_prompt :])[:limit]
         if forced and memory.can_extend(sequence, end + len(forced)):
             memory.reserve(sequence, end + len(forced), [])
-            step.force(sequence, forced)
+            step.propose(sequence, forced, is_forced=True)

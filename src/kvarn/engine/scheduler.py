@@ -133,7 +133,8 @@ class Scheduler:
         add_forced(step, self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
-        step.saves = self.memory.plan_saves(step.rows)
+        for sequence, saves in self.memory.plan_saves(step.rows).items():
+            step.extra(sequence).saves = saves
         self.totals.steps += 1
         self._targets.planned(now, is_busy=was_busy)
         self._memory_reserve.growth.observe(step.preempted)
@@ -214,7 +215,7 @@ class Scheduler:
                 self.memory.reserve(sequence, end, copies)
                 break
             except OutOfBlocksError:
-                step.copies[sequence] = copies
+                step.extra(sequence).copies = copies
                 victim = self._preemption.victim(self.running)
                 self._take_out(step, victim)
                 self._preempt(victim)
@@ -222,14 +223,14 @@ class Scheduler:
                 if victim is sequence:
                     return False
         if copies:
-            step.copies[sequence] = copies
+            step.extra(sequence).copies = copies
         return True
 
     def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
         """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
-            step.charged[sequence] = charged
+            step.extra(sequence).charged = charged
             self._charge(sequence, charged)
 
     def _take_out(self, step: StepBuilder, sequence: Sequence) -> None:

@@ -109,13 +109,6 @@ class MemoryTier:
             self._idle[name] = None
             self._idle_of.setdefault(entry.tenant, OrderedDict())[name] = None
 
-    def touch(self, name: bytes) -> None:
-        """A block that is here was wanted."""
-        entry = self._entries[name]
-        if not entry.pins:
-            self._idle.move_to_end(name)
-            self._idle_of[entry.tenant].move_to_end(name)
-
     def drop(self, name: bytes) -> None:
         """Forget a block without pins."""
         self._remove_idle(name, self._entries[name].tenant)

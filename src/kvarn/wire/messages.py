@@ -337,7 +337,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0  # that may run at once, of a model that generates text
     block_size: int = 16
     cache_namespace: str = ""  # of the names of cached blocks; see `kvarn.wire.block_names`
-    load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
     def has_tokens(self, token_ids: Sequence[int]) -> bool:

@@ -59,7 +59,7 @@ class KVCacheManager:
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
         """Where blocks are kept beyond the device, if anywhere."""
-        self.adapters = AdapterResidency(self.pool, self.cache, adapters)
+        self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 
     def match_prefix(self, sequence: Sequence) -> PrefixMatch:
@@ -76,7 +76,7 @@ class KVCacheManager:
         cached, blocks = len(nodes) * BLOCK_SIZE, [node.block for node in nodes]
         computed, loads = cached, self._loadable(sequence, limit, len(nodes))
         if loads:
-            known = sequence.num_computed_tokens or len(sequence.block_names) * BLOCK_SIZE
+            known = sequence.num_computed_tokens or len(sequence.fetch.block_names) * BLOCK_SIZE
             computed = min(cached + len(loads) * BLOCK_SIZE, known, limit)
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
@@ -109,7 +109,7 @@ class KVCacheManager:
 
     def prefetch(self, sequence: Sequence, now: float) -> None:
         """Have a waiting sequence's blocks brought near, unless that was decided already."""
-        if self.tiers is None or sequence.fetch_tried or now < sequence.fetch_again_s:
+        if self.tiers is None or sequence.fetch.tried or now < sequence.fetch.again_s:
             return
         limit = self._reusable(sequence)
         if self._reuse:
@@ -152,13 +152,13 @@ class KVCacheManager:
         sequence.nodes = list(match.nodes)
         if self.snapshots is not None:
             self.snapshots.start(sequence, match.nodes, match.shared_tokens)
-        sequence.block_names = []
+        sequence.fetch.block_names = []
         for name in match.loads:
             assert self.tiers is not None, "only blocks of a tier are loaded"
             if not self.tiers.connector.reserve(name):  # evicted since it was looked for
                 sequence.num_computed_tokens = min(match.num_computed_tokens, len(sequence.blocks) * BLOCK_SIZE)
                 break
-            block = self.adapters.allocate()
+            block = self.pool.allocate()
             sequence.blocks.append(block)
             self.tiers.load(block, name)
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
@@ -183,10 +183,10 @@ class KVCacheManager:
         first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
         for index in range(first, last + 1):
             if index == len(blocks):
-                blocks.append(self.adapters.allocate())
+                blocks.append(self.pool.allocate())
                 sequence.pending_updates.append(BlockUpdate(index, blocks[index]))
             elif not self.pool.is_writable(blocks[index]):
-                shared, own = blocks[index], self.adapters.allocate()
+                shared, own = blocks[index], self.pool.allocate()
                 copies.append(BlockCopy(shared, own))
                 self._replace(sequence, index, own)
 
@@ -236,7 +236,7 @@ class KVCacheManager:
         computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
         names = self.tiers.suspend(sequence, computed)
         self.release(sequence)
-        sequence.num_computed_tokens, sequence.block_names = computed, names
+        sequence.num_computed_tokens, sequence.fetch.block_names = computed, names
 
     @property
     def has_transfers(self) -> bool:

@@ -90,23 +90,19 @@ class PrefixCache:
         node = PrefixNode(scope, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
         parent.children[block_tokens] = node
         self._by_block[block] = node
-        self._pool.name(block)
+        self._pool.cache(block, self)
         if self._held is not None:
             self._held.add(node.hash)
         return node
 
-    def evict(self) -> bool:
-        """Free the idle block released longest ago. False when every cached block is in use."""
-        block = self._pool.oldest_idle()
-        if block is None:
-            return False
+    def evict(self, block: int) -> None:
+        """Free an idle block; see `BlockOwner`."""
         node = self._by_block.pop(block)
         if node.children:
             raise IntegrityError(f"block {block} was to be evicted before the blocks that follow it")
         self._unlink(node)
         self._pool.uncache(block)
         self.evictions += 1
-        return True
 
     def forget(self, tenant: str) -> None:
         """Free a tenant's idle blocks. What follows a block that is held is held too, or was not released yet."""
@@ -145,7 +141,7 @@ class PrefixCache:
         found = 0
         for node in self._walk(self._roots.values()):
             found += 1
-            if self._by_block.get(node.block) is not node or not self._pool.is_named(node.block):
+            if self._by_block.get(node.block) is not node or not self._pool.is_cached(node.block):
                 raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
             parent = node.parent
             if parent is None or node.hash != chain_hash(parent.hash, node.tokens):

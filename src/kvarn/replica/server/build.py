@@ -389,7 +389,6 @@ def _card(model: Decoder | Encoder | CausalEncoder, phases: _Phases, **fields: A
         kernels=model.kernels.name,
         vocab_size=model.spec.vocab_size,
         num_parameters=model.spec.num_parameters,
-        load_s=phases.seconds["load weights"],
         start_s=phases.seconds,
         **fields,
     )

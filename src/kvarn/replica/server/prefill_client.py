@@ -90,7 +90,7 @@ class PrefillClient:
         request = sequence.request
         if self._channel is None:
             return None
-        fetch = self._tiers.expect(sequence.block_names, request.scope.tenant, scope)
+        fetch = self._tiers.expect(sequence.fetch.block_names, request.scope.tenant, scope)
         if fetch is None:
             return None
         with self._lock:
