@@ -22,9 +22,9 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.kernels.graphs import StepGraphs, recorder_for
-from kvarn.kernels.memory import device_allocations
-from kvarn.kernels.staging import Fetched, Staging
+from kvarn.kernels.device.graphs import StepGraphs, recorder_for
+from kvarn.kernels.device.memory import device_allocations
+from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.worker.constraints import needs_constraints

@@ -24,9 +24,9 @@ from kvarn.kernels.cpu.latent import CpuLatentPlan
 from kvarn.kernels.cpu.linear import CpuHeadProducts, CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack, pack_plain
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
+from kvarn.kernels.device.memory import HugePages
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.memory import HugePages
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 from kvarn.kernels.weights import Quantization, Weight
 
