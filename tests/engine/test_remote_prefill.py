@@ -57,7 +57,8 @@ def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]
     tiers = scheduler.memory.tiers
     assert isinstance(tiers, KVTiers)
     config = DisaggregationConfig(**{"min_tokens": 64, **chosen})
-    tiers.remote_prefill = RemotePrefill(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
+    running, queue = scheduler.running, scheduler.queue
+    tiers.remote_prefill = RemotePrefill(peer, world.config, scheduler.step_time, running, queue, config)
     return world, peer
 
 
