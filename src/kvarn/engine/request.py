@@ -15,7 +15,7 @@ from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.snapshots import SnapshotRecord
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
-from kvarn.engine.proposals.proposer import GuessRecord
+from kvarn.engine.proposals.record import GuessRecord
 from kvarn.engine.tenants import TenantAccount
 from kvarn.engine.turn import TurnRecorder
 from kvarn.fairness.queue import FairQueue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import StepResult
-from kvarn.engine.proposals.proposer import SpeculationTotals
+from kvarn.engine.proposals.record import SpeculationTotals
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.step_time import StepShape
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
