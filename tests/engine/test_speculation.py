@@ -9,7 +9,7 @@ import pytest
 
 from engine_world import ScriptedProposer
 from kvarn.engine.plan import Row, StepPlan
-from kvarn.engine.proposals.budget import ProposalBudget, RowWish, StepPrices
+from kvarn.engine.proposals.budget import ProposalBudget, ProposalRow, StepPrices
 from kvarn.engine.proposals.record import GuessRecord
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from profiles import thorough
@@ -151,7 +151,7 @@ def test_the_lengths_are_those_of_the_most_tokens_a_second(chances):
     for record, right in zip(records, (*chances, 0.6), strict=True):
         for place in range(4):
             record.acceptance.right[place], record.acceptance.tried[place] = 1000 * right, 1000.0
-    rows = [RowWish(record, 100, 4) for record in records]
+    rows = [ProposalRow(record, 100, 4) for record in records]
     for proposal_s in (0.001, 0.05, 0.1, 0.2, 0.4, 1.0):
         budget.prices = StepPrices(rows=5, step_s=1.0, token_s=proposal_s, pair_s=0.0)
         found = budget.lengths_of(rows, [(4, 0)] * 3, 100, 0)

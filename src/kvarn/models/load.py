@@ -11,9 +11,9 @@ import torch
 
 from kvarn import __version__
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoders.causal import CausalEncoder

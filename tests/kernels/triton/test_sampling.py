@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.triton import sampling
 

@@ -37,7 +37,7 @@ class StepPrices:
         return max(self.token_s + self.pair_s * context, 1e-12)
 
 
-class RowWish:
+class ProposalRow:
     """A row that may get proposals."""
 
     __slots__ = ("end", "limit", "record")
@@ -88,7 +88,7 @@ class ProposalBudget:
         self._common[record.grade].observe(proposed, accepted, now)
 
     def lengths_of(
-        self, rows: Items[RowWish], guesses: Items[tuple[int, int]], tokens_left: int, now: int
+        self, rows: Items[ProposalRow], guesses: Items[tuple[int, int]], tokens_left: int, now: int
     ) -> list[int]:
         """How much of each guess is verified, given its tokens and its grade: the likeliest tokens for their seconds
         first."""
@@ -116,7 +116,7 @@ class ProposalBudget:
                 heapq.heappush(heap, (-chances[index][lengths[index]] / cost, index, cost))
         return lengths
 
-    def lengths_by_level(self, rows: Items[RowWish], tokens_left: int, now: int) -> list[int]:
+    def lengths_by_level(self, rows: Items[ProposalRow], tokens_left: int, now: int) -> list[int]:
         """How many tokens to guess for each, where the n-th guesses of all sequences are made together."""
         if not self._adaptive:
             return _first_come([row.limit for row in rows], tokens_left)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
-from kvarn.engine.proposals.budget import ProposalBudget, RowWish
+from kvarn.engine.proposals.budget import ProposalBudget, ProposalRow
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.proposals.record import GuessRecord, SpeculationTotals
 from kvarn.engine.proposals.throttle import ProposalThrottle, ProposerBackoff
@@ -18,7 +18,7 @@ from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
 
 
-class Candidate(RowWish):
+class Candidate(ProposalRow):
     """A sequence whose guess is due."""
 
     __slots__ = ("sequence",)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvarn.costs.decoder import DeltaDimensions
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch, StateCache
 from kvarn.kernels.delta import DeltaPlan, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.models.attention.grouped import LayerStep
 from kvarn.models.loading.weights import Grouped, LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import AttentionPlan, Kernels, LatentPlan
 from kvarn.models.attention.context_parallel import plan_attention
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
