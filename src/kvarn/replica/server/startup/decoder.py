@@ -13,7 +13,7 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import DecoderCosts, kv_bytes_per_token, loaded_costs
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import Executor
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks

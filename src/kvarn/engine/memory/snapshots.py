@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.plan import NO_SNAPSHOT, StateSave
-from kvarn.engine.prefix_cache import PrefixNode
 
 if TYPE_CHECKING:
     from kvarn.engine.request import Sequence
