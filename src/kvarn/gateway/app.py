@@ -22,7 +22,7 @@ from kvarn.fleet.autoscaling import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
-from kvarn.gateway.deleted_tenants import DeletedTenants
+from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
@@ -194,7 +194,7 @@ async def _lifespan(
     ]
     if gateway.shared is None or gateway.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
-        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
     if gateway.fleet is not None:
         keeper = AdapterKeeper(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", keeper.look, config.fleet.poll_s))

@@ -8,6 +8,8 @@ from kvarn.config.platform import RetentionConfig
 from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
+from kvarn.store.repositories.changes import prune_changes
+from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.retention import delete_expired
 
 _POLLS = 4
@@ -21,6 +23,8 @@ def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
 
     async def sweep(job: NamedJob) -> None:
         swept = await delete_expired(store, config)
+        await prune_changes(store)
+        await delete_erased_usage(store)
         deleted = {name: count for name, count in swept.deleted.items() if count}
         if deleted:
             _log.info("deleted what had expired", extra=deleted)

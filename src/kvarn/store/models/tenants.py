@@ -157,15 +157,6 @@ class AuditEntry(Base):
         return self.actor_organization_id in (None, self.organization_id)
 
 
-class Revision(Base):
-    """One row: the number that every change of what known keys may do advances (`repositories/tenants/revision.py`)."""
-
-    __tablename__ = "revisions"
-
-    name: Mapped[Id] = mapped_column(primary_key=True)
-    number: Mapped[Number]
-
-
 class PromptSample(Base):
     """A prompt that a project allowed to be kept; encrypted."""
 
