@@ -19,6 +19,7 @@ from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
+from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
@@ -55,7 +56,7 @@ class Store:
     ) -> None:
         self.url = url
         self.now = now
-        self.max_stored_bytes = max_stored_bytes
+        self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
         self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)

@@ -9,7 +9,7 @@ from sqlalchemy import delete, func, select
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Change
-from kvarn.store.repositories.changes import News, Position, deleted_organizations, prune_changes, read_news
+from kvarn.store.repositories.changes import News, Position, delete_old_changes, deleted_organizations, read_news
 from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
@@ -80,7 +80,7 @@ async def test_old_changes_go_but_deletions_and_the_newest_stay(store: Store) ->
         await change_limit(store, stays)
     newest, now = (await news(store)).position, store.now()
     store.now = lambda: now + 25 * 3600
-    await prune_changes(store)
+    await delete_old_changes(store)
     async with store.reading() as session:
         assert await deleted_organizations(session) == [gone]
         assert await session.scalar(select(func.count()).select_from(Change)) == 2

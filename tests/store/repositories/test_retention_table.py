@@ -23,7 +23,7 @@ from kvarn.store.repositories.retention import STORED
 KEPT = {
     AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
     ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
-    Change: "ids alone: old ones are pruned, deletions are told to engines that start later",
+    Change: "ids alone: old ones are deleted, deletions are told to engines that start later",
     Lease: "of nobody: a row for each piece of work",
     Deployment: "the platform's own",
     DeploymentVersion: "the platform's own: to go back to",

@@ -74,7 +74,7 @@ async def deleted_organizations(session: AsyncSession) -> list[str]:
     return list(await session.scalars(query))
 
 
-async def prune_changes(store: Store) -> None:
+async def delete_old_changes(store: Store) -> None:
     """Delete changes of keys that every process has heard of for long; the newest stays, and so do deletions."""
     newest = select(func.max(Change.number)).scalar_subquery()
     old = (Change.kind == KEYS) & (Change.changed_at < int(store.now()) - _KEPT_S) & (Change.number < newest)
