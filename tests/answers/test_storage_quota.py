@@ -86,7 +86,7 @@ async def test_the_last_answer_holds_while_the_database_does_not_answer(
             raise StoreAwayError("away")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("kvarn.answers.storage_quota.refresh_balance", fail)
+    monkeypatch.setattr("kvarn.answers.storage_quota.update_balance", fail)
     monkeypatch.setattr("kvarn.answers.storage_quota._WAIT_S", 0.01)
     clock.now += 10
     await admit(quota, me)

@@ -10,7 +10,7 @@ from kvarn.answers.errors import storage_full
 from kvarn.answers.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, refresh_balance
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, update_balance
 
 _WAIT_S = 1.0
 """Seconds that a request waits for the database's answer."""
@@ -41,7 +41,7 @@ class StorageQuota:
             ApiError: 413, it would not fit.
         """
         organization_id, size = record.principal.organization_id, ROW_BYTES + record.body_bytes
-        await self._refresh(organization_id, size)
+        await self._update(organization_id, size)
         try:
             self._store.quota.admit(organization_id, size)
         except StorageFullError as error:
@@ -49,16 +49,16 @@ class StorageQuota:
 
     async def is_full(self, organization_id: str) -> bool:
         """Whether an organisation has stored as much as it may, by an answer of the last second."""
-        await self._refresh(organization_id, 1)
+        await self._update(organization_id, 1)
         return self._store.quota.stored(organization_id) >= self.max_bytes
 
     async def count_nearly_full(self, report: Callable[[int], object]) -> None:
         """Report how many organisations have stored more than four fifths of their quota."""
         report(await count_organizations_over(self._store, self.max_bytes * 4 // 5))
 
-    async def _refresh(self, organization_id: str, size: int) -> None:
+    async def _update(self, organization_id: str, size: int) -> None:
         try:
             async with asyncio.timeout(_WAIT_S):
-                await refresh_balance(self._store, organization_id, size)
+                await update_balance(self._store, organization_id, size)
         except (StoreAwayError, TimeoutError) as error:
             _log.debug("stored bytes of %s cannot be read; using the last answer: %s", organization_id, error)

@@ -136,7 +136,7 @@ async def sum_stored_bytes(store: Store) -> None:
         await (await session.connection()).execute(statement, given)
 
 
-async def refresh_balance(store: Store, organization_id: str, size: int) -> None:
+async def update_balance(store: Store, organization_id: str, size: int) -> None:
     """Ask what an organisation stores, unless `size` bytes are known to fit, on a connection that its own writers do
     not take. Raises `StoreAwayError` where the database does not answer."""
     async with store.quota.balance(organization_id).asking:
@@ -146,7 +146,7 @@ async def refresh_balance(store: Store, organization_id: str, size: int) -> None
 
 
 async def count_organizations_over(store: Store, size: int) -> int:
-    """How many organisations store more than so many bytes. Raises as `refresh_balance`."""
+    """How many organisations store more than so many bytes. Raises as `update_balance`."""
     async with store.reporting() as session:
         return await session.scalar(select(func.count()).where(size < Organization.stored_bytes)) or 0
 
