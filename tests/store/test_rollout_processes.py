@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
@@ -26,11 +27,9 @@ from kvarn.rollouts.shadow import Shadows
 from kvarn.rollouts.store import RolloutStore
 from kvarn.store.engine import Store
 from kvarn.store.models import Lease
-from kvarn.store.repositories.rollouts import list_rollouts, list_samples
+from kvarn.store.repositories.rollouts import list_rollouts, list_samples, save_rollout
 
-CONFIG = KvarnConfig.model_validate(
-    {"models": [{"name": name, "path": "kvarn-demo"} for name in ("chat", "chat-2", "small", "small-2")]}
-)
+CONFIG = KvarnConfig.model_validate({"models": [{"name": name, "path": "kvarn-demo"} for name in ("chat", "small")]})
 SETTINGS = RolloutConfig(golden_prompts=0, shadow_share=0.0, step_min_s=0)
 
 
@@ -54,11 +53,25 @@ def clock(store: Store) -> Time:
 def process(store: Store, clock: Time, tmp_path: Path, *, may_judge: bool) -> Rollouts:
     """What one gateway process knows of rollouts."""
     metrics = ModelChoiceMetrics(CollectorRegistry())
-    models = ModelTable({model.name: ServedModel(model.name, model, [], tmp_path) for model in CONFIG.models})
+    served = {}
+    for model in CONFIG.models:
+        versions = [ServedModel(model.name, model, [], tmp_path, version=number) for number in (1, 2, 3)]
+        for each in versions:
+            each.versions = versions
+        served[model.name] = versions[0]
+    models = ModelTable(served)
     routes = ModelRoutes(models, CONFIG.routes, metrics, lambda *_: None)
     shadows = Shadows(metrics, no_stage)  # type: ignore[arg-type]
     text = TextPool(ThreadPoolExecutor(1), 1)  # its thread starts with the first work
     return Rollouts(routes, (), shadows, models, store, text, may_judge=may_judge, clock=lambda: clock.now)
+
+
+async def begin(rollouts: Rollouts, model: str, candidate: int = 2, settings: RolloutConfig = SETTINGS) -> Rollout:
+    """Begin a rollout of a version over version 1, and write it."""
+    rollout = rollouts.begin(model, 1, candidate, settings, "me")
+    rollouts.take(rollout)
+    await rollouts.save(rollout)
+    return rollout
 
 
 async def stored_phase(store: Store, model: str) -> str:
@@ -77,16 +90,16 @@ async def test_what_a_follower_begins_does_not_bring_back_what_was_rolled_back(
     store: Store, clock: Time, tmp_path: Path
 ) -> None:
     judge, follower = (process(store, clock, tmp_path, may_judge=may_judge) for may_judge in (True, False))
-    await judge.save(judge.begin("chat", "chat-2", SETTINGS, "me"))
+    await begin(judge, "chat")
     await judge.look()
     await follower.look()
     follower.rollouts["chat"].phase = Phase.CANARY
     follower.rollouts["chat"].answered_by_candidate(Outcome(prompt_tokens=1))
     await judge.save(judge.command("chat", "rollback", "me"))
-    await follower.save(follower.begin("small", "small-2", SETTINGS, "me"))
+    await begin(follower, "small")
     assert await stored_phase(store, "chat") == "rolled_back"
     await judge.look()
-    assert judge.rollouts["small"].candidate == "small-2"
+    assert judge.rollouts["small"].candidate == "small@2"
     assert judge.rollouts["chat"].phase is Phase.ROLLED_BACK
 
     await follower.save(follower.rollouts["chat"])  # an old copy all the same
@@ -98,15 +111,15 @@ async def test_what_a_follower_begins_does_not_bring_back_what_was_rolled_back(
 
 async def test_what_a_follower_sees_is_counted_once_whoever_judges(store: Store, clock: Time, tmp_path: Path) -> None:
     judge, follower = (process(store, clock, tmp_path, may_judge=may_judge) for may_judge in (True, False))
-    begun = judge.begin("chat", "chat-2", SETTINGS, "me")
+    begun = await begin(judge, "chat")
     begun.phase, begun.step = Phase.CANARY, 0
     await judge.save(begun)
     for each in (judge, follower):
         await each.look()
-    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),)))
+    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat@2"),)))
     for times in (4, 2):
         for _ in range(times):
-            follower.observer.failed(record, "chat-2", ReplicaLostError("it fell"))
+            follower.observer.failed(record, "chat@2", ReplicaLostError("it fell"))
         await follower.look()
     assert follower.rollouts["chat"].answered == 0
     clock.now += 6
@@ -123,13 +136,13 @@ async def test_samples_that_a_judge_has_not_written_down_are_counted_by_the_next
     store: Store, clock: Time, tmp_path: Path
 ) -> None:
     first, second, follower = (process(store, clock, tmp_path, may_judge=may) for may in (True, True, False))
-    begun = first.begin("chat", "chat-2", SETTINGS, "me")
+    begun = await begin(first, "chat")
     begun.phase, begun.step = Phase.CANARY, 0
     await first.save(begun)
     for each in (first, follower):
         await each.look()
-    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),)))
-    follower.observer.failed(record, "chat-2", ReplicaLostError("it fell"))
+    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat@2"),)))
+    follower.observer.failed(record, "chat@2", ReplicaLostError("it fell"))
     await follower.look()
     clock.now += 30  # the first is gone
     await second.look()
@@ -142,13 +155,13 @@ async def test_a_follower_begins_another_rollout_after_one_that_has_ended(
     store: Store, clock: Time, tmp_path: Path
 ) -> None:
     judge, follower = (process(store, clock, tmp_path, may_judge=may_judge) for may_judge in (True, False))
-    judge.begin("chat", "chat-2", SETTINGS, "me")
+    await begin(judge, "chat")
     await judge.save(judge.command("chat", "rollback", "me"))
     await follower.look()
     clock.now += 1
-    await follower.save(follower.begin("chat", "small", SETTINGS, "me"))
+    await begin(follower, "chat", 3)
     await judge.look()
-    assert (judge.judges, judge.rollouts["chat"].candidate, judge.rollouts["chat"].ended) == (True, "small", False)
+    assert (judge.judges, judge.rollouts["chat"].candidate, judge.rollouts["chat"].ended) == (True, "chat@3", False)
 
 
 async def test_the_lease_is_held_only_while_there_is_a_rollout(store: Store, clock: Time, tmp_path: Path) -> None:
@@ -158,7 +171,7 @@ async def test_the_lease_is_held_only_while_there_is_a_rollout(store: Store, clo
         assert not each.judges
     assert await lease_until(store) is None
 
-    await second.save(second.begin("chat", "chat-2", SETTINGS.model_copy(update={"step_min_s": 3600}), "me"))
+    await begin(second, "chat", settings=SETTINGS.model_copy(update={"step_min_s": 3600}))
     for each in (second, first):
         await each.look()
     assert (first.judges, second.judges) == (False, True)
@@ -172,19 +185,38 @@ async def test_the_lease_is_held_only_while_there_is_a_rollout(store: Store, clo
     assert not first.judges
     clock.now = begun + 30  # the other is gone
     await first.look()
-    assert first.judges and first.rollouts["chat"].candidate == "chat-2"
+    assert first.judges and first.rollouts["chat"].candidate == "chat@2"
     await second.look()
     assert not second.judges
 
     await first.save(first.command("chat", "rollback", "me"))
     await first.look()
+    assert first.judges  # until all processes give the candidate nothing, and its replicas may go
+    clock.now += 3
+    for _ in range(2):
+        await first.look()
     assert not first.judges and await lease_until(store) is None
 
 
-async def test_a_rollout_of_versions_is_written_where_it_has_changed_only(store: Store) -> None:
+async def test_a_rollout_is_written_only_when_it_has_changed(store: Store) -> None:
     rollouts = RolloutStore(store)
-    rollout = Rollout.start("chat", "chat@1", "chat@2", SETTINGS, 1e6, versions=(1, 2))
+    rollout = Rollout.start("chat", (1, 2), SETTINGS, 1e6)
     assert await rollouts.save(rollout, 1e6)
     (row,) = await rollouts.read()
     assert not rollouts.is_new(row)
     assert not await rollouts.save(row.rollout, 1e6)
+
+
+async def test_rollouts_between_served_models_of_earlier_versions_are_ended_with_a_reason(
+    store: Store, clock: Time, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = msgspec.to_builtins(Rollout.start("chat", (1, 2), SETTINGS, clock.now))
+    old |= {"stable": "chat", "candidate": "small", "versions": None, "stable_promoted": False}
+    async with store.transaction() as session:
+        await save_rollout(session, "chat", old, int(clock.now))
+    judge = process(store, clock, tmp_path, may_judge=True)
+    await judge.look()
+    assert judge.rollouts == {} and "kvarn deploy --canary" in caplog.text
+    async with store.reading() as session:
+        assert not await list_rollouts(session)
+    assert (await begin(judge, "chat")).candidate == "chat@2"

@@ -66,7 +66,7 @@ def run_rollout(
     version had. From the step with half of the requests on, the new version is like `later`."""
     config = config or RolloutConfig(step_min_s=0)
     traffic, pairs, now, had = Traffic(seed), MatchedPairs(), 0.0, 0
-    rollout = Rollout.start("m", "v1", "v2", config, now, golden=True)
+    rollout = Rollout.start("m", (1, 2), config, now, golden=True)
     for question in range(GOLDEN):
         rollout.golden_answered(str(question), traffic.right(stable), traffic.right(candidate))
     rollout.golden_done()
@@ -74,7 +74,7 @@ def run_rollout(
     while not rollout.ended:
         now += 1.0
         prompt = traffic.prompt()
-        share = rollout.shares["v2"]
+        share = rollout.shares["m@2"]
         serving = later if later is not None and share >= 0.5 else candidate
         if rollout.phase is Phase.SHADOW:
             rollout.shadowed(traffic.answer(stable, prompt), traffic.answer(serving, prompt))

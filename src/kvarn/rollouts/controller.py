@@ -22,7 +22,7 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.rollouts.golden_score import ask_golden, golden_path
 from kvarn.rollouts.observer import RolloutObserver
-from kvarn.rollouts.rollout import Phase, Rollout, RolloutEndedError
+from kvarn.rollouts.rollout import Rollout, RolloutEndedError
 from kvarn.rollouts.routes import hold_back, rollout_routes
 from kvarn.rollouts.samples import Sample, count
 from kvarn.rollouts.shadow import Shadows
@@ -40,7 +40,7 @@ _MAX_UNSENT = 10_000
 log = logging.getLogger("kvarn.gateway")
 
 
-class UnknownRolloutError(LookupError):
+class RolloutRefusedError(LookupError):
     """The model has had no rollout, or cannot have this one; the message says why."""
 
 
@@ -111,69 +111,42 @@ class Rollouts:
 
     # Commands -------------------------------------------------------------------------------------------------------
 
-    def begin(self, model: str, candidate: str, config: RolloutConfig, by: str) -> Rollout:
-        """Begin a rollout of a version to a model's clients; the caller has it saved.
+    def begin(self, model: str, stable: int, candidate: int, config: RolloutConfig, by: str) -> Rollout:
+        """A rollout of a deployment's version; the caller has it saved, then `take`n.
 
         Raises:
-            UnknownRolloutError: The versions are not served, or are one.
+            RolloutRefusedError: A rollout is under way, or a route gives the model's requests to another model.
         """
         self.refuse_under_way(model)
-        stable, before = self._stable_of(model), self._before(model)
-        for version in (stable, candidate):
-            if self._models.named(version) is None:
-                raise UnknownRolloutError(f"{version!r} is not a served model: deploy it first")
-        if stable == candidate:
-            raise UnknownRolloutError(f"{candidate!r} already answers requests for {model!r}")
-        rollout = self._start(model, stable, candidate, config, by)
-        if before is not None:
-            rollout.stable_promoted = before.phase is Phase.PROMOTED or before.stable_promoted
-        self.take(rollout)
-        return rollout
-
-    def of_versions(self, model: str, stable: int, candidate: int, config: RolloutConfig, by: str) -> Rollout:
-        """A rollout of a version of a deployment; the caller has it saved, then `take`n.
-
-        Raises:
-            UnknownRolloutError: Another model answers for this one.
-        """
-        if self._stable_of(model) != model:
-            raise UnknownRolloutError(f"requests for {model!r} are answered by {self._stable_of(model)!r}")
-        names = version_name(model, stable), version_name(model, candidate)
-        return self._start(model, *names, config, by, (stable, candidate))
+        route = self._configured.get(model)
+        if route is not None and [target.model for target in route.targets] != [model]:
+            answering = ", ".join(repr(target.model) for target in route.targets)
+            raise RolloutRefusedError(f"requests for {model!r} are answered by {answering}, as its route says")
+        now, versions = self._clock(), (stable, candidate)
+        served = self._models.named(version_name(model, stable))
+        golden = bool(config.golden_prompts) and golden_path(served) is not None
+        return Rollout.start(model, versions, config, now, by=by, golden=golden)
 
     def refuse_under_way(self, model: str) -> None:
-        """Raises `UnknownRolloutError` where a rollout of the model is under way."""
+        """Raise `RolloutRefusedError` where a rollout of the model is under way."""
         before = self.rollouts.get(model)
         if before is not None and not before.ended:
-            raise UnknownRolloutError(
+            raise RolloutRefusedError(
                 f"a rollout of {before.candidate!r} is under way: roll it back or promote it first"
             )
-
-    def _start(
-        self,
-        model: str,
-        stable: str,
-        candidate: str,
-        config: RolloutConfig,
-        by: str,
-        versions: tuple[int, int] | None = None,
-    ) -> Rollout:
-        golden = bool(config.golden_prompts) and golden_path(self._models.named(stable)) is not None
-        now = self._clock()
-        return Rollout.start(model, stable, candidate, config, now, by=by, golden=golden, versions=versions)
 
     def command(self, model: str, command: str, by: str) -> Rollout:
         """Pause, resume, promote or roll back, here and now.
 
         Raises:
-            UnknownRolloutError: There is none.
+            RolloutRefusedError: There is none.
             RolloutEndedError: It has ended, or has failed a gate.
         """
         rollout = self.rollouts.get(model)
         if rollout is None:
-            raise UnknownRolloutError(f"{model!r} has had no rollout")
+            raise RolloutRefusedError(f"{model!r} has had no rollout")
         if command not in COMMANDS:
-            raise UnknownRolloutError(f"{command!r} is none of {', '.join(COMMANDS)}")
+            raise RolloutRefusedError(f"{command!r} is none of {', '.join(COMMANDS)}")
         before = len(rollout.log)
         getattr(rollout, command)(self._clock(), by)
         self._tell(rollout, before)
@@ -285,8 +258,6 @@ class Rollouts:
 
     def missing(self, rollout: Rollout) -> int:
         """Ready replicas that the candidate of a deployment still needs for the requests of the next step."""
-        if rollout.versions is None:
-            return 0
         stable, candidate = (self._models.named(name) for name in (rollout.stable, rollout.candidate))
         if stable is None or candidate is None:
             return 1
@@ -317,7 +288,7 @@ class Rollouts:
                 model = row.rollout.model
                 try:
                     self.command(model, row.command, row.commanded_by)
-                except (UnknownRolloutError, RolloutEndedError) as error:
+                except (RolloutRefusedError, RolloutEndedError) as error:
                     log.warning("a command for a rollout came too late: %s", error, extra={"model": model})
                 await self._stored.done(row)
 
@@ -359,26 +330,3 @@ class Rollouts:
     def _is_ready(self, version: str) -> bool:
         served = self._models.named(version)
         return served is not None and served.ready
-
-    def _stable_of(self, model: str) -> str:
-        """The version that answers requests for a model now.
-
-        Raises:
-            UnknownRolloutError: Several share them.
-        """
-        before = self._before(model)
-        if before is not None and before.phase is Phase.PROMOTED:
-            return before.candidate
-        if before is not None and before.stable_promoted:
-            return before.stable
-        route = self._configured.get(model)
-        if route is None:
-            return model
-        if len(route.targets) > 1:
-            raise UnknownRolloutError(f"several models share the requests for {model!r}: there is no stable version")
-        return route.targets[0].model
-
-    def _before(self, model: str) -> Rollout | None:
-        """The rollout before, between served models; what came of one between versions is the deployment's matter."""
-        before = self.rollouts.get(model)
-        return None if before is None or before.versions is not None else before

@@ -1,4 +1,5 @@
-"""A rollout: a new version takes over from the stable one, in the shadow and then step by step, or goes. Pure.
+"""A rollout: a deployment's new version takes over from the stable one, in the shadow and then step by step, or goes.
+Pure.
 
     SHADOW --> CANARY, step 1 ... n --> PROMOTED
        |            |
@@ -16,6 +17,7 @@ import msgspec
 
 from kvarn.config.rollout import RolloutConfig
 from kvarn.rollouts.gates import Gates, Outcome, read_config
+from kvarn.routing.model_choice import version_name
 
 
 class Phase(StrEnum):
@@ -51,18 +53,12 @@ class Rollout(msgspec.Struct, kw_only=True):
     """The whole state of one rollout: plain data, and what may happen to it."""
 
     model: str
-    stable: str
-    """The version that serves."""
-    candidate: str
-    """The version that shall."""
+    """Name of the deployment."""
+    versions: tuple[int, int]
+    """Numbers of the stable version, which serves, and of the candidate."""
     config: str
     """JSON of the `RolloutConfig`."""
     gates: Gates
-    versions: tuple[int, int] | None = None
-    """Numbers of the stable version and of the candidate, where they are versions of the deployment `model`; None: they
-    are served models."""
-    stable_promoted: bool = False
-    """The stable version serves because an earlier rollout was promoted: it does not stand in the configuration."""
     phase: Phase = Phase.SHADOW
     step: int = -1
     """Position in `steps`; -1 in the shadow."""
@@ -80,41 +76,45 @@ class Rollout(msgspec.Struct, kw_only=True):
     def start(
         cls,
         model: str,
-        stable: str,
-        candidate: str,
+        versions: tuple[int, int],
         config: RolloutConfig,
         now: float,
         *,
         by: str = "",
         golden: bool = False,
-        versions: tuple[int, int] | None = None,
     ) -> Rollout:
-        """Begin one, in the shadow.
+        """Begin a rollout in the shadow.
 
         Args:
-            model: What clients ask for.
-            stable: The version that serves.
-            candidate: The version that shall.
-            config: Its steps and gates.
+            model: Name of the deployment.
+            versions: Numbers of the stable version and of the candidate.
+            config: Steps and gates.
             now: Unix seconds.
             by: Who began it.
             golden: There are golden prompts, which both versions answer before the first step.
-            versions: Numbers of the two, where they are versions of the deployment `model`.
         """
         rollout = cls(
             model=model,
-            stable=stable,
-            candidate=candidate,
+            versions=versions,
             config=config.model_dump_json(),
             gates=Gates.of(config),
-            versions=versions,
             golden_due=golden,
             last_ready=now,
         )
         rollout.gates.begin_step()
         rollout.step_began = now
-        rollout._note(now, "start", f"{candidate} is to replace {stable}", by)
+        rollout._note(now, "start", f"{rollout.candidate} is to replace {rollout.stable}", by)
         return rollout
+
+    @property
+    def stable(self) -> str:
+        """Name of the version that serves, such as `chat@1`."""
+        return version_name(self.model, self.versions[0])
+
+    @property
+    def candidate(self) -> str:
+        """Name of the version that is to take over."""
+        return version_name(self.model, self.versions[1])
 
     @property
     def settings(self) -> RolloutConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,10 +11,12 @@ from kvarn.rollouts.rollout import Phase, Rollout
 from kvarn.rollouts.samples import Sample
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
+from kvarn.store.models import StoredRollout
 from kvarn.store.repositories import leases
 from kvarn.store.repositories.deployments import promote
 from kvarn.store.repositories.rollouts import (
     add_samples,
+    delete_rollout,
     delete_samples,
     list_rollouts,
     list_samples,
@@ -26,6 +29,8 @@ FOLLOW_S = 2.5
 replicas."""
 _LEASE = "rollouts"
 _LEASE_S = 15.0
+
+log = logging.getLogger(__name__)
 
 
 class StoredRow(NamedTuple):
@@ -60,7 +65,11 @@ class RolloutStore:
     async def read(self) -> list[StoredRow]:
         """The latest of each model."""
         async with self._store.reading() as session:
-            rows = await list_rollouts(session)
+            found = await list_rollouts(session)
+        rows = [row for row in found if row.state.get("versions") is not None]
+        for row in found:
+            if row not in rows:
+                await self._end_between_models(row)
         for row in rows:
             version, share = row.candidate_version, row.candidate_share
             self._candidates[row.model] = None if version is None or share is None else (version, share)
@@ -74,6 +83,17 @@ class RolloutStore:
             )
             for row in rows
         ]
+
+    async def _end_between_models(self, row: StoredRollout) -> None:
+        """Delete a rollout between two served models, which an earlier Kvarn began and none can carry on."""
+        async with self._store.transaction() as session:
+            await delete_rollout(session, row)
+        log.warning(
+            "rollout between two served models ended: %s answers requests for its own name again. Deploy a version of "
+            "it with `kvarn deploy --canary`, or share its requests by a route",
+            row.model,
+            extra={name: row.state.get(name) for name in ("stable", "candidate", "phase")},
+        )
 
     def is_new(self, row: StoredRow) -> bool:
         """Whether another process has written it since it was last noted or written here."""
@@ -95,7 +115,7 @@ class RolloutStore:
                 await save_rollout(session, model, state, int(now), candidate=candidate)
                 await delete_samples(session, counted)
                 is_news = before is None or before["phase"] != rollout.phase
-                if rollout.versions is not None and rollout.phase is Phase.PROMOTED and is_news:
+                if rollout.phase is Phase.PROMOTED and is_news:
                     await promote(session, model, *rollout.versions, int(now), rollout.log[-1].by or "rollout")
             self._known[model], self._candidates[model] = state, candidate
             self._counted[model] = [each for each in self._counted.get(model, []) if each not in counted]
@@ -140,6 +160,6 @@ class RolloutStore:
 def candidate_of(rollout: Rollout, now: float) -> tuple[int, float] | None:
     """The deployment's version that has replicas for a rollout at Unix second `now`, and the share of the requests that
     it has them for."""
-    if rollout.versions is None or (rollout.ended and now >= rollout.log[-1].at + FOLLOW_S):
+    if rollout.ended and now >= rollout.log[-1].at + FOLLOW_S:
         return None
     return rollout.versions[1], rollout.next_share

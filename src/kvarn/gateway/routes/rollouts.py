@@ -12,14 +12,13 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.state import Gateway
-from kvarn.rollouts.controller import UnknownRolloutError
 from kvarn.rollouts.gates import GATES
 from kvarn.rollouts.rollout import Rollout, RolloutEndedError
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.rollouts import leave_command, note_rollout
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.rollouts import RolloutCommand, RolloutDecision, RolloutObject, StartRollout
+from kvarn.wire.rollouts import RolloutCommand, RolloutDecision, RolloutObject
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=JsonRoute, dependencies=ADMINISTRATION)
 
@@ -33,19 +32,16 @@ async def list_rollouts(admin: PlatformAdminDep) -> ListObject[RolloutObject]:
     return ListObject(object="list", data=objects, first_id="", last_id="", has_more=False)
 
 
-@router.post("", summary="Begin a rollout")
-async def start_rollout(admin: PlatformAdminDep, body: StartRollout) -> RolloutObject:
-    """Have a new version take over a model's requests, step by step, as long as no gate fails."""
-    rollouts = admin.gateway.rollouts
-    config = rollout_config(admin.gateway, body.settings, "settings")
-    try:
-        rollout = rollouts.begin(body.model, body.candidate, config, admin.actor.name)
-    except UnknownRolloutError as error:
-        raise invalid_request(str(error), "candidate") from None
-    async with admin.audited_change() as change:
-        note_rollout(change, body.model, "started", candidate=body.candidate)
-    await rollouts.save(rollout)
-    return _describe(admin.gateway, rollout)
+@router.post("", include_in_schema=False)
+async def start_rollout(admin: PlatformAdminDep) -> RolloutObject:
+    """Refuse a rollout between two served models, which earlier versions of Kvarn had."""
+    raise ApiError(
+        410,
+        "Rollouts between served models are no longer supported. Deploy a version of the model instead: "
+        "`kvarn deploy MODEL --canary 5,50`, or `rollout` of POST /v1/organization/deployments. To share requests "
+        "between models, configure a route with several targets.",
+        code="rollout_between_models",
+    )
 
 
 @router.get("/{model}", summary="Retrieve a rollout")

@@ -16,7 +16,7 @@ class StoredRollout(Base):
     __tablename__ = "rollouts"
 
     model: Mapped[Name] = mapped_column(primary_key=True)
-    """What clients ask for."""
+    """Name of the deployment."""
     state: Mapped[dict[str, Any]]
     """The `Rollout`."""
     command: Mapped[str | None]
@@ -24,8 +24,7 @@ class StoredRollout(Base):
     commanded_by: Mapped[Name | None]
     changed_at: Mapped[Seconds]
     candidate_version: Mapped[int | None]
-    """The deployment's version that runs beside the one that serves. None: the rollout is between served models, or
-    its candidate needs no replicas any more."""
+    """The deployment's version that runs beside the one that serves. None: it needs no replicas any more."""
     candidate_share: Mapped[float | None] = mapped_column(Double)
     """Share of the requests for which that version shall have replicas."""
 

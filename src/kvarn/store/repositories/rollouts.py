@@ -35,6 +35,12 @@ async def save_rollout(
     await session.execute(statement.on_conflict_do_update(index_elements=["model"], set_=values))
 
 
+async def delete_rollout(session: AsyncSession, row: StoredRollout) -> None:
+    """Delete a rollout, unless another one has taken its place meanwhile."""
+    same = (StoredRollout.model == row.model) & (StoredRollout.changed_at == row.changed_at)
+    await session.execute(delete(StoredRollout).where(same))
+
+
 async def take_command(session: AsyncSession, model: str, command: str) -> None:
     """A command was carried out, unless another has come meanwhile."""
     same = (StoredRollout.model == model) & (StoredRollout.command == command)

@@ -45,7 +45,7 @@ def test_a_regression_is_found_within_200_requests(candidate: Version, gate: tup
         if rollout.phase is Phase.ROLLED_BACK:
             found += had <= 200
             assert rollout.gates.failure.startswith(gate)
-            assert rollout.shares == {"v1": 1.0, "v2": 0.0}
+            assert rollout.shares == {"m@1": 1.0, "m@2": 0.0}
     assert found >= 0.99 * runs
 
 

@@ -16,7 +16,6 @@ from kvarn.fleet.reconciler import Drain, Target, plan
 from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 from kvarn.rollouts.gates import Outcome
 from kvarn.rollouts.rollout import Phase, Rollout
-from kvarn.routing.model_choice import version_name
 from profiles import examples
 from replica_world import ReplicaWorld
 
@@ -47,7 +46,7 @@ class AnyVersions(RuleBasedStateMachine):
     @property
     def target(self) -> Target:
         target = Target("m", self.version, self.replicas, 0, *self.limits)
-        if self.rollout is None or self.rollout.ended or self.rollout.versions is None:
+        if self.rollout is None or self.rollout.ended:
             return target
         beside = replicas_of(self.rollout.next_share, self.replicas)
         return replace(target, candidate=self.rollout.versions[1], candidate_replicas=beside)
@@ -86,9 +85,7 @@ class AnyVersions(RuleBasedStateMachine):
     @rule()
     def canary(self) -> None:
         self.newest += 1
-        versions = self.version, self.newest
-        names = [version_name("m", each) for each in versions]
-        self.rollout = Rollout.start("m", *names, STEPS, self.now, versions=versions)
+        self.rollout = Rollout.start("m", (self.version, self.newest), STEPS, self.now)
         self.reconcile()
 
     @precondition(lambda self: self.rolls_out)

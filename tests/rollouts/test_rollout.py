@@ -40,14 +40,14 @@ class AnyRollout(RuleBasedStateMachine):
     @initialize(config=CONFIGS, golden=st.booleans())
     def start(self, config: RolloutConfig, golden: bool) -> None:
         self.now = 1000.0
-        self.rollout = Rollout.start("m", "v1", "v2", config, self.now, golden=golden)
+        self.rollout = Rollout.start("m", (1, 2), config, self.now, golden=golden)
         self.seen = 0.0
         self.failed_at: float | None = None
         self.end: Phase | None = None
 
     def remember(self) -> None:
         """The share may go back to 0 at any time, but never forward once a gate has failed."""
-        share = self.rollout.shares["v2"]
+        share = self.rollout.shares["m@2"]
         if self.failed_at is not None:
             assert share <= self.failed_at
         if self.rollout.gates.failure and self.failed_at is None:
@@ -131,10 +131,10 @@ class AnyRollout(RuleBasedStateMachine):
 
     @invariant()
     def the_log_ends_with_what_holds(self) -> None:
-        assert self.rollout.log[-1].share == self.rollout.shares["v2"]
+        assert self.rollout.log[-1].share == self.rollout.shares["m@2"]
         assert all(decision.reason for decision in self.rollout.log)
         if self.rollout.ended:
-            assert self.rollout.shares["v2"] in (0.0, 1.0)
+            assert self.rollout.shares["m@2"] in (0.0, 1.0)
 
     @precondition(lambda self: not self.rollout.ended)
     @rule()
@@ -162,7 +162,7 @@ TestAnyRollout = AnyRollout.TestCase
 
 def test_a_healthy_version_goes_through_shadow_and_all_steps() -> None:
     config = RolloutConfig(shadow_requests=3, step_requests=2, step_min_s=10)
-    rollout = Rollout.start("m", "v1", "v2", config, 0.0, by="ann")
+    rollout = Rollout.start("m", (1, 2), config, 0.0, by="ann")
     now = 0.0
     while not rollout.ended:
         now += 5.0
@@ -179,7 +179,7 @@ def test_a_healthy_version_goes_through_shadow_and_all_steps() -> None:
 
 
 def test_a_version_that_never_gets_ready_is_rolled_back() -> None:
-    rollout = Rollout.start("m", "v1", "v2", RolloutConfig(start_timeout_s=60), 0.0)
+    rollout = Rollout.start("m", (1, 2), RolloutConfig(start_timeout_s=60), 0.0)
     rollout.check(60.0, candidate_ready=False)
     assert not rollout.ended
     rollout.check(61.0, candidate_ready=False)
@@ -188,7 +188,7 @@ def test_a_version_that_never_gets_ready_is_rolled_back() -> None:
 
 
 def test_a_failed_gate_rolls_back_at_the_next_check_even_while_paused() -> None:
-    rollout = Rollout.start("m", "v1", "v2", RolloutConfig(identical=True), 0.0)
+    rollout = Rollout.start("m", (1, 2), RolloutConfig(identical=True), 0.0)
     rollout.pause(1.0)
     rollout.shadowed(GOOD, GOOD, False, "r7")
     rollout.check(2.0, candidate_ready=True)
