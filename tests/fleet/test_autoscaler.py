@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.config.fleet import AutoscaleConfig
-from kvarn.fleet.autoscaler import Autoscaler, Sample
+from kvarn.fleet.autoscale.autoscaler import Autoscaler, Sample
 
 LOOK_S = 5.0
 START_S = 30.0

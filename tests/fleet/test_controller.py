@@ -13,9 +13,9 @@ from kvarn.fleet.checkpoints import find_checkpoints
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launchers import launcher_of
-from kvarn.fleet.packing import GIB, this_machine
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.placement.packing import GIB, this_machine
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.quality.watch import Action, Drift
 from kvarn.replica.client.protocol import ReplicaState

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from conditions import collect, until
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import ReplicaPhase
 
 
 @pytest.mark.thorough

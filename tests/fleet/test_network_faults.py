@@ -14,10 +14,10 @@ import pytest
 
 from conditions import until
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.launcher import LaunchedEngine
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.local import LaunchedEngine
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.supervision.lifecycle import ReplicaPhase
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address, tcp_address

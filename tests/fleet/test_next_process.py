@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.fleet.next_process import NextProcess
+from kvarn.fleet.launch.preloaded_process import NextProcess
 
 
 class Timers:
@@ -45,7 +45,7 @@ class Process:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
-    monkeypatch.setattr("kvarn.fleet.next_process.asyncio.get_running_loop", lambda: found)
+    monkeypatch.setattr("kvarn.fleet.launch.preloaded_process.asyncio.get_running_loop", lambda: found)
     return found
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
-from kvarn.fleet.packing import (
+from kvarn.fleet.placement.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
+from kvarn.fleet.placement.packing import (
     GIB,
     GPU_PROCESS_BYTES,
     PROCESS_BYTES,
@@ -24,7 +24,7 @@ from kvarn.fleet.packing import (
     place,
     weight_bytes,
 )
-from kvarn.fleet.places import Places
+from kvarn.fleet.placement.places import Places
 from kvarn.kernels import dispatch
 from kvarn.replica.server.ranks import layout_of
 from kvarn.replica.spec import ReplicaSpec

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import WAITING, ReplicaPhase
 from replica_world import STAYING, ReplicaWorld
 
 P = ReplicaPhase

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvarn.fleet.replica_lifecycle import (
+from kvarn.fleet.supervision.lifecycle import (
     LEAVING,
     Command,
     CommandKind,

@@ -14,11 +14,11 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.gpus import Gpu
-from kvarn.fleet.launcher import LaunchedEngine, LocalLauncher, launch_local
-from kvarn.fleet.packing import GIB, Device, Needs
-from kvarn.fleet.places import Places
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.launch.local import LaunchedEngine, LocalLauncher, launch_local
+from kvarn.fleet.placement.gpus import Gpu
+from kvarn.fleet.placement.packing import GIB, Device, Needs
+from kvarn.fleet.placement.places import Places
+from kvarn.fleet.supervision.lifecycle import ReplicaPhase
 from kvarn.replica.spec import ReplicaSpec
 
 P = ReplicaPhase

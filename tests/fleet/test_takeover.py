@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry
 from conditions import until
 from kvarn.catalog.live_models import LiveModels
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launcher import LaunchedEngine
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.local import LaunchedEngine
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address

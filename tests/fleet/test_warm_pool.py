@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
-from kvarn.fleet.warm_pool import HALF_LIFE_S, LEAST, Popularity, most_popular
+from kvarn.fleet.autoscale.popularity import HALF_LIFE_S, LEAST, Popularity, most_popular
+from kvarn.fleet.supervision.lifecycle import ReplicaPhase
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec

@@ -19,7 +19,7 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed wit
 from kvarn.catalog.models import ServedModel
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.quality.golden import golden_set_path, read_golden_set
 from kvarn.replica.spec import ReplicaSpec

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvarn.config.rollout import RolloutConfig
 from kvarn.fleet.desired import replicas_of
 from kvarn.fleet.reconciler import Drain, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING, ReplicaPhase
 from kvarn.rollouts.gates import Outcome
 from kvarn.rollouts.rollout import Phase, Rollout
 from profiles import examples

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING, WAITING, ReplicaPhase
 
 P = ReplicaPhase
 STAYING = [phase for phase in ReplicaPhase if phase not in LEAVING]

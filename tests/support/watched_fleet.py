@@ -13,7 +13,7 @@ from typing import Any
 
 from kvarn.config.quality import QualityConfig
 from kvarn.config.schema import ModelConfig, ReplicaConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.quality.golden import GoldenPrompt
 from kvarn.quality.watch import Drift, QualityWatch
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

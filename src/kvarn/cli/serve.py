@@ -20,8 +20,8 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.desired import DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launchers import launcher_of
-from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.safety.errors import SafetyError
@@ -92,7 +92,7 @@ class _Gateway:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
         from kvarn.catalog.live_models import LiveModels
-        from kvarn.fleet.autoscaling import Autoscaling
+        from kvarn.fleet.autoscale.loop import Autoscaling
         from kvarn.gateway.app import create_app
         from kvarn.gateway.server import build_server, collect_garbage_less, share_port
 

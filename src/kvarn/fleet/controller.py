@@ -16,10 +16,10 @@ from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.launcher import Launcher
+from kvarn.fleet.launch.local import Launcher
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.lifecycle import LEAVING, ReplicaPhase
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaStatus

@@ -13,14 +13,14 @@ from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
-from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
-from kvarn.fleet.launcher import LocalLauncher
-from kvarn.fleet.next_process import NextProcess
-from kvarn.fleet.places import Places, places_of_this_machine
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.replica_lifecycle import LEAVING
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.local import LocalLauncher
+from kvarn.fleet.launch.preloaded_process import NextProcess
+from kvarn.fleet.placement.cpu_affinity import separate_cpus, share_cpus
+from kvarn.fleet.placement.places import Places, places_of_this_machine
+from kvarn.fleet.supervision.lifecycle import LEAVING
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.quality.watch import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus

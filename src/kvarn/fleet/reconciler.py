@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING, WAITING, ReplicaPhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.catalog.adapters import AdapterKeeper
 from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway

@@ -18,7 +18,7 @@ from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.model import connect
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader

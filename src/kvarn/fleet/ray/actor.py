@@ -16,9 +16,9 @@ import msgspec
 import ray
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.process_exit import describe_exit
-from kvarn.fleet.ray_messages import Place
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.process_exit import describe_exit
+from kvarn.fleet.ray.messages import Place
 from kvarn.replica.endpoint import free_address
 from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint

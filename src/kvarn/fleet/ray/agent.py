@@ -1,4 +1,4 @@
-"""The process that speaks to Ray for a gateway: `python -m kvarn.fleet.ray_agent CHANNEL`.
+"""The process that speaks to Ray for a gateway: `python -m kvarn.fleet.ray.agent CHANNEL`.
 
 Ray ends a process that has not reached the cluster's head for a minute, and the gateway has to go on serving without
 it: so it is this one that ends. The gateway starts it again; engines are actors that need neither.
@@ -21,8 +21,8 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from kvarn.fleet.channel import Channel, Handler
-from kvarn.fleet.ray_actor import EngineActor
-from kvarn.fleet.ray_messages import Ended, Launch, Launched, Place
+from kvarn.fleet.ray.actor import EngineActor
+from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0

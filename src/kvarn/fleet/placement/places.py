@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.gpus import ranks_on_gpus
-from kvarn.fleet.packing import (
+from kvarn.fleet.placement.gpus import ranks_on_gpus
+from kvarn.fleet.placement.packing import (
     Device,
     Needs,
     Placement,

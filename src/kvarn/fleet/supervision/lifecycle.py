@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvarn.fleet.restart import RestartPauses
+from kvarn.fleet.supervision.restart import RestartPauses
 
 
 class ReplicaPhase(StrEnum):

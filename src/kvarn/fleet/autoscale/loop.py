@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from kvarn.admission.predictor import Predictor
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscaler import Autoscaler, Decision, Sample
+from kvarn.fleet.autoscale.autoscaler import Autoscaler, Decision, Sample
+from kvarn.fleet.autoscale.popularity import Popularity, most_popular
 from kvarn.fleet.desired import Desired
-from kvarn.fleet.warm_pool import Popularity, most_popular
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.arrivals import HELD, OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS
 

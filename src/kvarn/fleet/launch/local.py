@@ -7,10 +7,10 @@ from typing import Protocol
 
 import msgspec
 
-from kvarn.fleet.next_process import NextProcess
-from kvarn.fleet.places import Places
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.process_exit import describe_exit, exit_of
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.preloaded_process import NextProcess
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.placement.places import Places
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.spec import ReplicaSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvarn.fleet.packing import Needs
+from kvarn.fleet.placement.packing import Needs
 from kvarn.replica.endpoint import Endpoint
 
 

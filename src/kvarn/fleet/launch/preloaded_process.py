@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.launch.engine_process import EngineProcess
 
 
 class NextProcess:

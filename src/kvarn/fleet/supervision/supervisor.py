@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.engine_run import EngineRun, ToldByEngine
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.launcher import LaunchedEngine, Launcher, LocalLauncher, launch_local
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.replica_lifecycle import (
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.local import LaunchedEngine, Launcher, LocalLauncher, launch_local
+from kvarn.fleet.supervision.engine_run import EngineRun, ToldByEngine
+from kvarn.fleet.supervision.lifecycle import (
     LEAVING,
     Command,
     CommandKind,

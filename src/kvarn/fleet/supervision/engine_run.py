@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.launcher import LaunchedEngine
-from kvarn.fleet.start_watch import StartWatch
+from kvarn.fleet.launch.local import LaunchedEngine
+from kvarn.fleet.supervision.start_progress import StartWatch
 from kvarn.replica.session_work import session_work
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine

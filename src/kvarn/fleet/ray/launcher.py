@@ -15,11 +15,11 @@ import msgspec
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.launcher import LaunchedEngine
-from kvarn.fleet.packing import Needs
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.ray_messages import Ended, Launch, Launched, Place
-from kvarn.fleet.restart import keep_running
+from kvarn.fleet.launch.local import LaunchedEngine
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.placement.packing import Needs
+from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
+from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
 
@@ -182,7 +182,7 @@ class RayLauncher:
         """One agent from its start to its end."""
         own_end, other_end = socket.socketpair()
         arguments = [str(other_end.fileno()), self._config.address, self._config.namespace]
-        command = [sys.executable, "-P", "-m", "kvarn.fleet.ray_agent", *arguments]
+        command = [sys.executable, "-P", "-m", "kvarn.fleet.ray.agent", *arguments]
         environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
         with other_end:
             process = self._process = subprocess.Popen(  # noqa: ASYNC220  it returns at once

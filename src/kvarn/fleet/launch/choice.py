@@ -6,10 +6,10 @@ from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.gpus import ranks_on_gpus
-from kvarn.fleet.launcher import LocalLauncher
-from kvarn.fleet.packing import Needs, main_memory, needs_of
-from kvarn.fleet.ray_launcher import RayLauncher
+from kvarn.fleet.launch.local import LocalLauncher
+from kvarn.fleet.placement.gpus import ranks_on_gpus
+from kvarn.fleet.placement.packing import Needs, main_memory, needs_of
+from kvarn.fleet.ray.launcher import RayLauncher
 from kvarn.replica.spec import ReplicaSpec
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.gpus import Gpu, find_gpus
+from kvarn.fleet.placement.gpus import Gpu, find_gpus
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json
 
