@@ -16,7 +16,7 @@ from kvarn.config.fleet import AutoscaleConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.desired import Desired
 from kvarn.gateway.app import create_app
-from kvarn.quality.watch import Drift
+from kvarn.quality.monitor import Drift
 from kvarn.rollouts.golden_runs import GoldenModel
 from kvarn.wire.messages import EngineStats
 

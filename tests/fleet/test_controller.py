@@ -17,7 +17,7 @@ from kvarn.fleet.launch.choice import launcher_of
 from kvarn.fleet.placement.packing import GIB, this_machine
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
-from kvarn.quality.watch import Action, Drift
+from kvarn.quality.monitor import Action, Drift
 from kvarn.replica.client.protocol import ReplicaState
 
 WAIT_S = 120.0
@@ -64,7 +64,7 @@ class Fleet:
 
     async def take_out(self, replica: str, action: Action) -> None:
         drift = Drift(model="m", replica=replica, prompt="p", adapter="", cached=False, detail="", action=action)
-        await self.engines.take_out(drift)
+        await self.engines.take_out_of_service(drift)
 
     async def close(self) -> None:
         await self.controller.stop()

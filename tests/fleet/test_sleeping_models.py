@@ -14,14 +14,15 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launch.local import LaunchedEngine, LocalLauncher, launch_local
+from kvarn.fleet.launch.launcher import LaunchedEngine
+from kvarn.fleet.launch.local import LocalLauncher, launch_local
 from kvarn.fleet.placement.gpus import Gpu
 from kvarn.fleet.placement.packing import GIB, Device, Needs
 from kvarn.fleet.placement.places import Places
-from kvarn.fleet.supervision.lifecycle import ReplicaPhase
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.spec import ReplicaSpec
 
-P = ReplicaPhase
+P = ReplicaState
 
 
 class ScriptedLauncher(LocalLauncher):
@@ -33,7 +34,7 @@ class ScriptedLauncher(LocalLauncher):
         self.launched: list[str] = []
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
-        placed = self._places.occupy(spec)
+        placed = self.places.occupy(spec)
         self.launched.append(spec.model_config.name)
         return launch_local(msgspec.structs.replace(placed, factory="scripted_engine:build", directory=json.dumps({})))
 
@@ -70,8 +71,8 @@ class Turns:
         self.controller.start()
 
     @property
-    def phases(self) -> dict[str, ReplicaPhase]:
-        return {each.status.model: each.lifecycle.phase for each in self.engines.supervisors.values()}
+    def phases(self) -> dict[str, ReplicaState]:
+        return {each.status.model: each.lifecycle.state for each in self.engines.supervisors.values()}
 
     @property
     def pids(self) -> dict[str, int | None]:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvarn.config.rollout import RolloutConfig
 from kvarn.fleet.desired import replicas_of
 from kvarn.fleet.reconciler import Drain, Target, plan
-from kvarn.fleet.supervision.lifecycle import LEAVING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.rollouts.gates import Outcome
 from kvarn.rollouts.rollout import Phase, Rollout
 from profiles import examples
@@ -165,7 +166,7 @@ class AnyVersions(RuleBasedStateMachine):
         versions = {each.version for each in self.world.observed}
         assert {version: self.ready(version) for version in versions} == expected
         assert len(self.world.observed) == sum(expected.values())
-        assert all(each.phase not in LEAVING and each.phase is ReplicaPhase.READY for each in self.world.observed)
+        assert all(each.state not in LEAVING and each.state is ReplicaState.READY for each in self.world.observed)
         assert plan([self.target], self.world.observed) == []
 
 

@@ -129,7 +129,7 @@ class _Gateway:
             shared=self._processes.shared if self._processes else None,
             fleet=self._controller,
             autoscaling=self._autoscaling,
-            take_out=engines.take_out,
+            take_out=engines.take_out_of_service,
             start_after=self._wait_for_models if is_inherited else None,
         )
         gateway = self._app.state.gateway

@@ -29,7 +29,7 @@ from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.quality.metrics import QualityCollector
-from kvarn.quality.watch import OnDrift, QualityWatch
+from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
@@ -113,10 +113,10 @@ def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> None:
 
 def _watch(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
-) -> QualityWatch | None:
+) -> QualityMonitor | None:
     """Who finds replicas that answer wrongly; None: nobody shall, or nobody could take one out."""
     if take_out is None or not config.quality.enabled:
         return None
-    watch = QualityWatch(golden, config.quality, take_out)
+    watch = QualityMonitor(golden, config.quality, take_out)
     metrics.registry.register(QualityCollector(watch))
     return watch

@@ -19,7 +19,7 @@ log = logging.getLogger("kvarn.gateway")
 
 
 class GoldenModel:
-    """A served model as the watch sees it (`WatchedModel`); its golden prompts are rendered when it is ready.
+    """A served model as the watch sees it (`MonitoredModel`); its golden prompts are rendered when it is ready.
 
     Args:
         served: The model.

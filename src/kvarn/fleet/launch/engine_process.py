@@ -1,4 +1,4 @@
-"""Starts an engine process. Imports next to nothing, so that a command can do it before anything else."""
+"""Start of an engine process. Imports next to nothing, so that a command can do it before anything else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvarn.replica.addresses import make_socket_directory, remove_socket_directo
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """A process that imports what it will need while it waits for its `ReplicaSpec`."""
+    """A process that does its imports while it waits for its `ReplicaSpec`."""
 
     popen: subprocess.Popen[bytes]
     sockets: Path
@@ -27,8 +27,8 @@ class EngineProcess:
     def spawn(cls, imports: str = "kvarn.replica.server.build") -> EngineProcess:
         """Start a process that imports this module, of the factory of its service.
 
-        The process dies with the thread that calls this (Linux ties it to the thread, not to the process), so call it
-        from one that lives as long as the engine shall.
+        The process dies with the calling thread (Linux ties it to the thread, not to the process): call it from one
+        that lives as long as the engine should.
 
         Raises:
             OSError: No process or no directory can be made.
@@ -40,8 +40,17 @@ class EngineProcess:
         popen = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=_environment())
         return cls(popen, sockets, spawned_at)
 
+    @property
+    def runs(self) -> bool:
+        """Whether the process is alive and not stopped by a signal (SIGSTOP, a debugger)."""
+        try:
+            state = Path(f"/proc/{self.popen.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:  # not Linux, or already gone
+            state = ""
+        return self.popen.poll() is None and state not in ("T", "t")
+
     def start(self, spec: bytes) -> None:
-        """Send the `ReplicaSpec`, as one line of JSON. That the process is gone is noticed by its exit, not here."""
+        """Send the `ReplicaSpec` as one line of JSON. A process that is gone is noticed by its exit, not here."""
         assert self.popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.write(spec + b"\n")

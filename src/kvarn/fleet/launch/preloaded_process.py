@@ -1,4 +1,4 @@
-"""An engine process that has imported what it will need, kept for the next start."""
+"""An engine process that has done its imports, kept for the next start."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from kvarn.fleet.launch.engine_process import EngineProcess
 
 
-class NextProcess:
-    """Most of a small model's start are imports. Where an engine was lost, or one was added, others may soon be: so
-    after a start a process is made that imports meanwhile, and the next start takes it. It is ended if none comes.
+class PreloadedProcess:
+    """Most of a small model's start is imports. After a start, another may follow soon: a process is made that imports
+    meanwhile, and the next start takes it. It is ended if none comes.
 
     Args:
         spawn: Starts a process that imports a module.
     """
 
     DELAY_S = 1.0
-    """After a start: that one has the machine to itself first."""
+    """Delay after a start, which has the machine to itself first."""
     KEPT_S = 60.0
 
     def __init__(self, spawn: Callable[[str], EngineProcess] = EngineProcess.spawn) -> None:
@@ -31,7 +31,7 @@ class NextProcess:
     def take(self, imports: str) -> EngineProcess | None:
         """The process, where there is one that imports this module; another follows. Called at each start."""
         process, self._process = self._process, None
-        if process is not None and (imports != self._imports or process.popen.poll() is not None):
+        if process is not None and (imports != self._imports or not process.runs):
             process.close()
             process = None
         self._imports = imports
@@ -52,7 +52,7 @@ class NextProcess:
             self._process = None
 
     def _make(self) -> None:
-        with contextlib.suppress(OSError):  # whoever starts an engine will say so
+        with contextlib.suppress(OSError):  # the next start reports it
             self._process = self._spawn(self._imports)
             self._after(self.KEPT_S, self._end)
 

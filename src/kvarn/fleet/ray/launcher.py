@@ -15,9 +15,10 @@ import msgspec
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.launch.local import LaunchedEngine
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
+from kvarn.fleet.placement.places import Places
 from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
@@ -49,7 +50,7 @@ class RayEngine:
         """See `LaunchedEngine.close`: its actor leaves nothing behind."""
 
 
-class RayLauncher:
+class RayLauncher(Launcher):
     """Finds places through a process of its own, the agent (`ray_agent`). While that or Ray is away, what runs goes on.
 
     Args:
@@ -64,6 +65,7 @@ class RayLauncher:
         self._needs_of = needs_of
         self._channel: Channel | None = None
         self._host = config.listen_address or ""
+        self.places = Places()  # Ray knows the room, and gives places back when engines end
         self.engines: dict[str, RayEngine] = {}
         """That run, by replica and run: `replica#1`."""
         self._abandoned: set[str] = set()
@@ -138,24 +140,6 @@ class RayLauncher:
         """See `Launcher.end`."""
         for engine in (await self.adopt(replica)).values():
             engine.kill()
-
-    def vacate(self, replica: str) -> None:
-        """See `Launcher.vacate`: Ray's places end with their engines."""
-
-    def can_sleep(self, replica: str) -> bool:
-        """See `Launcher.can_sleep`: Ray's places end with their engines."""
-        return False
-
-    def sleep(self, replica: str) -> None:
-        """See `Launcher.sleep`."""
-
-    def wake(self, replica: str) -> bool:
-        """See `Launcher.wake`."""
-        return True
-
-    def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
-        """See `Launcher.lacks_room`: Ray tells when it is asked for a place."""
-        return ""
 
     def _engine(self, name: str, place: Place) -> RayEngine:
         engine = self.engines[name] = RayEngine(place, self._host, lambda: self._kill(name))

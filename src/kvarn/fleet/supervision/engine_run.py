@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.launch.local import LaunchedEngine
-from kvarn.fleet.supervision.start_progress import StartWatch
+from kvarn.fleet.launch.launcher import LaunchedEngine
+from kvarn.fleet.supervision.start_progress import StartProgress
 from kvarn.replica.session_work import session_work
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
@@ -22,41 +22,42 @@ _KILL_S = 1.0
 """For how long a killed process's end is awaited: on another machine it may never be known."""
 
 
-ToldByEngine = Progress | Warm | Ready | Asleep | Heartbeat
+EngineReport = Progress | Warm | Ready | Asleep | Heartbeat
+EngineCommand = Activate | Sleep | Drain | Stop
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended."""
+    """End of a run."""
 
     reason: str | None
-    """None for a clean exit."""
+    """None: a clean exit."""
     gone: bool
     """The process is gone for certain."""
 
 
 class EngineRun:
-    """Reads the messages of a launched process. Kills it where no heartbeat comes, a step or the start takes too long,
-    or a message cannot be read.
+    """Reads the messages of a launched process. Kills it if no heartbeat comes, a step or the start takes too long, or
+    a message cannot be read.
 
     Args:
         engine: The process.
-        config: Its time limits.
-        on_message: Given each report of its start, the first heartbeat after it has computed something, and those of
-            one that was adopted and drains.
-        adopted: It was started by an earlier controller, and should be ready.
+        config: Time limits.
+        on_message: Called with each report of the start, the first heartbeat after a computed step, and the heartbeats
+            of an adopted engine that drains.
+        adopted: An earlier controller started the process, so it should be ready.
     """
 
     def __init__(
         self,
         engine: LaunchedEngine,
         config: ReplicaConfig,
-        on_message: Callable[[ToldByEngine], None],
+        on_message: Callable[[EngineReport], None],
         *,
         adopted: bool = False,
     ) -> None:
         self._state: Literal["", "warm", "asleep", "ready"] = ""
-        """Of the engine, as it told last."""
+        """Last reported state of the engine."""
         self.engine = engine
         self._config = config
         self._start_begins()
@@ -65,13 +66,13 @@ class EngineRun:
         self._adopted = adopted
         self._busy_s = self._unheard_s = 0.0
         self._failed: str | None = None
-        # An engine over TCP is told both again at each heartbeat: a connection that breaks loses what is under way.
-        self._order: Activate | Sleep | Drain | Stop | None = None
-        """What the engine was told to do last."""
+        # Both are sent again at each heartbeat over TCP: a broken connection loses messages.
+        self._command: EngineCommand | None = None
+        """The last command."""
         self._gone: list[int] = []
-        """Gateway processes that it was told are gone."""
+        """Gateway processes that are gone."""
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        # Nothing need be done where a connection breaks: it is made again, and both ends repeat themselves.
+        # A broken connection is made again, and both ends repeat themselves.
         self._transport = ClientTransport(
             engine.endpoint, engine.supervisor, self._handle, self._unreadable.set_result, watched=False
         )
@@ -81,27 +82,27 @@ class EngineRun:
         """Whether the engine takes requests, or drains."""
         return self._state == "ready"
 
-    def order(self, order: Activate | Sleep | Drain | Stop) -> None:
-        """Tell the engine what to do from now on, in place of what it was told before. It may hear it several times."""
-        if isinstance(order, Activate):  # its start begins
+    def send(self, command: EngineCommand) -> None:
+        """Send a command, which replaces the one before. The engine may receive it several times."""
+        if isinstance(command, Activate):
             self._start_begins()
-        self._order = order
-        self._transport.send(order)
+        self._command = command
+        self._transport.send(command)
 
     def _start_begins(self) -> None:
         config = self._config
         self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
-        self._start = StartWatch(config.heartbeat_timeout_s, config.start_idle_timeout_s)
+        self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
-        """Tell the engine that a gateway process is gone."""
+        """Report to the engine that a gateway process is gone."""
         self._gone.append(gateway)
         self._transport.send(Leave(gateways=[gateway]))
 
     async def wait(self) -> RunEnd:
-        """Wait until the process is over, or given up."""
+        """Wait until the process has ended or is given up."""
         exited = self.engine.exited
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._find_hang())
         broken: str | None = None
         try:
             events: set[asyncio.Future[Any]] = {exited, watching, self._unreadable}
@@ -149,11 +150,11 @@ class EngineRun:
             case Failed():
                 self._failed = message.message
 
-    async def _watch(self) -> str:
-        """Returns why the process has to be killed.
+    async def _find_hang(self) -> str:
+        """Wait until the process has to be killed; returns the reason.
 
-        Silence is counted in turns of this loop, not in time: when the gateway itself was held up (or the machine
-        slept), the messages that wait unread are read before the next turn.
+        Silence is counted in turns of this loop, not in time: after the gateway itself was held up (or the machine
+        slept), waiting messages are read before the next turn.
         """
         config = self._config
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
@@ -163,7 +164,7 @@ class EngineRun:
             if not self.engine.endpoint.directory:
                 self._repeat()
             await asyncio.sleep(tick_s)
-            if self._loads and (hangs := self._look_at_start(tick_s)) is not None:
+            if self._loads and (hangs := await self._check_start(tick_s)) is not None:
                 return hangs
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
@@ -175,29 +176,28 @@ class EngineRun:
 
     @property
     def _must_be_heard(self) -> bool:
-        """Not while it loads a model: its heartbeat may have to wait for that."""
+        """False while it loads a model, which may delay its heartbeat."""
         return self._adopted or not self._loads
 
     @property
     def _loads(self) -> bool:
-        """Whether it loads a model."""
-        return not self._state or (self._state != "ready" and isinstance(self._order, Activate))
+        return not self._state or (self._state != "ready" and isinstance(self._command, Activate))
 
-    def _look_at_start(self, passed_s: float) -> str | None:
-        """Returns why a start is given up."""
+    async def _check_start(self, passed_s: float) -> str | None:
+        """The reason to give up a start; None: it goes on."""
         if asyncio.get_running_loop().time() > self._starts_by:
             return f"the engine was not ready after {self._config.start_timeout_s:g} s"
         is_here = bool(self.engine.endpoint.directory)
         if is_here:
-            self._start.seen(session_work(self.engine.pid))
+            self._start.seen(await asyncio.to_thread(session_work, self.engine.pid))
         return self._start.passed(passed_s, is_seen=is_here)
 
     def _repeat(self) -> None:
-        """Tell the engine where its supervisor is, and again what it was told."""
+        """Send the supervisor's address, and the last command again."""
         messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._state)]
         if self._gone:
             messages.append(Leave(gateways=self._gone))
-        if self._order is not None:
-            messages.append(self._order)
+        if self._command is not None:
+            messages.append(self._command)
         for message in messages:
             self._transport.send(message)

@@ -1,9 +1,8 @@
 """The life of a replica, as a state machine without I/O: events go in, commands come out.
 
     PENDING -> STARTING -> (WARM ->) READY -> DRAINING -> STOPPING -> GONE
-       ^  \\________|__________|________|
-       |            v   its process ended, fell silent or could not be started
-       +------ BACKING_OFF
+       ^            |          |        |   its process ended, fell silent or could not be started
+       +---- DOWN <-+----------+--------+
 
 A replica on a GPU may also be put to sleep, and wakes when it is activated: READY -> FALLING_ASLEEP -> ASLEEP -> READY.
 
@@ -19,36 +18,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvarn.fleet.supervision.restart import RestartPauses
+from kvarn.replica.client.protocol import ReplicaState
 
-
-class ReplicaPhase(StrEnum):
-    """Where a replica is in its life."""
-
-    PENDING = "pending"
-    """A process has been asked for."""
-    STARTING = "starting"
-    """The process loads the model."""
-    WARM = "warm"
-    """The weights are mapped, and nothing of the model is made: it waits to be activated."""
-    READY = "ready"
-    """Requests are taken."""
-    FALLING_ASLEEP = "falling asleep"
-    """No new requests are taken; when those that run have ended, the weights leave the GPU."""
-    ASLEEP = "asleep"
-    """The weights are in main memory, and nothing is left on the GPU: it waits to be activated."""
-    DRAINING = "draining"
-    """No new requests are taken; the process ends when those that run have ended or moved."""
-    STOPPING = "stopping"
-    """The process has been told to end, and is killed if it does not."""
-    BACKING_OFF = "backing off"
-    """The process is gone. Another is asked for, after a pause where several ended before they had answered."""
-    GONE = "gone"
-    """It is over, and no process is left."""
-
-
-LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING, ReplicaPhase.GONE)
+LEAVING = (ReplicaState.DRAINING, ReplicaState.STOPPING, ReplicaState.GONE)
 """A replica never comes back from these."""
-WAITING = (ReplicaPhase.WARM, ReplicaPhase.ASLEEP)
+WAITING = (ReplicaState.WARM, ReplicaState.ASLEEP)
 """Its process takes requests once it is activated."""
 
 
@@ -99,7 +73,7 @@ class ReplicaLifecycle:
     """
 
     def __init__(self, times: LifecycleTimeouts, *, in_pool: bool = False, last_run: int = 0) -> None:
-        self.phase = ReplicaPhase.PENDING
+        self.state = ReplicaState.PENDING
         self.run = last_run
         """Number of the current run, or of the latest."""
         self.reason = ""
@@ -123,7 +97,7 @@ class ReplicaLifecycle:
     @property
     def has_run(self) -> bool:
         """Whether a current run was asked for and has not been given up."""
-        return self._begun and self.phase not in (ReplicaPhase.BACKING_OFF, ReplicaPhase.GONE)
+        return self._begun and self.state not in (ReplicaState.DOWN, ReplicaState.GONE)
 
     @property
     def given_up(self) -> frozenset[int]:
@@ -134,53 +108,53 @@ class ReplicaLifecycle:
 
     def start(self, now: float) -> list[Command]:
         """Begin. Idempotent."""
-        return [] if self._begun or self.phase is not ReplicaPhase.PENDING else self._launch(now)
+        return [] if self._begun or self.state is not ReplicaState.PENDING else self._launch(now)
 
     def adopt(self, run: int, now: float) -> list[Command]:
         """Take over a run that was launched before this supervisor began; of several the one with the highest number
         stays. Only before `start`, which it stands for. A replica that has been told to end meanwhile ends it."""
-        if self.phase in LEAVING:
-            self.phase = ReplicaPhase.STOPPING
+        if self.state in LEAVING:
+            self.state = ReplicaState.STOPPING
             return self._done(self._give_up(run, now))
         commands = []
         if self._begun:
             older, run = sorted((self.run, run))
             commands = self._give_up(older, now)
-        self.run, self.phase, self._begun = run, ReplicaPhase.STARTING, True
+        self.run, self.state, self._begun = run, ReplicaState.STARTING, True
         return self._done(commands)
 
     def activate(self, now: float) -> list[Command]:
         """Take requests: whoever waits, or will. Idempotent."""
         self.in_pool = False
-        return [Command(CommandKind.ACTIVATE, self.run)] if self.phase in WAITING else []
+        return [Command(CommandKind.ACTIVATE, self.run)] if self.state in WAITING else []
 
     def sleep(self, now: float, drain_s: float) -> list[Command]:
         """Sleep when what runs has ended, in `drain_s` seconds. One that takes no requests yet will be warm."""
         self.in_pool = True
-        if self.phase is not ReplicaPhase.READY:
+        if self.state is not ReplicaState.READY:
             return []
-        self.phase, self._deadline = ReplicaPhase.FALLING_ASLEEP, now + drain_s + self._times.sleep_s
+        self.state, self._deadline = ReplicaState.FALLING_ASLEEP, now + drain_s + self._times.sleep_s
         return self._done([Command(CommandKind.SLEEP, self.run)])
 
     def drain(self, now: float, drain_s: float) -> list[Command]:
         """End when what runs has ended, after `drain_s` seconds at the latest; where nothing can run it is stopped at
         once. Idempotent."""
-        if self.phase is ReplicaPhase.DRAINING:
+        if self.state is ReplicaState.DRAINING:
             self._deadline = now + drain_s if self._deadline is None else self._deadline
             return self._done([])
-        if self.phase not in (ReplicaPhase.READY, ReplicaPhase.FALLING_ASLEEP):
+        if self.state not in (ReplicaState.READY, ReplicaState.FALLING_ASLEEP):
             return self.stop(now)
-        self.phase, self._deadline = ReplicaPhase.DRAINING, now + drain_s
+        self.state, self._deadline = ReplicaState.DRAINING, now + drain_s
         return self._done([Command(CommandKind.DRAIN, self.run)])
 
     def stop(self, now: float) -> list[Command]:
         """End now. Idempotent."""
-        if self.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GONE):
+        if self.state in (ReplicaState.STOPPING, ReplicaState.GONE):
             return []
-        phase, self.phase, self._deadline = self.phase, ReplicaPhase.STOPPING, None
-        if phase is ReplicaPhase.BACKING_OFF or not self._begun:
+        state, self.state, self._deadline = self.state, ReplicaState.STOPPING, None
+        if state is ReplicaState.DOWN or not self._begun:
             return self._done([])
-        if phase is ReplicaPhase.PENDING:
+        if state is ReplicaState.PENDING:
             return self._done(self._give_up(self.run, now))
         self._deadline = now + self._times.stop_s
         return self._done([Command(CommandKind.STOP, self.run)])
@@ -191,23 +165,23 @@ class ReplicaLifecycle:
         """A run's process is there."""
         if run != self.run or not self.has_run:
             return self._done(self._give_up(run, now))
-        if self.phase is ReplicaPhase.PENDING:
-            self.phase, self._deadline = ReplicaPhase.STARTING, None
+        if self.state is ReplicaState.PENDING:
+            self.state, self._deadline = ReplicaState.STARTING, None
         return self._done([])
 
     def warmed(self, run: int, now: float) -> list[Command]:
         """A run's weights are mapped."""
-        return self._waits(run, ReplicaPhase.WARM)
+        return self._waits(run, ReplicaState.WARM)
 
     def fell_asleep(self, run: int, now: float) -> list[Command]:
         """A run's weights are in main memory."""
-        return self._waits(run, ReplicaPhase.ASLEEP)
+        return self._waits(run, ReplicaState.ASLEEP)
 
     def became_ready(self, run: int, now: float) -> list[Command]:
         """A run takes requests."""
-        if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING, *WAITING):
+        if run != self.run or self.state not in (ReplicaState.PENDING, ReplicaState.STARTING, *WAITING):
             return []
-        self.phase, self.reason, self._deadline = ReplicaPhase.READY, "", None
+        self.state, self.reason, self._deadline = ReplicaState.READY, "", None
         self._ready_since = now
         return self._done([])
 
@@ -217,9 +191,9 @@ class ReplicaLifecycle:
 
     def found_draining(self, run: int) -> list[Command]:
         """A run that was adopted drains already: it is left to end, and no other follows."""
-        if run != self.run or self.phase is not ReplicaPhase.STARTING:
+        if run != self.run or self.state is not ReplicaState.STARTING:
             return []
-        self.phase, self.was_found_draining = ReplicaPhase.DRAINING, True
+        self.state, self.was_found_draining = ReplicaState.DRAINING, True
         return self._done([])
 
     def lost(self, run: int, reason: str, now: float) -> list[Command]:
@@ -238,19 +212,19 @@ class ReplicaLifecycle:
         commands = []
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
-            match self.phase:
-                case ReplicaPhase.PENDING:
+            match self.state:
+                case ReplicaState.PENDING:
                     reason = f"no process was there after {self._times.launch_s:g} s"
                     commands = self._give_up(self.run, now)
                     self._back_off(reason, now)
-                case ReplicaPhase.FALLING_ASLEEP:
+                case ReplicaState.FALLING_ASLEEP:
                     commands = self._give_up(self.run, now)
                     self._back_off("it did not fall asleep", now)
-                case ReplicaPhase.BACKING_OFF:
+                case ReplicaState.DOWN:
                     commands = self._launch(now)
-                case ReplicaPhase.DRAINING:
+                case ReplicaState.DRAINING:
                     commands = self.stop(now)
-                case ReplicaPhase.STOPPING:
+                case ReplicaState.STOPPING:
                     commands = self._give_up(self.run, now)
         for run, at in self._kills.items():
             if now >= at:
@@ -262,22 +236,22 @@ class ReplicaLifecycle:
 
     def _launch(self, now: float) -> list[Command]:
         self.run, self._begun, self._has_answered = self.run + 1, True, False
-        self.phase, self._deadline = ReplicaPhase.PENDING, now + self._times.launch_s
+        self.state, self._deadline = ReplicaState.PENDING, now + self._times.launch_s
         return self._done([Command(CommandKind.LAUNCH, self.run)])
 
-    def _waits(self, run: int, phase: ReplicaPhase) -> list[Command]:
-        before = (ReplicaPhase.PENDING, ReplicaPhase.STARTING, ReplicaPhase.FALLING_ASLEEP)
-        if run != self.run or self.phase not in before:
+    def _waits(self, run: int, state: ReplicaState) -> list[Command]:
+        before = (ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.FALLING_ASLEEP)
+        if run != self.run or self.state not in before:
             return []
-        self.phase, self._deadline = phase, None
+        self.state, self._deadline = state, None
         return self._done([] if self.in_pool else [Command(CommandKind.ACTIVATE, run)])
 
     def _failed(self, run: int, reason: str, now: float) -> None:
         """A run is over; where it was the current one, another follows after a pause, unless the replica leaves."""
         if run != self.run or not self.has_run:
             return
-        if self.phase in LEAVING:
-            self.phase, self._deadline = ReplicaPhase.STOPPING, None
+        if self.state in LEAVING:
+            self.state, self._deadline = ReplicaState.STOPPING, None
         else:
             self._back_off(reason, now)
 
@@ -285,7 +259,7 @@ class ReplicaLifecycle:
         since, self._ready_since = self._ready_since, None
         was_ready_long = since is not None and now - since > self._times.max_backoff_s
         pause_s = self._pauses.after(worked=self._has_answered or was_ready_long)
-        self.phase, self.reason, self._deadline = ReplicaPhase.BACKING_OFF, reason, now + pause_s
+        self.state, self.reason, self._deadline = ReplicaState.DOWN, reason, now + pause_s
 
     def _give_up(self, run: int, now: float) -> list[Command]:
         if run in self._kills:
@@ -295,8 +269,8 @@ class ReplicaLifecycle:
 
     def _done(self, commands: list[Command]) -> list[Command]:
         """The commands; notes whether the replica is gone, and when `tick` is due."""
-        if self.phase is ReplicaPhase.STOPPING and self._deadline is None and not self._kills:
-            self.phase = ReplicaPhase.GONE
+        if self.state is ReplicaState.STOPPING and self._deadline is None and not self._kills:
+            self.state = ReplicaState.GONE
         times = [*self._kills.values(), *([] if self._deadline is None else [self._deadline])]
         self.wake_at = min(times, default=None)
         return commands

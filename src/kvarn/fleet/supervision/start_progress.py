@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvarn.replica.session_work import SessionWork
 
 
-class StartWatch:
+class StartProgress:
     """Progress of one start. Time passes in `passed`, which counts turns of a loop that reads messages.
 
     Heartbeats alone show that a process lives, not that it gets on: they come from a thread of their own. A report of

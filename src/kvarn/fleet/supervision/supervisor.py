@@ -13,15 +13,15 @@ import msgspec
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.engine_process import EngineProcess
-from kvarn.fleet.launch.local import LaunchedEngine, Launcher, LocalLauncher, launch_local
-from kvarn.fleet.supervision.engine_run import EngineRun, ToldByEngine
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.local import LocalLauncher, launch_local
+from kvarn.fleet.supervision.engine_run import EngineReport, EngineRun
 from kvarn.fleet.supervision.lifecycle import (
     LEAVING,
     Command,
     CommandKind,
     LifecycleTimeouts,
     ReplicaLifecycle,
-    ReplicaPhase,
 )
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
@@ -92,7 +92,7 @@ class EngineSupervisor:
     def start(self) -> None:
         """Supervise the engine in the running event loop, until `stop`; launch it if need be. Idempotent."""
         if self._task is None:
-            if self.lifecycle.phase is ReplicaPhase.GONE:
+            if self.lifecycle.state is ReplicaState.GONE:
                 self.lifecycle = self._new_lifecycle(self._config, self.lifecycle.run, in_pool=self.lifecycle.in_pool)
             self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.status.replica}")
 
@@ -120,9 +120,9 @@ class EngineSupervisor:
         that the replica is gone, and nothing after that: they subscribe again. One that is told to end meanwhile drains
         as any other."""
         self._do(self.lifecycle.sleep(self._now(), timeout_s))
-        while self.lifecycle.phase is ReplicaPhase.FALLING_ASLEEP:
+        while self.lifecycle.state is ReplicaState.FALLING_ASLEEP:
             await self._changed.wait()
-        if self.lifecycle.phase not in LEAVING:
+        if self.lifecycle.state not in LEAVING:
             self.retire()
             self._listeners.clear()
 
@@ -180,9 +180,9 @@ class EngineSupervisor:
             self._engines[run] = engine
             self._do(self.lifecycle.adopt(run, self._now()))
         for run, engine in adopted.items():
-            self._spawn(self._watch(run, engine, adopted=True))
+            self._spawn(self._follow(run, engine, adopted=True))
         self._do(self.lifecycle.start(self._now()))
-        while self.lifecycle.phase is not ReplicaPhase.GONE:
+        while self.lifecycle.state is not ReplicaState.GONE:
             self._woken.clear()
             wake_at = self.lifecycle.wake_at
             with contextlib.suppress(TimeoutError):
@@ -212,15 +212,15 @@ class EngineSupervisor:
                 case CommandKind.LAUNCH:
                     self._spawn(self._launch(command.run))
                 case CommandKind.ACTIVATE if run is not None:
-                    run.order(Activate())
+                    run.send(Activate())
                 case CommandKind.SLEEP if run is not None:
-                    run.order(Sleep())
+                    run.send(Sleep())
                     self._update(state=ReplicaState.DRAINING, stage="fall asleep")
                 case CommandKind.DRAIN if run is not None:
-                    run.order(Drain())
+                    run.send(Drain())
                     self._update(state=ReplicaState.DRAINING, stage="drain")
                 case CommandKind.STOP if run is not None:
-                    run.order(Stop())
+                    run.send(Stop())
                 case CommandKind.KILL if engine is not None:
                     engine.kill()
         self._woken.set()
@@ -239,10 +239,10 @@ class EngineSupervisor:
             self._ended(run, f"the engine process cannot be started: {error}")
             return
         self._do(self.lifecycle.launched(run, self._now()))
-        await self._watch(run, engine)
+        await self._follow(run, engine)
 
-    async def _watch(self, run: int, engine: LaunchedEngine, *, adopted: bool = False) -> None:
-        """One engine process from its start to its end."""
+    async def _follow(self, run: int, engine: LaunchedEngine, *, adopted: bool = False) -> None:
+        """Follow one engine process from its start to its end."""
         before = self.status
         if run == self.lifecycle.run:
             self._was_ready = False
@@ -256,10 +256,10 @@ class EngineSupervisor:
                 )
             )
         try:
-            watch = self._runs[run] = EngineRun(
+            followed = self._runs[run] = EngineRun(
                 engine, self._config, lambda message: self._on_message(run, message), adopted=adopted
             )
-            end = await watch.wait()
+            end = await followed.wait()
             failure, gone = end.reason, end.gone
         except Exception as error:
             log.exception("the engine's supervision failed", extra=self._names)
@@ -278,7 +278,7 @@ class EngineSupervisor:
 
     def _ended(self, run: int, failure: str | None) -> None:
         """A run's process is gone."""
-        leaving = self.lifecycle.phase in (ReplicaPhase.STOPPING, ReplicaPhase.DRAINING)
+        leaving = self.lifecycle.state in (ReplicaState.STOPPING, ReplicaState.DRAINING)
         if failure is None and not leaving:
             failure = "the engine process ended by itself"
         already = run in self.lifecycle.given_up
@@ -291,7 +291,7 @@ class EngineSupervisor:
         if run != self.lifecycle.run:
             return
         self._down(failure)
-        if self.lifecycle.phase is not ReplicaPhase.BACKING_OFF or self.lifecycle.wake_at is None:
+        if self.lifecycle.state is not ReplicaState.DOWN or self.lifecycle.wake_at is None:
             return
         # Whoever waits for the first start says why it failed; a start that fails again for the same reason is no news.
         is_news = self._was_ready or self._reported not in (None, failure)
@@ -307,7 +307,7 @@ class EngineSupervisor:
         self.failure = failure
         self._update(state=ReplicaState.DOWN, stage=failure or "the engine was stopped", fraction=0.0)
 
-    def _on_message(self, run: int, message: ToldByEngine) -> None:
+    def _on_message(self, run: int, message: EngineReport) -> None:
         if run != self.lifecycle.run:
             return
         match message:
@@ -340,7 +340,7 @@ class EngineSupervisor:
     def _became_ready(self, run: int, card: ModelCard) -> None:
         self._do(self.lifecycle.became_ready(run, self._now()))
         self.failure = None
-        if self.lifecycle.phase is ReplicaPhase.READY:
+        if self.lifecycle.state is ReplicaState.READY:
             self._was_ready = True
             self._update(state=ReplicaState.READY, stage="ready", fraction=1.0, card=card)
             start_s = {f"{phase.replace(' ', '_')}_s": round(seconds, 3) for phase, seconds in card.start_s.items()}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvarn.fleet.launch.preloaded_process import NextProcess
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.preloaded_process import PreloadedProcess
 
 
 class Timers:
@@ -34,9 +40,8 @@ class Timers:
 class Process:
     def __init__(self, imports: str) -> None:
         self.imports = imports
-        self.status: int | None = None
+        self.runs = True
         self.closed = False
-        self.popen = SimpleNamespace(poll=lambda: self.status)
 
     def close(self) -> None:
         self.closed = True
@@ -55,56 +60,67 @@ def made() -> list[Process]:
 
 
 @pytest.fixture
-def ahead(timers: Timers, made: list[Process]) -> NextProcess:
+def preloaded(timers: Timers, made: list[Process]) -> PreloadedProcess:
     def spawn(imports: str) -> Any:
         made.append(Process(imports))
         return made[-1]
 
-    return NextProcess(spawn)
+    return PreloadedProcess(spawn)
 
 
-def test_the_restart_after_the_first_finds_a_process_and_so_do_those_that_follow(ahead, timers, made) -> None:
-    assert ahead.take("module") is None and not made, "the first restart has the machine to itself"
+def test_the_restart_after_the_first_finds_a_process_and_so_do_those_that_follow(preloaded, timers, made) -> None:
+    assert preloaded.take("module") is None and not made, "the first restart has the machine to itself"
     for number in range(3):
         timers.advance(3.0)
         assert len(made) == number + 1
-        assert ahead.take("module") is made[number]
+        assert preloaded.take("module") is made[number]
     assert not any(process.closed for process in made)
 
 
-def test_two_restarts_at_once_share_one_and_one_follows(ahead, timers, made) -> None:
-    ahead.take("module")
+def test_two_restarts_at_once_share_one_and_one_follows(preloaded, timers, made) -> None:
+    preloaded.take("module")
     timers.advance(3.0)
-    assert [ahead.take("module"), ahead.take("module")] == [made[0], None]
+    assert [preloaded.take("module"), preloaded.take("module")] == [made[0], None]
     timers.advance(3.0)
     assert len(made) == 2
 
 
-def test_without_another_restart_it_is_ended(ahead, timers, made) -> None:
-    ahead.take("module")
+def test_without_another_restart_it_is_ended(preloaded, timers, made) -> None:
+    preloaded.take("module")
     timers.advance(3.0)
     timers.advance(59.0)
     assert not made[0].closed
     timers.advance(2.0)
     assert made[0].closed
     timers.advance(100.0)
-    assert len(made) == 1 and ahead.take("module") is None
+    assert len(made) == 1 and preloaded.take("module") is None
 
 
 @pytest.mark.parametrize("why", ["it ended", "it imports something else"])
-def test_one_that_does_not_serve_is_not_taken(ahead, timers, made, why) -> None:
-    ahead.take("module")
+def test_one_that_does_not_serve_is_not_taken(preloaded, timers, made, why) -> None:
+    preloaded.take("module")
     timers.advance(3.0)
-    made[0].status = 1 if why == "it ended" else None
-    assert ahead.take("module" if why == "it ended" else "another") is None
+    made[0].runs = why != "it ended"
+    assert preloaded.take("module" if why == "it ended" else "another") is None
     assert made[0].closed
 
 
-def test_nothing_is_left_once_it_is_closed(ahead, timers, made) -> None:
-    ahead.take("module")
-    ahead.close()
+def test_nothing_is_left_once_it_is_closed(preloaded, timers, made) -> None:
+    preloaded.take("module")
+    preloaded.close()
     timers.advance(100.0)
     assert not made
-    assert ahead.take("module") is None
+    assert preloaded.take("module") is None
     timers.advance(100.0)
     assert not made
+
+
+def test_a_stopped_process_does_not_count_as_running(tmp_path: Path) -> None:
+    popen = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = EngineProcess(popen, tmp_path, spawned_at=0.0)
+    assert process.runs
+    popen.send_signal(signal.SIGSTOP)
+    os.waitpid(popen.pid, os.WUNTRACED)
+    assert not process.runs
+    process.close()
+    assert not process.runs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.fleet.supervision.start_progress import StartWatch
+from kvarn.fleet.supervision.start_progress import StartProgress
 from kvarn.replica.session_work import SessionWork, session_work
 
 TICK_S = 0.5
@@ -16,7 +16,7 @@ class Start:
     """A start that is watched, on a clock of its own."""
 
     def __init__(self, *, is_here: bool = True) -> None:
-        self.watch = StartWatch(still_s=5, idle_s=60)
+        self.watch = StartProgress(still_s=5, idle_s=60)
         self.is_here = is_here
         self.cpu_s = 0.0
 

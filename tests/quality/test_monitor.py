@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from kvarn.kernels.cpu._native import usable_instruction_sets
+from kvarn.quality.monitor import Action, Drift
 from kvarn.quality.probe import TENANT
 from kvarn.quality.reference_file import ReferenceFileError
-from kvarn.quality.watch import Action, Drift
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from profiles import effort, thorough

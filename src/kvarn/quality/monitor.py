@@ -57,7 +57,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     action: Action
 
 
-class WatchedModel(Protocol):
+class MonitoredModel(Protocol):
     """A model whose replicas are probed."""
 
     @property
@@ -110,7 +110,7 @@ class ProbeCounts:
     """Unix seconds of the last one that was passed."""
 
 
-class QualityWatch:
+class QualityMonitor:
     """Probes each replica when it gets ready and then again and again.
 
     Args:
@@ -122,7 +122,9 @@ class QualityWatch:
         ReferenceFileError: The file of expected answers holds something else.
     """
 
-    def __init__(self, models: Callable[[], Sequence[WatchedModel]], config: QualityConfig, on_drift: OnDrift) -> None:
+    def __init__(
+        self, models: Callable[[], Sequence[MonitoredModel]], config: QualityConfig, on_drift: OnDrift
+    ) -> None:
         self.drifted: dict[str, Drift] = {}
         """Replicas that deviate, by name, until they pass a probe again."""
         self.counts = ProbeCounts()
@@ -186,7 +188,7 @@ class QualityWatch:
             del self._watched[name]
             self.drifted.pop(name, None)
 
-    async def _probe_replica(self, model: WatchedModel, name: str, watched: _Watched) -> None:
+    async def _probe_replica(self, model: MonitoredModel, name: str, watched: _Watched) -> None:
         began, key = time.monotonic(), (model.name, name)
         try:
             result = "equal" if await self.probe(model, name) else "drifted"
@@ -206,7 +208,7 @@ class QualityWatch:
             if self.drifted.pop(name, None) is not None:
                 log.warning("the replica answers as expected again", extra={"model": model.name, "replica": name})
 
-    async def probe(self, model: WatchedModel, name: str) -> bool:
+    async def probe(self, model: MonitoredModel, name: str) -> bool:
         """Probe one replica now; returns whether it answered as expected. One that did not has been reported.
 
         Raises:
@@ -245,7 +247,7 @@ class QualityWatch:
             log.error("the expected answers cannot be written", extra={"path": self._file, "reason": str(error)})
 
     def _questions(
-        self, model: WatchedModel, client: ReplicaClient, watched: _Watched
+        self, model: MonitoredModel, client: ReplicaClient, watched: _Watched
     ) -> list[tuple[GoldenPrompt, str]]:
         """The golden prompts, always the same: what is asked for the first time cannot be told from what is right. One
         of them is asked of an adapter too, of which there may be many: they take turns."""
@@ -272,7 +274,7 @@ class QualityWatch:
             watched.asked -= 1
 
     async def _witnesses(
-        self, model: WatchedModel, name: str, question: Question, prompt: GoldenPrompt, adapter: str
+        self, model: MonitoredModel, name: str, question: Question, prompt: GoldenPrompt, adapter: str
     ) -> dict[str, GoldenAnswer]:
         """What the other replicas of the same build answer to a prompt that one answered otherwise than expected."""
         others = {
@@ -293,7 +295,7 @@ class QualityWatch:
         return found
 
     async def _report(
-        self, model: WatchedModel, replica: str, prompt: str, adapter: str, detail: str, *, cached: bool
+        self, model: MonitoredModel, replica: str, prompt: str, adapter: str, detail: str, *, cached: bool
     ) -> None:
         """Tell of a replica that deviates, and have it taken out of service."""
         watched = self._watched.setdefault(replica, _Watched())
@@ -320,7 +322,7 @@ class QualityWatch:
             log.exception("a replica that answers wrongly could not be taken out", extra={"replica": replica})
 
 
-def _is_probed(model: WatchedModel, client: ReplicaClient) -> bool:
+def _is_probed(model: MonitoredModel, client: ReplicaClient) -> bool:
     card = client.card
     return (
         client.state is ReplicaState.READY and bool(model.fingerprint) and card is not None and card.kind == "generate"
@@ -328,7 +330,7 @@ def _is_probed(model: WatchedModel, client: ReplicaClient) -> bool:
 
 
 def _question(
-    model: WatchedModel, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, max_tokens: int
+    model: MonitoredModel, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, max_tokens: int
 ) -> Question:
     card = client.card
     if card is None:
