@@ -16,8 +16,8 @@ from kvarn.config.fleet import AutoscaleConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.desired import Desired
 from kvarn.gateway.app import create_app
+from kvarn.quality.golden_models import GoldenModel
 from kvarn.quality.monitor import Drift
-from kvarn.rollouts.golden_runs import GoldenModel
 from kvarn.wire.messages import EngineStats
 
 

@@ -17,7 +17,7 @@ from kvarn.fleet.engines import Engines
 from kvarn.fleet.launch.launcher import LaunchedEngine
 from kvarn.fleet.launch.local import LocalLauncher, launch_local
 from kvarn.fleet.placement.gpus import Gpu
-from kvarn.fleet.placement.packing import GIB, Device, Needs
+from kvarn.fleet.placement.packing import GIB, Machine, Needs
 from kvarn.fleet.placement.places import Places
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.spec import ReplicaSpec
@@ -30,7 +30,7 @@ class ScriptedLauncher(LocalLauncher):
 
     def __init__(self, num_gpus: int) -> None:
         gpus = tuple(Gpu(number, f"GPU-{number}", 80 * GIB) for number in range(num_gpus))
-        super().__init__(Places([Device("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
+        super().__init__(Places([Machine("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
         self.launched: list[str] = []
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from kvarn.kernels.cpu._native import usable_instruction_sets
-from kvarn.quality.monitor import Action, Drift
+from kvarn.quality.monitor import Drift, DriftAction
 from kvarn.quality.probe import TENANT
 from kvarn.quality.reference_file import ReferenceFileError
 from kvarn.wire.messages import Submit
@@ -32,7 +32,9 @@ async def test_a_flipped_bit_of_a_weight_is_found_by_the_next_probe(fleet: Fleet
     assert await watch.probe(fleet, "b")
     await fleet.corrupt("b", kind="weight", seed=3, bit=6)
     assert not await watch.probe(fleet, "b")
-    assert [(drift.replica, drift.action, drift.cached) for drift in fleet.drifts] == [("b", Action.RESTART, False)]
+    assert [(drift.replica, drift.action, drift.cached) for drift in fleet.drifts] == [
+        ("b", DriftAction.RESTART, False)
+    ]
     assert set(watch.drifted) == {"b"}
     assert await watch.probe(fleet, "a")
 
@@ -140,7 +142,7 @@ async def test_the_watch_restarts_a_replica_once_and_keeps_it_out_when_it_deviat
 
     async def take_out(drift: Drift) -> None:
         supervisor = fleet.supervisors[drift.replica]
-        await (supervisor.restart(0) if drift.action is Action.RESTART else supervisor.drain(0))
+        await (supervisor.restart(0) if drift.action is DriftAction.RESTART else supervisor.drain(0))
 
     watch = fleet.watch(take_out, **OFTEN)
     watch.start()
@@ -150,8 +152,8 @@ async def test_the_watch_restarts_a_replica_once_and_keeps_it_out_when_it_deviat
         await fleet.corrupt("b", kind="weight", seed=1, bit=6)
         await _until(lambda: len(fleet.drifts) == 2)
         assert [(drift.replica, drift.action) for drift in fleet.drifts] == [
-            ("b", Action.RESTART),
-            ("b", Action.KEEP_OUT),
+            ("b", DriftAction.RESTART),
+            ("b", DriftAction.KEEP_OUT),
         ]
         assert set(watch.drifted) == {"b"}
         fault.unlink()

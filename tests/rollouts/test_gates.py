@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import GATES, Gates, Outcome
-from kvarn.rollouts.matching import MatchedPairs
-from kvarn.rollouts.rollout import Phase
+from kvarn.rollouts.gates import GATES, Gates, RequestOutcome
+from kvarn.rollouts.rollout import RolloutPhase
+from kvarn.rollouts.samples import MatchedPairs
 from profiles import effort
 from rollout_traffic import Version, run_rollout
 
@@ -20,7 +20,7 @@ def test_versions_that_are_alike_are_rarely_rolled_back() -> None:
     failed = [
         rollout.gates.failure
         for rollout, _ in (run_rollout(Version(), Version(), seed, FAST) for seed in range(runs))
-        if rollout.phase is not Phase.PROMOTED
+        if rollout.phase is not RolloutPhase.PROMOTED
     ]
     assert len(failed) <= max(1, 0.01 * runs), failed
 
@@ -42,7 +42,7 @@ def test_a_regression_is_found_within_200_requests(candidate: Version, gate: tup
     found = 0
     for seed in range(runs):
         rollout, had = run_rollout(Version(), candidate, seed, FAST)
-        if rollout.phase is Phase.ROLLED_BACK:
+        if rollout.phase is RolloutPhase.ROLLED_BACK:
             found += had <= 200
             assert rollout.gates.failure.startswith(gate)
             assert rollout.shares == {"m@1": 1.0, "m@2": 0.0}
@@ -54,7 +54,7 @@ def test_a_version_that_gets_worse_under_load_is_found_in_that_step() -> None:
     config = RolloutConfig(step_min_s=0, steps=(0.1, 0.5, 1.0), step_requests=150)
     for seed in range(runs):
         rollout, _ = run_rollout(Version(), Version(), seed, config, later=Version(slower=1.5, error_rate=0.2))
-        assert rollout.phase is Phase.ROLLED_BACK
+        assert rollout.phase is RolloutPhase.ROLLED_BACK
         assert rollout.log[-2].share == 0.5
 
 
@@ -84,7 +84,7 @@ def test_every_gate_says_what_it_has_seen() -> None:
     gates = Gates.of(RolloutConfig())
     assert all(gates.describe(gate) == "nothing was seen yet" for gate in GATES)
     gates.begin_step()
-    one = Outcome(prompt_tokens=3, ttft_s=0.2, tpot_s=0.1, completion_tokens=9)
+    one = RequestOutcome(prompt_tokens=3, ttft_s=0.2, tpot_s=0.1, completion_tokens=9)
     for _ in range(50):
         gates.add(one)
         gates.compare(one, one)
@@ -96,9 +96,9 @@ def test_every_gate_says_what_it_has_seen() -> None:
 def test_pairs_have_prompts_of_like_length_and_each_answer_is_in_one_pair() -> None:
     pairs, made = MatchedPairs(), []
     for number, length in enumerate([10, 500, 100, 90, 11, 505, 300, 310]):
-        outcome = Outcome(prompt_tokens=length, completion_tokens=number)
+        outcome = RequestOutcome(prompt_tokens=length, completion_tokens=number)
         made += [*pairs.add(outcome, candidate=length in (11, 100, 500))]
-        assert [*pairs.add(Outcome(prompt_tokens=1, failed=True), candidate=True)] == []
+        assert [*pairs.add(RequestOutcome(prompt_tokens=1, failed=True), candidate=True)] == []
     assert [(stable.prompt_tokens, candidate.prompt_tokens) for stable, candidate in made] == [
         (10, 11),
         (90, 100),

@@ -15,13 +15,13 @@ from kvarn.fleet.desired import replicas_of
 from kvarn.fleet.reconciler import Drain, Target, plan
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.replica.client.protocol import ReplicaState
-from kvarn.rollouts.gates import Outcome
-from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.gates import RequestOutcome
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from profiles import examples
 from replica_world import ReplicaWorld
 
-GOOD = Outcome(prompt_tokens=10, ttft_s=0.1, tpot_s=0.01, completion_tokens=10)
-FAILED = Outcome(prompt_tokens=10, failed=True)
+GOOD = RequestOutcome(prompt_tokens=10, ttft_s=0.1, tpot_s=0.01, completion_tokens=10)
+FAILED = RequestOutcome(prompt_tokens=10, failed=True)
 STEPS = RolloutConfig(
     steps=(0.1, 0.5, 1.0), shadow_share=0, step_requests=2, step_min_s=0, golden_prompts=0, start_timeout_s=50
 )
@@ -91,7 +91,7 @@ class AnyVersions(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rolls_out)
     @rule(outcome=st.sampled_from([GOOD, GOOD, GOOD, FAILED]), times=st.integers(1, 9))
-    def answer(self, outcome: Outcome, times: int) -> None:
+    def answer(self, outcome: RequestOutcome, times: int) -> None:
         for _ in range(times):
             self.rollout.answered_by_candidate(outcome)
 
@@ -106,7 +106,7 @@ class AnyVersions(RuleBasedStateMachine):
         self.rollout.check(self.now, candidate_ready=ready > 0, enough=ready >= needed)
         if self.rollout.step > step:
             assert ready >= replicas_of(self.rollout.shares[self.rollout.candidate], self.ready(stable))
-        assert not failed or self.rollout.phase is Phase.ROLLED_BACK
+        assert not failed or self.rollout.phase is RolloutPhase.ROLLED_BACK
         self.decided()
 
     @precondition(lambda self: self.rolls_out and not self.rollout.gates.failure)
@@ -119,7 +119,7 @@ class AnyVersions(RuleBasedStateMachine):
         self.decided()
 
     def decided(self) -> None:
-        if self.rollout.phase is Phase.PROMOTED:
+        if self.rollout.phase is RolloutPhase.PROMOTED:
             self.version = self.wanted = self.rollout.versions[1]
         self.reconcile()
 
@@ -151,7 +151,7 @@ class AnyVersions(RuleBasedStateMachine):
 
     @invariant()
     def a_version_that_was_given_up_gets_nothing(self) -> None:
-        if self.rollout is not None and self.rollout.phase is Phase.ROLLED_BACK:
+        if self.rollout is not None and self.rollout.phase is RolloutPhase.ROLLED_BACK:
             assert self.rollout.shares == {self.rollout.stable: 1.0, self.rollout.candidate: 0.0}
             assert self.version != self.rollout.versions[1]
 

@@ -10,12 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pydantic import ValidationError
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import Outcome
-from kvarn.rollouts.rollout import Phase, Rollout, RolloutEndedError
+from kvarn.rollouts.gates import RequestOutcome
+from kvarn.rollouts.rollout import Rollout, RolloutEndedError, RolloutPhase
 from profiles import examples
 
 OUTCOMES = st.builds(
-    Outcome,
+    RequestOutcome,
     prompt_tokens=st.integers(1, 1000),
     failed=st.booleans(),
     ttft_s=st.one_of(st.none(), st.floats(0, 100)),
@@ -33,7 +33,7 @@ CONFIGS = st.builds(
     identical=st.booleans(),
     start_timeout_s=st.sampled_from([5.0, 100.0]),
 )
-GOOD = Outcome(prompt_tokens=10, ttft_s=0.1, tpot_s=0.01, completion_tokens=10)
+GOOD = RequestOutcome(prompt_tokens=10, ttft_s=0.1, tpot_s=0.01, completion_tokens=10)
 
 
 class AnyRollout(RuleBasedStateMachine):
@@ -43,7 +43,7 @@ class AnyRollout(RuleBasedStateMachine):
         self.rollout = Rollout.start("m", (1, 2), config, self.now, golden=golden)
         self.seen = 0.0
         self.failed_at: float | None = None
-        self.end: Phase | None = None
+        self.end: RolloutPhase | None = None
 
     def remember(self) -> None:
         """The share may go back to 0 at any time, but never forward once a gate has failed."""
@@ -57,26 +57,26 @@ class AnyRollout(RuleBasedStateMachine):
         self.end = self.rollout.phase if self.rollout.ended else None
 
     @rule(stable=OUTCOMES, candidate=OUTCOMES, equal=st.sampled_from([True, True, None, False]))
-    def shadow(self, stable: Outcome, candidate: Outcome, equal: bool | None) -> None:
+    def shadow(self, stable: RequestOutcome, candidate: RequestOutcome, equal: bool | None) -> None:
         self.rollout.shadowed(stable, candidate, equal, "r")
         self.remember()
 
     @rule(times=st.integers(1, 6))
     def good_requests(self, times: int) -> None:
         for _ in range(times):
-            if self.rollout.phase is Phase.SHADOW:
+            if self.rollout.phase is RolloutPhase.SHADOW:
                 self.rollout.shadowed(GOOD, GOOD, True, "r")
             self.rollout.answered_by_candidate(GOOD)
             self.rollout.matched(GOOD, GOOD)
         self.remember()
 
     @rule(outcome=OUTCOMES)
-    def answer(self, outcome: Outcome) -> None:
+    def answer(self, outcome: RequestOutcome) -> None:
         self.rollout.answered_by_candidate(outcome)
         self.remember()
 
     @rule(stable=OUTCOMES, candidate=OUTCOMES)
-    def match(self, stable: Outcome, candidate: Outcome) -> None:
+    def match(self, stable: RequestOutcome, candidate: RequestOutcome) -> None:
         self.rollout.matched(stable, candidate)
         self.remember()
 
@@ -96,11 +96,11 @@ class AnyRollout(RuleBasedStateMachine):
         waits, failed = self.rollout.waits_for(self.now), bool(self.rollout.gates.failure)
         self.rollout.check(self.now, candidate_ready=ready)
         moved = (self.rollout.step, self.rollout.phase) != (step, phase)
-        forward = moved and self.rollout.phase is not Phase.ROLLED_BACK
+        forward = moved and self.rollout.phase is not RolloutPhase.ROLLED_BACK
         if forward:
             assert ready and not paused and not waits and not failed
-        if failed and phase in (Phase.SHADOW, Phase.CANARY):
-            assert self.rollout.phase is Phase.ROLLED_BACK
+        if failed and phase in (RolloutPhase.SHADOW, RolloutPhase.CANARY):
+            assert self.rollout.phase is RolloutPhase.ROLLED_BACK
         self.remember()
 
     @rule(action=st.sampled_from(["pause", "resume", "promote", "rollback"]))
@@ -148,12 +148,12 @@ class AnyRollout(RuleBasedStateMachine):
             if rollout.ended:
                 break
             now += 1.0
-            if rollout.phase is Phase.SHADOW:
+            if rollout.phase is RolloutPhase.SHADOW:
                 rollout.shadowed(GOOD, GOOD, True, "r")
             rollout.answered_by_candidate(GOOD)
             rollout.check(now, candidate_ready=True)
         assert rollout.ended
-        assert rollout.phase is (Phase.ROLLED_BACK if rollout.gates.failure else Phase.PROMOTED)
+        assert rollout.phase is (RolloutPhase.ROLLED_BACK if rollout.gates.failure else RolloutPhase.PROMOTED)
 
 
 AnyRollout.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)
@@ -166,7 +166,7 @@ def test_a_healthy_version_goes_through_shadow_and_all_steps() -> None:
     now = 0.0
     while not rollout.ended:
         now += 5.0
-        if rollout.phase is Phase.SHADOW:
+        if rollout.phase is RolloutPhase.SHADOW:
             rollout.shadowed(GOOD, GOOD)
         rollout.answered_by_candidate(GOOD)
         rollout.check(now, candidate_ready=True)
@@ -183,7 +183,7 @@ def test_a_version_that_never_gets_ready_is_rolled_back() -> None:
     rollout.check(60.0, candidate_ready=False)
     assert not rollout.ended
     rollout.check(61.0, candidate_ready=False)
-    assert rollout.phase is Phase.ROLLED_BACK
+    assert rollout.phase is RolloutPhase.ROLLED_BACK
     assert "no replica was ready" in rollout.log[-1].reason
 
 
@@ -192,7 +192,7 @@ def test_a_failed_gate_rolls_back_at_the_next_check_even_while_paused() -> None:
     rollout.pause(1.0)
     rollout.shadowed(GOOD, GOOD, False, "r7")
     rollout.check(2.0, candidate_ready=True)
-    assert rollout.phase is Phase.ROLLED_BACK
+    assert rollout.phase is RolloutPhase.ROLLED_BACK
     assert "r7" in rollout.log[-1].reason
 
 

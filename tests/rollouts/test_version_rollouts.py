@@ -111,10 +111,10 @@ def test_during_a_rollout_a_model_falls_back_as_configured(checkpoint: Path, tmp
     with foreign_gateway({"models": models}, checkpoint, tmp_path) as gateway, gateway.client() as http:
         deployment = Deployment(gateway, http, checkpoint)
         (small,) = gateway.served["small"].replicas.values()
-        small.answer = lambda request, index: answer_text("from small")
+        small.answer = lambda request, index: answer_text("instead")
         deployment.roll_out(step_min_s=3600)
         deployment.set_ready(False, False)
-        assert deployment.ask() == (200, "from small")
+        assert deployment.ask() == (200, "instead")
 
 
 def test_a_version_is_asked_for_by_its_name(deployment: Deployment) -> None:

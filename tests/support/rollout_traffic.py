@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import Outcome
-from kvarn.rollouts.matching import MatchedPairs
-from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.gates import RequestOutcome
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
+from kvarn.rollouts.samples import MatchedPairs
 
 GOLDEN = 60
 """Golden prompts."""
@@ -40,12 +40,12 @@ class Traffic:
         self._load = max(0.2, 0.95 * self._load + self._source.gauss(0.05, 0.1))
         return int(self._source.lognormvariate(5, 1)) + 1
 
-    def answer(self, version: Version, prompt: int) -> Outcome:
+    def answer(self, version: Version, prompt: int) -> RequestOutcome:
         """How a version answers it."""
         source = self._source
         stall = source.uniform(1, 20) if source.random() < 0.01 else 1.0
         scale = version.slower * self._load * stall
-        return Outcome(
+        return RequestOutcome(
             prompt_tokens=prompt,
             failed=source.random() < version.error_rate,
             ttft_s=scale * (0.02 + prompt * 2e-4) * math.exp(source.gauss(0, 0.15)),
@@ -76,7 +76,7 @@ def run_rollout(
         prompt = traffic.prompt()
         share = rollout.shares["m@2"]
         serving = later if later is not None and share >= 0.5 else candidate
-        if rollout.phase is Phase.SHADOW:
+        if rollout.phase is RolloutPhase.SHADOW:
             rollout.shadowed(traffic.answer(stable, prompt), traffic.answer(serving, prompt))
             had += 1
         else:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from kvarn.fleet.controller import FleetController
+    from kvarn.quality.monitor import Drift
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -129,7 +130,7 @@ class _Gateway:
             shared=self._processes.shared if self._processes else None,
             fleet=self._controller,
             autoscaling=self._autoscaling,
-            take_out=engines.take_out_of_service,
+            take_out=self._take_out_of_service,
             start_after=self._wait_for_models if is_inherited else None,
         )
         gateway = self._app.state.gateway
@@ -154,6 +155,12 @@ class _Gateway:
         )
         self._autoscaling.on_changed = controller.wake
         return controller
+
+    async def _take_out_of_service(self, drift: Drift) -> None:
+        from kvarn.quality.monitor import DriftAction
+
+        if drift.action is not DriftAction.ALERT:
+            await self._engines.take_out_of_service(drift.replica, restart=drift.action is DriftAction.RESTART)
 
     async def run(self) -> int:
         """Serve until told to stop, or until no model can be started; returns the exit status."""

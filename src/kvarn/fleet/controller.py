@@ -13,7 +13,7 @@ import msgspec
 
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
-from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
+from kvarn.fleet.desired import CandidateVersion, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.launcher import Launcher
@@ -255,7 +255,7 @@ class FleetController:
                 log.warning("the fleet stays as it was last wanted: %s", error)
             self._away = True
 
-    def _candidate(self, desired: Desired, candidate: Candidate) -> ServedVersion | None:
+    def _candidate(self, desired: Desired, candidate: CandidateVersion) -> ServedVersion | None:
         """The version that is rolled out beside another; None until its files have been found: its rollout gives it
         up."""
         version = Desired(

@@ -21,7 +21,6 @@ from kvarn.fleet.placement.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.placement.places import Places, places_of_this_machine
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
-from kvarn.quality.monitor import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec, replica_name, replica_names
@@ -131,20 +130,16 @@ class Engines:
         await asyncio.gather(*[each.stop() if is_local else each.leave() for each in supervisors])
         self.preloaded_process.close()
 
-    async def take_out_of_service(self, drift: Drift) -> None:
-        """Take a replica that answers wrongly out of service at once; its requests go on with another."""
-        supervisor = self.supervisors.get(drift.replica)
+    async def take_out_of_service(self, replica: str, *, restart: bool) -> None:
+        """End a replica that answers wrongly at once, and start it again if `restart`; its requests move to others."""
+        supervisor = self.supervisors.get(replica)
         if supervisor is None or supervisor.lifecycle.state in LEAVING:
             return  # it ends anyway
-        self.out_of_service.add(drift.replica)
+        self.out_of_service.add(replica)
         try:
-            match drift.action:
-                case Action.RESTART:
-                    await supervisor.restart(timeout_s=0)
-                case Action.KEEP_OUT:
-                    await supervisor.drain(timeout_s=0)
+            await (supervisor.restart(timeout_s=0) if restart else supervisor.drain(timeout_s=0))
         finally:
-            self.out_of_service.discard(drift.replica)
+            self.out_of_service.discard(replica)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""

@@ -28,12 +28,12 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
-from kvarn.rollouts.golden_runs import GoldenModels
 from kvarn.rollouts.shadow import Shadows
 
 
@@ -65,7 +65,7 @@ def build_gateway(
     choice_metrics = ModelChoiceMetrics(metrics.registry)
     routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics, services.admission.enter)
-    rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_judge=is_main)
+    rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_lead=is_main)
     requests = HeldRequests(services.arrivals, table, engines_outlive_gateways=config.fleet.launcher == "ray")
     if fleet is not None:
         rollouts.on_saved = fleet.wake

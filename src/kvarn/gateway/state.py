@@ -10,9 +10,9 @@ from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
+from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.rollouts.golden_runs import GoldenModels
 
 
 @dataclass(frozen=True, slots=True)

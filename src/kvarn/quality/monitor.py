@@ -32,7 +32,7 @@ _UNANSWERED = (RequestRefusedError, ReplicaLostError, TimeoutError)
 log = logging.getLogger(__name__)
 
 
-class Action(StrEnum):
+class DriftAction(StrEnum):
     """What is done with a replica that deviates."""
 
     RESTART = "restart"
@@ -54,7 +54,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     cached: bool
     """It answered otherwise only with cached blocks of the prompt."""
     detail: str
-    action: Action
+    action: DriftAction
 
 
 class MonitoredModel(Protocol):
@@ -302,9 +302,9 @@ class QualityMonitor:
         now = time.monotonic()
         others = [each for name, each in model.replicas.items() if name != replica and each.state is ReplicaState.READY]
         if watched.restarted_at is None or now - watched.restarted_at > _RESTART_AGAIN_S:
-            action, watched.restarted_at = Action.RESTART, now
+            action, watched.restarted_at = DriftAction.RESTART, now
         else:
-            action = Action.KEEP_OUT if others else Action.ALERT
+            action = DriftAction.KEEP_OUT if others else DriftAction.ALERT
         drift = Drift(
             model=model.name,
             replica=replica,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from kvarn.catalog.model_table import ModelTable
 from kvarn.config.routes import FallbackConfig, RouteConfig, ShadowConfig, TargetConfig
-from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
 
 _MAX_COPIES = 16
 
@@ -28,8 +28,8 @@ def hold_back(rollouts: Iterable[Rollout], models: ModelTable) -> None:
     gone."""
     for rollout in rollouts:
         candidate = models.named(rollout.candidate)
-        if candidate is not None and rollout.phase is not Phase.ROLLED_BACK:
-            candidate.held_back = rollout.phase is not Phase.PROMOTED
+        if candidate is not None and rollout.phase is not RolloutPhase.ROLLED_BACK:
+            candidate.held_back = rollout.phase is not RolloutPhase.PROMOTED
 
 
 def _version_names(rollout: Rollout, models: ModelTable) -> Iterator[tuple[str, str]]:

@@ -20,10 +20,14 @@ class RolloutDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of a rollout, with its time and reason."""
 
     at: float
+    """Unix seconds."""
     action: str
+    """`start`, `step`, `promote`, `rollback`, `pause` or `resume`."""
     share: float
+    """Share of the requests that the new version answers from then on."""
     reason: str
-    by: str
+    by: str = ""
+    """Who decided; empty: the rollout itself."""
 
 
 class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ _SLOW_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """What is seen at one look."""
 
     now: float
@@ -44,7 +44,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """How many replicas there shall be, and why."""
 
     now: float
@@ -71,7 +71,7 @@ class Autoscaler:
         self._needed: deque[tuple[float, int]] = deque()
         """What was needed at each look of the last `scale_in_delay_s`, and at the one before."""
 
-    def decide(self, sample: Sample) -> Decision:
+    def decide(self, sample: LoadSample) -> ScalingDecision:
         """Look, and say how many there shall be."""
         config, now = self.config, sample.now
         self._count(sample)
@@ -92,7 +92,7 @@ class Autoscaler:
         else:
             needed = max(needed, 1)
         needed = min(max(needed, config.min_replicas), config.max_replicas)
-        return Decision(now, self._settled(now, needed, parts), "; ".join(parts))
+        return ScalingDecision(now, self._settled(now, needed, parts), "; ".join(parts))
 
     def _settled(self, now: float, needed: int, parts: list[str]) -> int:
         """What is needed, or more for a while."""
@@ -116,7 +116,7 @@ class Autoscaler:
             parts.append(f"{needed} are enough")
         return self._replicas
 
-    def _count(self, sample: Sample) -> None:
+    def _count(self, sample: LoadSample) -> None:
         is_first = self._last is None and self._replicas > 0  # what is there was asked for
         if sample.arrived_s or sample.running or is_first:
             self._used_at = sample.now

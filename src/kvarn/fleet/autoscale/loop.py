@@ -4,45 +4,73 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from kvarn.admission.predictor import Predictor
-from kvarn.catalog.models import ServedModel
-from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscale.autoscaler import Autoscaler, Decision, Sample
+from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.fleet.autoscale.autoscaler import Autoscaler, LoadSample, ScalingDecision
 from kvarn.fleet.autoscale.popularity import Popularity, most_popular
 from kvarn.fleet.desired import Desired
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.arrivals import HELD, OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS
+from kvarn.replica.client.protocol import ReplicaClient
 
 LOOK_S = 5.0
 _KEPT_DECISIONS = 256
 _FIRST_WORK_S = 1.0
 """Work of a request while no engine has told how long its steps take."""
 
-_log = logging.getLogger("kvarn.fleet")
+_log = logging.getLogger(__name__)
+
+
+class ScaledModel(Protocol):
+    """A served model, or a version of one."""
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        ...
+
+    @property
+    def config(self) -> ModelConfig:  # noqa: D102
+        ...
+
+    @property
+    def held_back(self) -> bool:
+        """A version that is rolled out: its replicas run beside those that the model needs."""
+        ...
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaClient]:
+        """The replicas by name."""
+        ...
+
+    @property
+    def all_versions(self) -> Sequence[ScaledModel]:
+        """All versions that are served while one replaces another."""
+        ...
 
 
 class Autoscaling:
-    """How many replicas each model shall have that has `autoscale`. In the main process.
+    """The autoscalers of the models that have `autoscale`. Runs in the main process.
 
     Args:
         config: The whole configuration.
-        models: What is served, by name.
-        metrics: What all gateway processes have counted.
+        models: The served models.
+        metrics: The counts of all gateway processes.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         config: KvarnConfig,
-        models: Callable[[], list[ServedModel]],
+        models: Callable[[], Sequence[ScaledModel]],
         metrics: Callable[[], Awaitable[CollectorRegistry]],
         clock: Callable[[], float],
     ) -> None:
-        self.decisions: deque[tuple[str, Decision]] = deque(maxlen=_KEPT_DECISIONS)
+        self.decisions: deque[tuple[str, ScalingDecision]] = deque(maxlen=_KEPT_DECISIONS)
         """The latest that changed something or had another reason to stay, with their model, oldest first."""
         self._config = config
         self._models = models
@@ -99,7 +127,7 @@ class Autoscaling:
             self._look_at(model, registry)
         self._share_pool(scaled)
 
-    def _look_at(self, model: ServedModel, registry: CollectorRegistry) -> None:
+    def _look_at(self, model: ScaledModel, registry: CollectorRegistry) -> None:
         config, name, now = model.config.autoscale, model.name, self._clock()
         assert config is not None
         labels = {"model": name}
@@ -121,7 +149,7 @@ class Autoscaling:
         work_s = self._work_s.get(name, _FIRST_WORK_S)
         waiting = held + sum(client.stats.waiting for client in replicas)
         slo = self._config.slo_of(model.config)
-        sample = Sample(
+        sample = LoadSample(
             now,
             arrived * work_s,
             waiting * work_s,
@@ -140,7 +168,7 @@ class Autoscaling:
             self._counts[name] = decision.replicas
             self.on_changed()
 
-    def _share_pool(self, scaled: list[ServedModel]) -> None:
+    def _share_pool(self, scaled: list[ScaledModel]) -> None:
         """Choose the models without replicas that have a place in the warm pool."""
         now, size = self._clock(), self._config.fleet.warm_pool
         idle = [model.name for model in scaled if self._counts.get(model.name) == 0]
@@ -152,15 +180,15 @@ class Autoscaling:
                 waits = "waits" if name in chosen else "waits no longer"
                 reason = f"a process {waits}: {self._popularity.of(name, now):.1f} requests lately, {size} may wait"
                 _log.info("warm pool", extra={"model": name, "reason": reason})
-                self.decisions.append((name, Decision(now, 0, reason)))
+                self.decisions.append((name, ScalingDecision(now, 0, reason)))
         self._pool = chosen
         self.on_changed()
 
-    def _is_news(self, name: str, decision: Decision) -> bool:
+    def _is_news(self, name: str, decision: ScalingDecision) -> bool:
         latest = next((each for model, each in reversed(self.decisions) if model == name), None)
         return latest is None or latest.replicas != decision.replicas
 
-    def _work(self, model: ServedModel, prompt: float, output: float) -> float:
+    def _work(self, model: ScaledModel, prompt: float, output: float) -> float:
         """Seconds of an engine that a request takes: its prompt, and its share of steps as full as the target for the
         time per output token allows."""
         times = next((c.stats.step_times for c in model.replicas.values() if c.stats.step_times is not None), None)

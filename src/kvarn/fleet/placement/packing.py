@@ -1,5 +1,5 @@
-"""What a replica needs of a machine, and on which device of one there is room for it. Pure, but for the sizes of a
-checkpoint's files."""
+"""The needs of a replica, and the machine and GPUs that have room for it. Pure, but for the sizes of a checkpoint's
+files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Machine:
     """A machine's memory, cores and GPUs."""
 
     name: str
@@ -56,7 +56,7 @@ class Device:
 class Placement:
     """Where a replica is."""
 
-    device: str
+    machine: str
     """The name."""
     needs: Needs
     gpus: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class _FreeGpu:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What replicas leave of a device."""
+    """What replicas leave of a machine."""
 
     memory_bytes: int
     cpus: float
@@ -98,16 +98,16 @@ class _Room:
     """The fullest first."""
 
     @staticmethod
-    def on(device: Device, placed: Iterable[Placement]) -> _Room:
-        own = [each for each in placed if each.device == device.name]
+    def on(machine: Machine, placed: Iterable[Placement]) -> _Room:
+        own = [each for each in placed if each.machine == machine.name]
         gpus = []
-        for gpu in device.gpus:
+        for gpu in machine.gpus:
             shares = [(each.needs.gpu_share, each.asleep) for each in own if gpu.uuid in each.gpus]
             free = 1.0 - sum(share for share, asleep in shares if not asleep)
             gpus.append(_FreeGpu(gpu, free, 1.0 - sum(share for share, _ in shares)))
         return _Room(
-            device.memory_bytes - sum(each.memory_bytes for each in own),
-            device.cpus - sum(each.needs.cpus for each in own),
+            machine.memory_bytes - sum(each.memory_bytes for each in own),
+            machine.cpus - sum(each.needs.cpus for each in own),
             tuple(sorted(gpus, key=lambda each: (each.free, each.gpu.number))),
         )
 
@@ -160,32 +160,32 @@ def weight_bytes(model: ModelConfig, directory: Path) -> int:
     return int(size * _BITS[held] / (32 if stored == "float32" else 16))
 
 
-def place(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> Placement | None:
-    """The device on which there is room, of several the one on which least is left after it (best fit), and GPUs of it;
-    None: nowhere. `placed`: the replicas that have a place."""
-    rooms = [(_Room.on(device, placed), device) for device in devices]
-    fitting = [(room, device) for room, device in rooms if room.fits(needs)]
+def place(needs: Needs, machines: Sequence[Machine], placed: Collection[Placement]) -> Placement | None:
+    """The machine with room for a replica, of several the one with the least left after it (best fit), and GPUs of it;
+    None: no machine has room. `placed`: replicas that have a place."""
+    rooms = [(_Room.on(machine, placed), machine) for machine in machines]
+    fitting = [(room, machine) for room, machine in rooms if room.fits(needs)]
     if not fitting:
         return None
-    room, device = min(fitting, key=lambda each: (each[0].memory_bytes, each[1].name))
-    return Placement(device.name, needs, room.gpus_for(needs) or ())
+    room, machine = min(fitting, key=lambda each: (each[0].memory_bytes, each[1].name))
+    return Placement(machine.name, needs, room.gpus_for(needs) or ())
 
 
-def has_gpus(gpus: Collection[str], needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> bool:
+def has_gpus(gpus: Collection[str], needs: Needs, machines: Sequence[Machine], placed: Collection[Placement]) -> bool:
     """Whether there is room for a replica's ranks on these GPUs, by UUID."""
-    found = {each.gpu.uuid: each for device in devices for each in _Room.on(device, placed).gpus}
+    found = {each.gpu.uuid: each for machine in machines for each in _Room.on(machine, placed).gpus}
     return all(found[uuid].has(needs.gpu_share) for uuid in gpus)
 
 
-def place_without_room(needs: Needs, device: Device, placed: Collection[Placement]) -> Placement:
+def place_without_room(needs: Needs, machine: Machine, placed: Collection[Placement]) -> Placement:
     """A place for what runs whether there is room or not: GPUs that have room, then those with most left."""
-    emptiest = sorted(_Room.on(device, placed).gpus, key=lambda each: (-each.free, each.gpu.number))
-    return Placement(device.name, needs, tuple(each.gpu.uuid for each in emptiest[: needs.gpus]))
+    emptiest = sorted(_Room.on(machine, placed).gpus, key=lambda each: (-each.free, each.gpu.number))
+    return Placement(machine.name, needs, tuple(each.gpu.uuid for each in emptiest[: needs.gpus]))
 
 
-def this_machine() -> Device:
+def this_machine() -> Machine:
     """This machine's memory, cores and GPUs."""
-    return Device("cpu", main_memory(), float(os.cpu_count() or 1), find_gpus())
+    return Machine("cpu", main_memory(), float(os.cpu_count() or 1), find_gpus())
 
 
 def main_memory() -> int:
@@ -193,10 +193,10 @@ def main_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def describe_room(needs: Needs, devices: Sequence[Device], placed: Collection[Placement]) -> str:
+def describe_room(needs: Needs, machines: Sequence[Machine], placed: Collection[Placement]) -> str:
     """What a replica needs and what is free, in words."""
     free = []
-    for room in (_Room.on(device, placed) for device in devices):
+    for room in (_Room.on(machine, placed) for machine in machines):
         gpus = "".join(f", {max(0.0, each.free):.0%} of GPU {each.gpu.number}" for each in room.gpus)
         free.append(f"{room.memory_bytes / GIB:.1f} GiB and {room.cpus:g} cores{gpus if needs.gpus else ''}")
     cpus = f" and {needs.cpus:g} cores" if needs.cpus else ""

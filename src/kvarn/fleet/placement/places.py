@@ -11,7 +11,7 @@ import msgspec
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.placement.gpus import ranks_on_gpus
 from kvarn.fleet.placement.packing import (
-    Device,
+    Machine,
     Needs,
     Placement,
     describe_room,
@@ -40,14 +40,14 @@ class Places:
     """The places of replicas. Each keeps its own from its first launch until it is gone for good.
 
     Args:
-        devices: Where there is room for them; empty: nobody counts.
+        machines: Where there is room for them; empty: nobody counts.
         needs_of: What a replica needs.
     """
 
     def __init__(
-        self, devices: Sequence[Device] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
+        self, machines: Sequence[Machine] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
     ) -> None:
-        self._devices = devices
+        self._machines = machines
         self._needs_of = needs_of
         self._placed: dict[str, Placement] = {}
         """By the replica's name."""
@@ -58,16 +58,16 @@ class Places:
         Raises:
             LaunchError: There is none.
         """
-        if not self._devices:
+        if not self._machines:
             return spec
         found = self._placed.get(spec.replica)
         if found is None:
             needs, placed = self._needs_of(spec), self._placed.values()
-            found = place(needs, self._devices, placed)
+            found = place(needs, self._machines, placed)
             if found is None and anyway:
-                found = place_without_room(needs, self._devices[0], placed)
+                found = place_without_room(needs, self._machines[0], placed)
             if found is None:
-                raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._devices, placed)}")
+                raise LaunchError(f"this machine has no room for it: {describe_room(needs, self._machines, placed)}")
             self._placed[spec.replica] = found
         return msgspec.structs.replace(spec, gpus=found.gpus)
 
@@ -96,19 +96,19 @@ class Places:
         if found is None or not found.asleep:
             return True
         others = [each for each in self._placed.values() if each is not found]
-        if has_gpus(found.gpus, found.needs, self._devices, others):
+        if has_gpus(found.gpus, found.needs, self._machines, others):
             self._placed[replica] = dataclasses.replace(found, asleep=False)
             return True
-        if place(found.needs, self._devices, others) is None:
-            raise LaunchError(f"it waits for its GPU: {describe_room(found.needs, self._devices, others)}")
+        if place(found.needs, self._machines, others) is None:
+            raise LaunchError(f"it waits for its GPU: {describe_room(found.needs, self._machines, others)}")
         return False
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
         """What is missing for so many more replicas, in words; empty: nothing."""
         needs, placed = self._needs_of(spec), list(self._placed.values())
-        for number in range(count if self._devices else 0):
-            found = place(needs, self._devices, placed)
+        for number in range(count if self._machines else 0):
+            found = place(needs, self._machines, placed)
             if found is None:
-                return f"this machine has room for {number} of them: {describe_room(needs, self._devices, placed)}"
+                return f"this machine has room for {number} of them: {describe_room(needs, self._machines, placed)}"
             placed.append(found)
         return ""

@@ -1,4 +1,4 @@
-"""`/v1/rollouts`: new versions of models take over, for platform administrators."""
+"""`/v1/rollouts`: rollouts under way and ended, for platform administrators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.rollouts import leave_command, note_rollout
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.rollouts import RolloutCommand, RolloutDecision, RolloutObject
+from kvarn.wire.rollouts import RolloutCommand, RolloutObject
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=JsonRoute, dependencies=ADMINISTRATION)
 
@@ -52,34 +52,33 @@ async def get_rollout(admin: PlatformAdminDep, model: str) -> RolloutObject:
 
 @router.post("/{model}", summary="Pause, resume, promote or roll back")
 async def command_rollout(admin: PlatformAdminDep, model: str, body: RolloutCommand) -> RolloutObject:
-    """Stay at this step, go on, give all requests to the new version now, or give them all to the stable one now. It
-    holds at once, whether or not the database answers; a gateway process that only follows passes it on, which takes a
-    second."""
+    """Pause, resume, promote or roll back at once, whether or not the database answers. A gateway process that does not
+    lead passes the command on, which takes a second."""
     return _describe(admin.gateway, await give_command(admin, model, body.action))
 
 
 async def give_command(admin: AdminContext, model: str, action: str) -> Rollout:
-    """Have an administrator's command carried out by the process that judges.
+    """Have an administrator's command carried out by the leader.
 
     Raises:
         ApiError: 404, the model has had no rollout; 409, it has ended or has failed a gate.
     """
     rollouts, rollout = admin.gateway.rollouts, _find(admin, model)
-    judges = rollouts.judges
-    if judges or rollout.ended:
+    is_leader = rollouts.is_leader
+    if is_leader or rollout.ended:
         try:
             rollout = rollouts.command(model, action, admin.actor.name)
         except RolloutEndedError as error:
             raise ApiError(409, str(error), code="rollout_ended") from None
     try:
         async with admin.audited_change() as change:
-            if not judges:
+            if not is_leader:
                 await leave_command(change, model, action)
             note_rollout(change, model, _DONE[action])
-        if judges:
+        if is_leader:
             await rollouts.save(rollout)
     except StoreAwayError:
-        if not judges:
+        if not is_leader:
             raise
     return rollout
 
@@ -121,8 +120,5 @@ def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
         waits_for=waits_for,
         failure=rollout.gates.failure,
         gates={gate: rollout.gates.describe(gate) for gate in GATES},
-        log=[
-            RolloutDecision(at=each.at, action=each.action, share=each.share, reason=each.reason, by=each.by)
-            for each in rollout.log
-        ],
+        log=rollout.log,
     )

@@ -15,7 +15,7 @@ from kvarn.wire.openai.errors import ApiError
 
 _TENANT = "kvarn:quality"
 
-log = logging.getLogger("kvarn.gateway")
+log = logging.getLogger(__name__)
 
 
 class GoldenModel:
