@@ -16,12 +16,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, load_model
 from kvarn.models.encoders.config import ENCODERS
 from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
 from kvarn.models.families.table import FAMILIES
+from kvarn.shapes.attention import GroupedDimensions
 from kvarn.text.architectures import DECODERS, find_architecture
 from kvarn.text.architectures import ENCODERS as ENCODER_TYPES
 
@@ -56,14 +56,15 @@ def load(path: Path, **options: Any) -> Decoder:
 def test_the_spec_says_what_was_loaded(checkpoint: Path) -> None:
     model = load(checkpoint)
     spec = model.spec
-    assert (spec.architecture, spec.num_layers, spec.num_kv_heads, spec.head_dim) == ("Qwen3ForCausalLM", 3, 2, 16)
+    assert (spec.architecture, spec.num_layers) == ("Qwen3ForCausalLM", 3)
+    assert spec.attention_kinds == [GroupedDimensions(num_heads=4, num_kv_heads=2, head_dim=16)]
     assert (spec.vocab_size, spec.hidden_size, spec.max_context_length) == (199, 32, 256)
     assert spec.num_parameters == sum(t.numel() for t in load_file(checkpoint / "model.safetensors").values())
-    assert kv_bytes_per_token(spec, "bfloat16") == 3 * 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(spec, "int8") == 3 * 2 * 2 * (16 + 4)
+    assert spec.kv_bytes_per_token("bfloat16") == 3 * 2 * 2 * 16 * 2
+    assert spec.kv_bytes_per_token("int8") == 3 * 2 * 2 * (16 + 4)
     cache = model.new_kv_cache(5)
     tensors = (*cache.keys, *cache.values)
-    assert sum(t.nbytes for t in tensors) == 5 * 16 * kv_bytes_per_token(spec, model.kv_dtype)
+    assert sum(t.nbytes for t in tensors) == 5 * 16 * spec.kv_bytes_per_token(model.kv_dtype)
 
 
 def test_a_checkpoint_in_shards_gives_the_same_logits(oracle_factory: Factory, tmp_path: Path, run_paged: Any) -> None:

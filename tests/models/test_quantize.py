@@ -38,14 +38,14 @@ def test_routers_norms_and_embeddings_stay_plain_and_the_head_is_int8(oracle_fac
     _, path = oracle_factory("qwen2-moe")
     model = load_model(path, dtype="float32", kernels="torch", quantization="int4")
     assert isinstance(model, Decoder)
-    layer = model._layers[0]
+    layer = model._stack.layers[0]
     assert isinstance(layer, DecoderLayer) and isinstance(layer.mlp, MoeMlp)
     blocks = {
         name: linear.quantize_block
         for name, linear in {
             "router": layer.mlp.router,
             "shared_gate": layer.mlp.shared_gate,
-            "qkv": layer.attention.input_product,
+            "qkv": layer.attention.products[0],
             "expert": layer.mlp.experts.held[0].down,
             "head": model._head,
         }.items()

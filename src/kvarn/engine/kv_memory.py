@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.adapters import AdapterResidency, AdapterStore
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
@@ -15,6 +14,7 @@ from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate
 from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.request import Sequence
 from kvarn.engine.snapshots import Snapshots
+from kvarn.shapes import BLOCK_SIZE
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
 from kvarn.engine.prefill_apart import PrefillApart
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import KVFetch
 from kvarn.engine.request import Sequence, WaitingQueue
 from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 
 _SPARE_S = 0.5
 """Added to what a prompt is expected to take elsewhere, before it is given up."""

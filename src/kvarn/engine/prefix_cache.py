@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
 

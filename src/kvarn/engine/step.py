@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import (
     LAST_SAMPLED,
@@ -24,6 +24,7 @@ from kvarn.engine.plan import (
 )
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 LEAST_STRETCH = 1.25

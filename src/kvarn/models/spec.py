@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvarn.costs.decoder import DecoderDimensions
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.router import RouterSpec
+from kvarn.shapes.decoder import DecoderShape, LayerShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,27 +21,34 @@ class RopeSpec:
     """Multiplies cosine and sine (YaRN, LongRoPE)."""
 
 
+UNROTATED = RopeSpec(inverse_frequencies=())
+"""No rotary embedding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """What may differ between the layers of one decoder."""
+class LayerSpec(LayerShape):
+    """One layer of a decoder."""
 
     rope: RopeSpec
-    window: int | None = None
-    """Tokens a query sees, itself included; None sees all before it."""
-    is_moe: bool = False
-    """A mixture of experts in place of a dense MLP."""
-    is_recurrent: bool = False
-    """A gated delta rule in place of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec(DecoderDimensions):
+class EncoderLayerSpec:
+    """One layer of an encoder."""
+
+    rope: RopeSpec = UNROTATED
+    window: int | None = None
+    """Tokens that a token sees to either side, itself included; None: all of its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec(DecoderShape):
     """A decoder-only transformer."""
 
     architecture: str
     max_context_length: int
     """Prompt and answer together, in tokens."""
-    layers: tuple[LayerSpec, ...]
+    layers: Sequence[LayerSpec]
     norm_eps: float
     attention_scale: float
     activation: Activation = "silu"
@@ -105,7 +113,7 @@ class EncoderSpec:
     num_heads: int
     max_context_length: int
     """Tokens of one text at most, special ones included."""
-    layers: tuple[LayerSpec, ...]
+    layers: tuple[EncoderLayerSpec, ...]
     norm_eps: float
     max_positions: int = 0
     """Rows of the table of position embeddings; 0: there is none."""

@@ -9,16 +9,13 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.linear import Linear
-from kvarn.models.attention.delta import DeltaNet
-from kvarn.models.attention.grouped import LayerStep
-from kvarn.models.attention.groups import LayerKinds
 from kvarn.models.encoders.config import SentenceModules
 from kvarn.models.encoders.encoder import check_lengths, grouped
-from kvarn.models.families.table import FAMILIES
-from kvarn.models.layer import load_final_norm, load_layer, scaled_embedding
+from kvarn.models.layer import load_final_norm, scaled_embedding
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
+from kvarn.models.stack import LayerStack
 
 
 class CausalEncoder:
@@ -34,11 +31,10 @@ class CausalEncoder:
         self.head = head
         """What makes a logit of a pair's state; None where the state is the answer."""
         self._sentence = sentence
-        names = FAMILIES[spec.architecture].names
         self._words = loader.embedding("model.embed_tokens", Shard.whole(spec.vocab_size), spec.hidden_size)
-        self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
+        # GPUs attend over no float32 numbers.
+        self._stack = LayerStack(spec, loader, "bfloat16" if self.kernels.computes_beside_host else "float32")
         self._norm = load_final_norm(spec, loader)
-        self._kinds = LayerKinds(spec.layers, self.kernels.device)
 
     @torch.inference_mode()
     def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -56,20 +52,10 @@ class CausalEncoder:
     def _encode(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """The vectors of a few texts, before they are scaled."""
         batch, num_blocks = whole_texts(lengths)
-        attention = self._layers[0].attention
-        assert not isinstance(attention, DeltaNet), "a model with recurrent states is not loaded to embed"
-        # Each layer writes over what the last one has left. GPUs attend over no float32 numbers.
-        cache = attention.new_cache(1, num_blocks, "bfloat16" if self.kernels.computes_beside_host else "float32")
-        steps = [
-            LayerStep(
-                attention.plan(batch, window), self._kinds.rotation(kind, batch.positions), None, batch.slot_mapping
-            )
-            for kind, window in enumerate(self._kinds.windows)
-        ]
+        cache = self._stack.new_scratch_cache(num_blocks)
         hidden = F.embedding(token_ids, self._words).to(self.kernels.activation_dtype(self.dtype))
         hidden = scaled_embedding(hidden, self.spec, self.dtype)
-        for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True):
-            hidden = layer.forward(hidden, cache, 0, steps[kind])
+        hidden = self._stack.run(hidden, batch, cache, self._stack.steps(batch))
         ends = lengths.cumsum(0)
         match self._sentence.pooling:
             case "last":

@@ -13,7 +13,7 @@ from pydantic import Field
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
 from kvarn.models.families.hf_config import EncoderConfig, Length, activation_named
 from kvarn.models.families.rope import rope_spec
-from kvarn.models.spec import ClassifierSpec, EncoderSpec, LayerSpec, Pooling, RopeSpec
+from kvarn.models.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, Pooling
 from kvarn.text.architectures import CLASSIFIER
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate
@@ -111,7 +111,6 @@ ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
 """Encoders by the name in config.json's `architectures`."""
 
 _MODULES = "modules.json"
-_UNROTATED = RopeSpec(inverse_frequencies=())
 
 
 def encoder_spec(
@@ -173,7 +172,7 @@ def _plain(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
             f"config.json: max_position_embeddings is {positions}: RoBERTa's must be more than pad_token_id + 1"
         )
     return {
-        "layers": (LayerSpec(rope=_UNROTATED),) * config.num_hidden_layers,
+        "layers": (EncoderLayerSpec(),) * config.num_hidden_layers,
         "max_positions": positions,
         "position_offset": offset,
         "num_token_types": config.type_vocab_size,
@@ -193,7 +192,8 @@ def _modern(config: EncoderConfig) -> dict[str, Any]:
     ropes = {kind: rope_spec(config.rope(kind), head_dim, size, size) for kind in set(kinds)}
     return {
         "layers": tuple(
-            LayerSpec(rope=ropes[kind], window=None if kind == "full_attention" else window // 2 + 1) for kind in kinds
+            EncoderLayerSpec(rope=ropes[kind], window=None if kind == "full_attention" else window // 2 + 1)
+            for kind in kinds
         ),
         "norm_eps": config.norm_eps,
         "pre_norm": True,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.linear import LayerNorm
-from kvarn.models.attention.groups import LayerKinds
+from kvarn.models.attention.groups import LayerGroups
 from kvarn.models.encoders.classifier import load_classifier
 from kvarn.models.encoders.config import ENCODERS
 from kvarn.models.encoders.layer import EncoderStep, load_encoder_layer
@@ -52,7 +52,7 @@ class Encoder:
             if head is None
             else load_classifier(prefix, ENCODERS[spec.architecture].classifier, spec, head, loader)
         )
-        self._kinds = LayerKinds(spec.layers, self.kernels.device)
+        self._groups = LayerGroups[int | None]([(each.rope, each.window) for each in spec.layers], self.kernels.device)
 
     @property
     def vector_size(self) -> int:
@@ -87,12 +87,10 @@ class Encoder:
         if self._types is not None:
             hidden = hidden + self._token_types(token_ids, text, ends, lengths, self._types)
         hidden = kernels.layer_norm(hidden.to(kernels.activation_dtype(self.dtype)), self._norm)
-        steps = [
-            EncoderStep(kernels.plan_bidirectional(lengths, self._heads, window), self._kinds.rotation(kind, positions))
-            for kind, window in enumerate(self._kinds.windows)
-        ]
-        for layer, kind in zip(self._layers, self._kinds.of_layer, strict=True):
-            hidden = layer.forward(hidden, steps[kind])
+        plans = [kernels.plan_bidirectional(lengths, self._heads, window) for window in self._groups.kinds]
+        steps = [EncoderStep(plan, self._groups.rotation(group, positions)) for group, plan in enumerate(plans)]
+        for layer, group in zip(self._layers, self._groups.of_layer, strict=True):
+            hidden = layer.forward(hidden, steps[group])
         if self._final_norm is not None:
             hidden = kernels.layer_norm(hidden, self._final_norm)
         return self._pool(hidden.float(), text, ends, lengths)

@@ -11,7 +11,7 @@ import torch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.attention import LayerStep
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader
 from kvarn.models.mlp.experts import Experts

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import BLOCK_SIZE, ModelConfig
-from kvarn.costs.decoder import DecoderCosts, kv_bytes_per_token, loaded_costs
+from kvarn.config.schema import ModelConfig
+from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.engine.core import EngineCore
 from kvarn.engine.plan import Executor
 from kvarn.engine.proposer import Proposer
@@ -51,6 +51,7 @@ from kvarn.replica.server.sleep import SleepingModel
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.server.warm_up import compile_ahead, warm_up
 from kvarn.replica.spec import ReplicaSpec, ReportProgress, configured_adapters
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import TextError
 from kvarn.text.rerank_template import QWEN3
@@ -176,7 +177,7 @@ def _build_decoder(
     layout = layout_of(config)
     others = [] if ranks is None else ranks.await_loaded()
     sizes = [block_bytes(model.new_kv_cache(1)), *(each.block_bytes for each in others)]
-    parts = block_parts(layout, _head_copies(model, layout), sizes)
+    parts = block_parts(layout, model.spec.cache_copies(layout.tensor_parallel_size), sizes)
     tiers = None
     if keeps_blocks(spec):
         with phases("open the KV tiers"):
@@ -246,7 +247,7 @@ def _build_decoder(
         host=partial(_host_adapters, model, own, spec, load, phases) if layout.pipeline_parallel_size == 1 else None,
         connector=connector,
         micro_batches=config.pipeline_parallel_size,
-        num_snapshots=None if model.spec.delta is None else num_snapshots,
+        num_snapshots=num_snapshots if model.spec.has_states else None,
         ranks=ranks,
         experts=ExpertLoads(model, config.experts.load_file),
         sleep=partial(SleepingModel, model, partial(_rebuild, model, spec)) if may_sleep else None,
@@ -281,13 +282,8 @@ def _plan_cache(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -
         may_lower_context=config.max_context_length is None,
         weight_bytes=sum(each.layer_bytes + each.head_bytes for each in held),
         gpu=gpu,
-        copies=layout.prefill_context_parallel_size * _head_copies(model, layout),
+        copies=layout.prefill_context_parallel_size * model.spec.cache_copies(layout.tensor_parallel_size),
     )
-
-
-def _head_copies(model: Decoder, layout: RankLayout) -> int:
-    """Ranks that share layers and hold the same key/value heads."""
-    return max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads))
 
 
 def _open_tiers(
@@ -314,7 +310,7 @@ def _joint_costs(model: Decoder, others: Sequence[Loaded], layout: RankLayout) -
         model.spec,
         layer_bytes=(model.layer_bytes + sum(each.layer_bytes for each in others)) // copies,
         head_bytes=(model.head_bytes + sum(each.head_bytes for each in others)) // copies,
-        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
+        kv_bytes_per_token=model.spec.kv_bytes_per_token(model.kv_dtype),
     )
 
 
@@ -350,7 +346,7 @@ def build_proposer(
     """What guesses tokens, as configured; a draft model is loaded. Raises as `load_draft`."""
     if config.speculation.chosen == "none":
         return None
-    if model.spec.delta is not None:
+    if model.spec.has_states:
         log.info("no speculation: the model has recurrent states", extra={"model": config.name})
         return None
     if config.speculation.chosen == "ngram":
