@@ -10,8 +10,8 @@ import torch
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.kernels.operations import Kernels
 from kvarn.shapes import KvDtype
 
 

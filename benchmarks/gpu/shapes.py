@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.families.decoder_spec import decoder_spec

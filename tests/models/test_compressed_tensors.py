@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.formats import weight_format
 from kvarn.models.loading.checkpoint import Checkpoint

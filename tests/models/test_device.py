@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kvarn.kernels import dispatch
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.dispatch import BACKENDS, Backend
+from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder, load_model
 from kvarn.shapes import KvDtype
 

@@ -17,8 +17,8 @@ import torch
 
 from kvarn import kernels, models
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model

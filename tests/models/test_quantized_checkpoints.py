@@ -19,8 +19,8 @@ import transformers
 from safetensors.torch import save_file
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.errors import CheckpointError, WeightShapeError

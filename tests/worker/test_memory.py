@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.memory import DRIVER_BYTES, DeviceMemory, usable_memory
+from kvarn.kernels.device.memory import DRIVER_BYTES, DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions

@@ -16,7 +16,7 @@ from kvarn.kernels.linear import Linear, Norm
 from kvarn.shapes import KvDtype
 
 if TYPE_CHECKING:
-    from kvarn.kernels.backend import AttentionPlan
+    from kvarn.kernels.operations import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.models.attention import Attention, LayerStep, load_attention
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import WeightLoader

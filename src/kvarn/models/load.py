@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.memory import GIB, give_back_freed
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoders.causal import CausalEncoder

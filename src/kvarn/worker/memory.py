@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvarn.kernels.graphs import MOST_CAPTURED
-from kvarn.kernels.memory import GIB, DeviceMemory, usable_memory
+from kvarn.kernels.device.graphs import MOST_CAPTURED
+from kvarn.kernels.device.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError

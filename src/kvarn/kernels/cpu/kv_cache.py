@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.batch import HeadShape, KVCache
+from kvarn.kernels.device.memory import zeros_on_demand
 from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
-from kvarn.kernels.memory import zeros_on_demand
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.cache import kv_bytes_per_head
 

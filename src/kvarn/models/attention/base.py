@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import HeadProducts
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import HeadProducts
 from kvarn.shapes import KvDtype
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.backend import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.batch import BlockExchange, HeadShape, PagedBatch, Rotation
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.operations import AttentionPlan, Kernels, LatentPlan
 from kvarn.kernels.torch.latent import write_rows
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`."""
+    """See `kvarn.kernels.operations.AttentionPlan`."""
 
     write: AttentionPlan
     """Each query sees itself alone, which needs no other rank's keys."""
@@ -44,7 +44,7 @@ class SharedAttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class SharedLatentPlan:
-    """See `kvarn.kernels.backend.LatentPlan`."""
+    """See `kvarn.kernels.operations.LatentPlan`."""
 
     slot_mapping: torch.Tensor
     attend: LatentPlan

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.delta import DeltaPlan, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.models.attention.base import Attention, LayerStep, Products
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Grouped, LinearSpec, WeightLoader

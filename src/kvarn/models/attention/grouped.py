@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.backend import AttentionPlan, Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import AttentionPlan, Kernels
 from kvarn.models.attention.base import Attention, LayerStep, PlainAttention, Products
 from kvarn.models.attention.context_parallel import plan_attention
 from kvarn.models.families.family import LayerNames

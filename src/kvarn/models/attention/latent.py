@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.backend import HeadProducts, Kernels, LatentPlan
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import HeadProducts, Kernels, LatentPlan
 from kvarn.kernels.torch.attention import rotate
 from kvarn.models.attention.base import Attention, LayerStep, Products
 from kvarn.models.attention.context_parallel import plan_latent

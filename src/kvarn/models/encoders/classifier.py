@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import LayerNorm, Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.models.encoders.config import ClassifierNames
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard

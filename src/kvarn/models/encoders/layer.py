@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.backend import BidirectionalPlan, Kernels
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.linear import LayerNorm, Linear
+from kvarn.kernels.operations import BidirectionalPlan, Kernels
 from kvarn.models.encoders.config import EncoderNames
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvarn.kernels.memory import GIB, usable_memory
+from kvarn.kernels.device.memory import GIB, usable_memory
 from kvarn.models.errors import CheckpointError, MissingWeightError, NotEnoughMemoryError, WeightShapeError
 from kvarn.models.families.hf_config import CheckpointKind
 from kvarn.text.json_file import read_json, validate

@@ -25,9 +25,9 @@ from typing import IO, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.models.loading.packed_directory import FRESH_S, SUFFIX, make_room, only_writer
 
 WRITER = "kvarn-packed-weights"

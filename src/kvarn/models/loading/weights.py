@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization, Weight, concatenate
 from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.loading.checkpoint import Checkpoint

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.models.attention import LayerStep
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 
 
 @dataclass(frozen=True, slots=True)

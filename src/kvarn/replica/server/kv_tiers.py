@@ -14,7 +14,7 @@ import torch
 
 from kvarn import __version__
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.kernels.memory import GIB
+from kvarn.kernels.device.memory import GIB
 from kvarn.kvstore import DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
 from kvarn.models import Decoder

@@ -24,18 +24,18 @@ import msgspec
 import torch
 
 from kvarn.config.schema import ModelConfig
+from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.memory import DeviceMemory
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.loading.checkpoint import Progress
 from kvarn.models.parallel import Parallel, ParallelError, Stage
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.worker import InProcessExecutor, PipelinedExecutor
-from kvarn.worker.collectives import RankGroup, RankLayout, RankLostError
-from kvarn.worker.context_parallel import ContextParallel
-from kvarn.worker.pipes import read_frame, send_frame
-from kvarn.worker.rank_blocks import BlockPart, SlotMemory, anonymous_file, map_memory
+from kvarn.worker import AsyncExecutor, InProcessExecutor
+from kvarn.worker.ranks.blocks import BlockPart, SlotMemory, anonymous_file, map_memory
+from kvarn.worker.ranks.collectives import RankGroup, RankLayout, RankLostError
+from kvarn.worker.ranks.context_parallel import ContextParallel
+from kvarn.worker.ranks.pipes import read_frame, send_frame
 
 EXIT_RANK_LOST = 3
 """Exit status of an engine process, one of whose ranks ended while it did not look."""
@@ -189,7 +189,7 @@ def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor
     logits."""
     layout = layout_of(config)
     have_logits = layout.pipeline_parallel_size == 1 and layout.prefill_context_parallel_size == 1
-    return PipelinedExecutor if model.kernels.computes_beside_host and have_logits else InProcessExecutor
+    return AsyncExecutor if model.kernels.computes_beside_host and have_logits else InProcessExecutor
 
 
 def threads_of(config: ModelConfig, threads: int) -> int:
@@ -223,7 +223,7 @@ class RankProcesses:
         self.answers: list[IO[bytes]] = []
         """From each."""
         self._processes: list[subprocess.Popen[bytes]] = []
-        command = [sys.executable, "-P", "-m", "kvarn.replica.server.rank"]
+        command = [sys.executable, "-P", "-m", "kvarn.replica.server.ranks.follower"]
         for rank in range(1, layout.world_size):
             files = () if self._block_file < 0 else (self._block_file,)
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=files)

@@ -1,8 +1,8 @@
 """Prefill context parallelism: ranks that each hold the whole model compute different tokens of a long prompt.
 
 Each takes its tokens through all layers. In each layer ranks give each other the blocks of the KV cache that they have
-written (`models/attention/context_parallel.py`), so all have the whole cache, as if each had computed the prompt. Other
-rows (decode rows, short prompts, rows with proposals) are computed by every rank, and nothing is sent for them.
+written (`models/attention/context_parallel.py`), so all have the whole cache, as if each had computed the prompt. What
+is not a long prompt (decode rows, short prompts, rows with proposals) is computed by every rank; nothing is sent.
 
 A query sees all keys before it, so later tokens take longer. A prompt's chunk is cut into two pieces for each of n
 ranks, and rank i takes pieces i and 2 n - 1 - i: all have as many tokens and as much attention to compute (Llama Team,
@@ -23,7 +23,7 @@ from kvarn.engine.plan import Row
 from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvarn.worker.inputs import FlatRows
+    from kvarn.worker.step_batch import FlatRows
 
 PIECE_BLOCKS = 2
 """Blocks of a piece at least: the compiled kernels multiply so many tokens together. Shorter prompts are not cut."""

@@ -21,9 +21,9 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
 from kvarn.models.eagle import EagleHead
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.worker.inputs import StepInputs
 from kvarn.worker.kv_blocks import copy_blocks
-from kvarn.worker.pass_times import PassTimes
+from kvarn.worker.proposers.pass_times import PassTimes
+from kvarn.worker.step_batch import StepInputs
 
 Ints = npt.NDArray[np.int64]
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.kernels.memory import zeros_on_demand
-from kvarn.kernels.offload import Offloaded, tensors_of
+from kvarn.kernels.device.memory import zeros_on_demand
+from kvarn.kernels.device.offload import Offloaded, tensors_of
 
 TYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 

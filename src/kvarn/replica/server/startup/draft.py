@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
-from kvarn.kernels.memory import GIB
+from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder, load_model
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker import DraftProposer, plan_cache

@@ -21,9 +21,9 @@ import torch
 
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.kernels.graphs import StepGraphs, recorder_for
-from kvarn.kernels.memory import device_allocations
-from kvarn.kernels.staging import Fetched, Staging
+from kvarn.kernels.device.graphs import StepGraphs, recorder_for
+from kvarn.kernels.device.memory import device_allocations
+from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.shapes import BLOCK_SIZE
@@ -41,9 +41,9 @@ from kvarn.worker.device_step import (
 )
 from kvarn.worker.errors import InvalidLogitsError, ReplayAllocationError
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.inputs import Ints, flatten_rows
 from kvarn.worker.memory import captured_bytes
 from kvarn.worker.slots import NO_LOGPROBS
+from kvarn.worker.step_batch import Ints, flatten_rows
 
 IN_FLIGHT = 2
 FEWEST = 64
@@ -70,7 +70,7 @@ class _Running:
     result: StepResult | None = None
 
 
-class PipelinedExecutor(InProcessExecutor):
+class AsyncExecutor(InProcessExecutor):
     """See `kvarn.engine.plan.Executor`, and `InProcessExecutor` for arguments and errors.
 
     Args:

@@ -15,10 +15,10 @@ from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation, StateCache
 from kvarn.kernels.decoder import DecoderLayers, DecoderParts, GreedyDecoder, GreedyParts
 from kvarn.kernels.delta import DeltaPlan
+from kvarn.kernels.device.memory import DeviceMemory, usable_memory, zeros_on_demand
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
-from kvarn.kernels.memory import DeviceMemory, usable_memory, zeros_on_demand
 from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory

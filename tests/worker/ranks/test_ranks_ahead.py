@@ -20,9 +20,9 @@ from kvarn.models.adapters import load_adapter
 from kvarn.models.parallel import Parallel
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor, NgramProposer, PipelinedExecutor
-from kvarn.worker.pipes import read_frame
-from kvarn.worker.ranks import Follower, RanksExecutor
+from kvarn.worker import AsyncExecutor, InProcessExecutor, NgramProposer
+from kvarn.worker.ranks.executor import Follower, RanksExecutor
+from kvarn.worker.ranks.pipes import read_frame
 from meeting import Meeting, ThreadCollectives
 from profiles import thorough
 
@@ -86,7 +86,7 @@ class TwoRanks(RanksExecutor):
 
 
 class TwoRanksAhead(TwoRanks):
-    kind = PipelinedExecutor
+    kind = AsyncExecutor
 
 
 def frames(pipe: IO[bytes]) -> Iterator[bytes]:

@@ -31,7 +31,7 @@ def read_bytes_per_s() -> float:
     if not is_compiled():
         words = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
         return _best(lambda: (float(words.nbytes), words.sum())[0])
-    from kvarn.kernels.memory import zeros_on_demand
+    from kvarn.kernels.device.memory import zeros_on_demand
 
     native, memory = _native(), zeros_on_demand((_READ_BYTES,), torch.uint8).fill_(1)  # in huge pages, as weights are
     return _best(lambda: native.read_all(memory.data_ptr(), memory.nbytes)[0])

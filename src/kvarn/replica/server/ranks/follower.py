@@ -1,6 +1,6 @@
-"""A rank's process: `python -m kvarn.replica.server.rank`, started by the engine process (`ranks.py`), ended with it.
+"""The process of a rank: `python -m kvarn.replica.server.ranks.follower`. The engine process starts and ends it.
 
-It reads what it is from standard input, as one line of JSON, then frames: `Begin`, and a plan for each step.
+Standard input carries one line of JSON, `RankSpec`, then frames: `Begin`, and a plan for each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks import (
+from kvarn.replica.server.ranks.processes import (
     Begin,
     Loaded,
     RankSpec,
@@ -33,10 +33,10 @@ from kvarn.replica.server.ranks import (
     layout_of,
     load_part,
 )
-from kvarn.worker.collectives import RankGroup
 from kvarn.worker.kv_blocks import block_bytes
-from kvarn.worker.pipes import read_frame, send_frame
-from kvarn.worker.ranks import Follower
+from kvarn.worker.ranks.collectives import RankGroup
+from kvarn.worker.ranks.executor import Follower
+from kvarn.worker.ranks.pipes import read_frame, send_frame
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvarn.kernels.memory import HUGE_PAGE, HugePages, give_back_freed, zeros_on_demand
+from kvarn.kernels.device.memory import HUGE_PAGE, HugePages, give_back_freed, zeros_on_demand
 
 
 def resident_bytes() -> int:

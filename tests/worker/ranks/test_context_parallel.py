@@ -20,9 +20,9 @@ from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
-from kvarn.worker.context_parallel import ContextParallel
-from kvarn.worker.inputs import FlatRows, flatten_rows
+from kvarn.worker.ranks.context_parallel import ContextParallel
 from kvarn.worker.slots import SlotTable
+from kvarn.worker.step_batch import FlatRows, flatten_rows
 from meeting import Meeting
 from profiles import examples
 from tiny_checkpoints import DECODERS, make_decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.graphs import MOST_CAPTURED, RUNS_BEFORE_CAPTURE, Captured, Step, StepGraphs
+from kvarn.kernels.device.graphs import MOST_CAPTURED, RUNS_BEFORE_CAPTURE, Captured, Step, StepGraphs
 from logs import of_kvarn
 from repeating_recorder import RepeatingRecorder
 

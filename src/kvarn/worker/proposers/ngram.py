@@ -25,7 +25,7 @@ from kvarn.engine.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope
-from kvarn.worker.pass_times import PassTimes
+from kvarn.worker.proposers.pass_times import PassTimes
 
 _NO_TOKEN = -1
 """Stands between two answers."""

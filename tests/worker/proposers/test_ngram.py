@@ -15,7 +15,7 @@ from kvarn.engine.tenants import TenantAccount
 from kvarn.kernels.search import longest_match, longest_match_reference
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.ngram import NgramProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import examples
 
 

@@ -14,15 +14,15 @@ from kv_connectors import DictConnector
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan, StepResult
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.kernels.graphs import StepGraphs
-from kvarn.kernels.staging import Fetched, Staging
+from kvarn.kernels.device.graphs import StepGraphs
+from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InvalidLogitsError, PipelinedExecutor
+from kvarn.worker import AsyncExecutor, InvalidLogitsError
 from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
-from kvarn.worker.inputs import flatten_rows
 from kvarn.worker.slots import SlotTable
+from kvarn.worker.step_batch import flatten_rows
 from repeating_recorder import RepeatingRecorder
 
 KINDS: list[dict[str, Any]] = [
@@ -47,7 +47,7 @@ def requests(kinds: list[dict[str, Any]]) -> list[Submit]:
     ]
 
 
-class Counting(PipelinedExecutor):
+class Counting(AsyncExecutor):
     """Counts plans that were made before the last tokens were known, and that were not run ahead."""
 
     planned_ahead = 0
@@ -112,7 +112,7 @@ def test_no_field_of_a_batch_is_left_out() -> None:
     assert states is not None and states.places.tolist() == [2, 0, -1, -1] and states.saves.tolist() == [-1, 6, -1, -1]
 
 
-class Addresses(PipelinedExecutor):
+class Addresses(AsyncExecutor):
     """Notes where each step's inputs and caches are, by its shape."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -136,7 +136,7 @@ def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_mod
     assert all(len(set(steps)) == 1 for steps in found)
 
 
-class Capturing(PipelinedExecutor):
+class Capturing(AsyncExecutor):
     """Captures as on a GPU, and notes which results came while it did."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_ti
 
 
 def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
-    executor = PipelinedExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
+    executor = AsyncExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
     with pytest.raises(ProtocolError, match="no plan was submitted"):
         executor.collect()
 
@@ -174,7 +174,7 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_slot(
     tiny_model: Callable[[str], Decoder], admission: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("llama")
-    executor = PipelinedExecutor(model, num_blocks=40, max_num_seqs=4)
+    executor = AsyncExecutor(model, num_blocks=40, max_num_seqs=4)
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *inputs: forward(*inputs).fill_(torch.nan))
     row = Row(3, 0, [5, 6], [BlockUpdate(0, 0)], True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import IO
 
-from kvarn.worker.collectives import RankLostError
+from kvarn.worker.ranks.collectives import RankLostError
 
 _LENGTH = struct.Struct("<Q")
 

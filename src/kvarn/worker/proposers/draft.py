@@ -23,7 +23,7 @@ from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.worker.pass_times import PassTimes
+from kvarn.worker.proposers.pass_times import PassTimes
 
 Ints = npt.NDArray[np.int64]
 

@@ -18,8 +18,8 @@ import msgspec
 from kvarn.engine.plan import BlockContents, BlockTransfer, StepPlan
 from kvarn.kvstore import TieredStore
 from kvarn.kvstore.fetch import copy_parts
-from kvarn.worker.collectives import RankLayout, RankLostError
-from kvarn.worker.pipes import read_frame
+from kvarn.worker.ranks.collectives import RankLayout, RankLostError
+from kvarn.worker.ranks.pipes import read_frame
 
 
 class BlockPart(msgspec.Struct, frozen=True):

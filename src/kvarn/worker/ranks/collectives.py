@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from kvarn.kernels.memory import is_host
+from kvarn.kernels.device.memory import is_host
 from kvarn.worker.errors import WorkerError
 
 TIMEOUT = timedelta(hours=1)

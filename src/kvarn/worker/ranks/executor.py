@@ -4,7 +4,7 @@ Rank 0 is the engine's own process. It gives each plan to the others, runs its o
 the last stage (see `RankLayout`). All ranks have the same slots and block tables, and each has a KV cache of as many
 blocks, with the part of each block that its layers and heads need.
 
-On devices that compute beside the host (`PipelinedExecutor`) ranks of one stage run ahead: each has all logits and
+On devices that compute beside the host (`AsyncExecutor`) ranks of one stage run ahead: each has all logits and
 draws the same tokens from them, so none waits to be told. Rank 0 says which plans are run like that. What it draws by
 itself, with masks for example, it sends along with the next plan.
 """
@@ -23,8 +23,8 @@ from kvarn.engine.plan import AdapterLoad, StepPlan, StepResult
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.pipes import send_frame
-from kvarn.worker.rank_blocks import BlockSlots, RankBlocks, SlotMemory
+from kvarn.worker.ranks.blocks import BlockSlots, RankBlocks, SlotMemory
+from kvarn.worker.ranks.pipes import send_frame
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ import torch
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.worker.context_parallel import ContextParallel
+from kvarn.worker.ranks.context_parallel import ContextParallel
 from kvarn.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import torch
 
-from kvarn.kernels.memory import give_back_freed
+from kvarn.kernels.device.memory import give_back_freed
 
 CHUNK_BYTES = 1 << 28
 """Of main memory that is taken at once: a power of two, which is what pinned memory is rounded up to."""
