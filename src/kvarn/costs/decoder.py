@@ -13,7 +13,7 @@ from kvarn.shapes.decoder import DecoderShape
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step must do."""
+    """The work of one step."""
 
     weight_bytes: float
     kv_bytes: float

@@ -25,7 +25,7 @@ from kvarn.models.stack import LayerStack
 from kvarn.shapes import KvDtype
 
 EMBEDDING = "model.embed_tokens"
-"""The checkpoints' name of it."""
+"""Its name in checkpoints."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Decoder:
 
     @property
     def costs(self) -> DecoderCosts:
-        """What its steps must move and compute, weights as they are held."""
+        """Bytes and operations of its steps, weights as they are held."""
         return loaded_costs(
             self.spec,
             layer_bytes=self.layer_bytes,
@@ -125,8 +125,8 @@ class Decoder:
         return self.kernels.new_adapter_memory(cache, self.dtype)
 
     def greedy_passes(self, cache: KVCache) -> GreedyPasses | None:
-        """What continues sequences of this cache with the likeliest tokens, many passes in one call; None for models
-        that single passes alone can compute."""
+        """Many passes in one call over this cache, each of the likeliest tokens of the one before; None for models that
+        need single passes."""
         spec, groups, norm = self.spec, self._stack.groups, self._norm.fused
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
         if not plain or self._parallel.world_size > 1 or self._parallel.stage.count > 1 or self._head is None:

@@ -83,7 +83,7 @@ class DecoderLayer:
         return self._add(hidden, out, self.mlp_output_norm)
 
     def _normed(self, hidden: torch.Tensor, norm: AnyNorm | None) -> tuple[torch.Tensor, Norm | None]:
-        """What the next product takes, and the norm that it applies to it by itself."""
+        """The input of the next product, and the norm that the product applies to it."""
         if isinstance(norm, LayerNorm):
             return self.kernels.layer_norm(hidden, norm), None
         if norm is not None and self.spec.parallel_blocks:

@@ -139,7 +139,7 @@ def load_model(
 def _open_cache(
     where: Path | Literal["auto"], checkpoint: Checkpoint, kernels: Kernels, form: tuple[object, ...]
 ) -> PackedCache | None:
-    """Where weights of this form are kept."""
+    """The packed weights of this form."""
     if kernels.packed_layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
         return None

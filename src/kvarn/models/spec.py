@@ -1,4 +1,4 @@
-"""What a model is, as data: enough to build it, to size its cache and to plan for it."""
+"""A model as data: enough to build it, to size its cache and to plan for it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DecoderSpec(DecoderShape):
     """In the checkpoint's weights, angle i turns numbers 2 i and 2 i + 1 of a head; else numbers i and i + R."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the attention's output projection."""
+    """Bias of the attention's output projection."""
     mlp_bias: bool = False
     router: RouterSpec = field(default_factory=RouterSpec)
     stacked_experts: bool = False
@@ -77,7 +77,7 @@ class DecoderSpec(DecoderShape):
     over each head, which has weights of its own (Command R+)."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Of what each half of a layer adds to the residual stream (Granite)."""
+    """Factor of what each half of a layer adds to the residual stream (Granite)."""
     logits_scale: float = 1.0
     """Before `logits_softcap`."""
     attention_softcap: float | None = None
@@ -87,7 +87,7 @@ class DecoderSpec(DecoderShape):
 
 
 Pooling = Literal["mean", "cls", "last"]
-"""What a text's vector is made of: all of its tokens, the first or the last one."""
+"""Source of a text's vector: all of its tokens, the first or the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class ClassifierSpec:
 
     activation: Activation = "tanh"
     bias: bool = True
-    """Of the hidden layer."""
+    """Bias of the hidden layer."""
     pair_types: bool = False
     """Tokens of a pair's second text have type 1."""
 
@@ -133,5 +133,5 @@ class EncoderSpec:
     normalize: bool = True
     """Scale each vector to length one."""
     classifier: ClassifierSpec | None = None
-    """What is made of a text's vector; None: it is the answer."""
+    """Head over a text's vector; None: the vector is the answer."""
     num_parameters: int = 0

@@ -80,7 +80,7 @@ class LayerStack:
         )
 
     def steps(self, batch: PagedBatch) -> list[LayerStep]:
-        """What the layers share in a step, by group."""
+        """The layers' shared plans and rotations of a step, by group."""
         return [
             LayerStep(
                 plan=self._of_group[group].plan(batch),

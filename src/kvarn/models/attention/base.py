@@ -1,4 +1,4 @@
-"""What every kind of attention computes, and what its layers share in a step."""
+"""The attention of a layer: one class for each kind, beside its sizes in `kvarn.shapes.attention`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvarn.shapes import KvDtype
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """What layers with equal attention and rotation share in one step."""
+    """Shared by layers with equal attention and rotation in one step."""
 
     plan: Any
     """Made by `Attention.plan` of such a layer."""
@@ -62,7 +62,7 @@ class Attention(ABC):
 
     @abstractmethod
     def plan(self, batch: PagedBatch) -> Any:
-        """What the kernels need of a step, the same for all layers like this one."""
+        """The kernels' plan of a step, the same for all layers like this one."""
 
     @abstractmethod
     def forward(

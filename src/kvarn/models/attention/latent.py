@@ -43,7 +43,7 @@ class LatentAttention(Attention):
     down: Linear
     """To the row, before it the compressed query where queries are compressed."""
     query: Linear
-    """Of the hidden state, or of the compressed query."""
+    """Product of the hidden state, or of the compressed query."""
     key_products: HeadProducts
     """A head's query to what it multiplies rows with."""
     value_products: HeadProducts

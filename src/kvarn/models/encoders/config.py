@@ -24,7 +24,7 @@ class EncoderNames:
     """Names of an encoder's tensors, without `.weight`; those of a layer below `layers` and its number."""
 
     prefixes: tuple[str, ...]
-    """What may stand before all of them: nothing in a bare encoder, the family's name in one saved below a head."""
+    """Possible prefixes of all names: none in a bare encoder, the family's name in one saved below a head."""
     words: str = "embeddings.word_embeddings"
     norm: str = "embeddings.LayerNorm"
     final_norm: str | None = None
@@ -50,10 +50,10 @@ class ClassifierNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily:
-    """What sets a family of encoders apart."""
+    """One family of encoders."""
 
     model_type: str
-    """What config.json calls it."""
+    """Its name in config.json."""
     names: EncoderNames
     classifier: ClassifierNames
     pair_types: bool = False
@@ -120,7 +120,7 @@ def encoder_spec(
     *,
     max_context_length: int | None = None,
 ) -> EncoderSpec:
-    """Of config.json, with pooling, normalisation and length limit from sentence-transformers' files where there are.
+    """The encoder in config.json, with pooling, normalisation and length limit of sentence-transformers' files.
 
     Without `modules.json` vectors are the mean of their tokens', scaled to length one.
     """
@@ -221,7 +221,7 @@ class _Modules(CheckpointFile):
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """What sentence-transformers does with the states of a text's tokens."""
+    """Pooling and normalisation, as sentence-transformers' files say."""
 
     pooling: Pooling = "mean"
     normalize: bool = True
@@ -263,7 +263,7 @@ def _module_paths(path: Path) -> dict[str, str]:
 
 
 def sentence_modules(path: Path) -> SentenceModules:
-    """Of `modules.json`; the defaults where there is none."""
+    """Read `modules.json`; the defaults where there is none."""
     if not has_sentence_modules(path):
         return SentenceModules()
     file, kinds = path / _MODULES, _module_paths(path)

@@ -196,7 +196,7 @@ def _check_supported(family: Family, config: DecoderConfig, ropes: Mapping[str, 
 
 
 def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length: int | None = None) -> DecoderSpec:
-    """Of a validated config.json. `max_context_length` lowers the one the checkpoint was trained for."""
+    """The decoder in a validated config.json. `max_context_length` lowers the one it was trained for."""
     family = FAMILIES[architecture]
     ropes = config.ropes()
     _check_supported(family, config, ropes)

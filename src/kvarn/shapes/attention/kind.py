@@ -1,4 +1,4 @@
-"""What the memory and the costs of a layer's attention follow from, whatever its kind."""
+"""Sizes of a layer's attention: its memory and costs follow from them."""
 
 from __future__ import annotations
 
