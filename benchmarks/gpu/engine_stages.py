@@ -23,7 +23,7 @@ from kvarn.models.decoder import Decoder
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor
+from kvarn.worker.async_executor import AsyncExecutor
 
 TOKEN_BUDGET = 8192
 

@@ -13,7 +13,8 @@ from kvarn.kernels.device.memory import DRIVER_BYTES, DeviceMemory, usable_memor
 from kvarn.models import Decoder, DecoderSpec
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions
-from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_cache, step_bytes
+from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
+from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
 
 GIB = 1024**3
 

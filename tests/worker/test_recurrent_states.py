@@ -25,7 +25,8 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.shapes.attention import DeltaDimensions
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import CacheTooSmallError, InProcessExecutor, PlanError
+from kvarn.worker.errors import CacheTooSmallError, PlanError
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.memory import plan_cache
 from tiny_checkpoints import make_decoder
 

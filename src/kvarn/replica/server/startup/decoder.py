@@ -52,9 +52,11 @@ from kvarn.replica.spec import ReplicaSpec, configured_adapters
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import TextError
-from kvarn.worker import DraftProposer, EagleProposer, InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.memory import CachePlan
+from kvarn.worker.proposers.draft import DraftProposer
+from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.ranks.blocks import BlockPart, RankBlocks, SlotMemory, block_parts, slot_bytes
 from kvarn.worker.ranks.collectives import RankLayout
 from kvarn.worker.ranks.executor import RanksExecutor
