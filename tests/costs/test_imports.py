@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = "kvarn.shapes.decoder, kvarn.costs.decoder, kvarn.costs.roofline, kvarn.costs.prefill_speed, kvarn.worker.modelled, kvarn.clock.virtual"
+MODULES = (
+    "kvarn.costs.decoder, kvarn.costs.roofline, kvarn.costs.prefill_speed, kvarn.worker.modelled, kvarn.clock.virtual"
+)
 
 
 def test_planning_imports_no_torch() -> None:
