@@ -142,7 +142,7 @@ def converse(world: World, tiers: TieredStore, name: str) -> None:
             prompt = [i * i % 50 for i in range(40)] + [(talk * 11 + i) % 50 for i in range(30 * turn)]
             world.submit(f"{name}-{talk}-{turn}", prompt, max_tokens=5)
             for sequence in world.engine.scheduler.queue.candidates(world.now):
-                wait_until(lambda waiting=sequence: waiting.fetch is None or waiting.fetch.is_done())
+                wait_until(lambda waiting=sequence: waiting.fetch.pending is None or waiting.fetch.pending.is_done())
             world.run()
             world.assert_answered(f"{name}-{talk}-{turn}")
     assert tiers.flush(10.0)

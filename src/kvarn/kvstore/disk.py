@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.kvstore.errors import EVICTED, BadBlockError, KVStoreError
 from kvarn.kvstore.keys import KEY_FILE, OVERHEAD_BYTES, MasterKeys, TenantKey
 from kvarn.kvstore.record import ENCRYPTED, HEADER_BYTES, BlockId, pack_header, tenant_digest
@@ -101,7 +101,7 @@ class DiskTier:
         self._lock = threading.Lock()
         """Of the books below. Files are read and written without it."""
         self._places: dict[bytes, tuple[_Tenant, Segment, int]] = {}
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
         self._tenants: dict[bytes, _Tenant] = {}
         self._used: dict[Segment, _Tenant] = {}
         """All segments, the least recently used first."""
@@ -198,7 +198,7 @@ class DiskTier:
             shutil.rmtree(directory)
             sync_directory(self._directory)
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         with self._lock:
             self._held = held

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.disk import DiskTier, StoredBlock
 from kvarn.kvstore.dropped import DroppedBlocks
@@ -221,7 +221,7 @@ class TieredStore:
                 self._to_delete.append(tenant)
                 self._work.notify_all()
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `KVConnector`."""
         with self._lock:
             self._memory.watch(held)

@@ -16,7 +16,7 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
+    """See `kvarn.engine.proposals.record.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
     thread-safe.
 
     Args:

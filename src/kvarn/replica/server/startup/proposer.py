@@ -6,13 +6,14 @@ import logging
 from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.models import Decoder
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.startup.draft import load_draft
 from kvarn.replica.server.startup.phases import Phases
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.worker import EagleProposer, NgramProposer
+from kvarn.worker.proposers.eagle import EagleProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 
 log = logging.getLogger(__name__)
 
