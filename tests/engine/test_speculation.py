@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from engine_world import ScriptedProposer
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import Row, StepPlan
 from kvarn.engine.proposals.budget import ProposalBudget, ProposalRow, StepPrices
 from kvarn.engine.proposals.record import GuessRecord
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from profiles import thorough
 
 

@@ -21,7 +21,7 @@ from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus, finish_batch, move_batch
@@ -95,8 +95,6 @@ class BatchRun:
             await self._read_input(check)
         except NotFoundError as error:
             check.faults.append(BatchFault(code="invalid_input_file", message=str(error), param="input_file_id"))
-        except StorageFullError as error:
-            check.faults.append(BatchFault(code=STORAGE_FULL, message=str(error), param="input_file_id"))
         if check.faults:
             await delete_lines(self.serving.store, self.job.row.id)
             errors = [msgspec.to_builtins(fault) for fault in check.faults]

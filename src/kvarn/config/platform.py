@@ -266,10 +266,10 @@ class RetentionConfig(Section):
     """Largest file that may be uploaded."""
 
     max_stored_bytes: int = Field(10 * 1024**3, ge=1024 * 1024)
-    """Bytes that one organisation may store in the database: files, responses, chat completions, conversations, batches
-    with their lines and answers, sampled prompts; each with 1 KiB more, items of conversations and lines of batches
-    with 256 bytes more. What would be stored beyond that is refused with 413 before any work is done for it; what has
-    been made is kept."""
+    """Bytes that one organisation may store: files, responses, chat completions, conversations, batches with their
+    lines and answers, sampled prompts; each with 1 KiB more, items of conversations with 256 bytes more. Files are
+    counted exactly, the rest is summed every 30 seconds. What would be stored beyond that is refused with 413 before
+    any work is done for it; what has been made is kept."""
 
 
 class BatchesConfig(Section):

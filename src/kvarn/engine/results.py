@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.latency_targets import LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
@@ -15,7 +16,6 @@ from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence, WaitingQueue
 from kvarn.engine.running import RunningSequences
 from kvarn.engine.step import SubmittedStep
-from kvarn.engine.step_time import StepShape
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 

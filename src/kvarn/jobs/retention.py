@@ -1,4 +1,5 @@
-"""The retention sweep: now and then one gateway of a deployment deletes what has been kept for long enough."""
+"""Upkeep of the database, done by one gateway of a deployment at a time: the retention sweep, and sums of what
+organisations store."""
 
 from __future__ import annotations
 
@@ -8,12 +9,27 @@ from kvarn.config.platform import RetentionConfig
 from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
+from kvarn.store.repositories.changes import delete_old_changes
+from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.stored_bytes import SUM_EVERY_S, sum_stored_bytes
 
 _POLLS = 4
-"""Times in an interval that each gateway looks whether a sweep is due."""
+"""Times in an interval that each gateway looks whether the job is due."""
 
 _log = logging.getLogger("kvarn.jobs")
+
+
+def stored_bytes_worker(store: Store) -> NamedWorker:
+    """Sums what organisations store; see `repositories/stored_bytes.py`."""
+
+    async def work(_: NamedJob) -> None:
+        await sum_stored_bytes(store)
+
+    poll_s = SUM_EVERY_S / _POLLS
+    return NamedWorker(
+        "sums of stored bytes", store, "stored_bytes", work, lease_s=SUM_EVERY_S, poll_s=poll_s, periodic=True
+    )
 
 
 def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
@@ -21,6 +37,8 @@ def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
 
     async def sweep(job: NamedJob) -> None:
         swept = await delete_expired(store, config)
+        await delete_old_changes(store)
+        await delete_erased_usage(store)
         deleted = {name: count for name, count in swept.deleted.items() if count}
         if deleted:
             _log.info("deleted what had expired", extra=deleted)

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -20,6 +19,7 @@ from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
+from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
@@ -30,9 +30,6 @@ _WRITERS_AT_ONCE = 2
 """One writes the bytes while the other waits for its commit."""
 _SQLITE_CONNECTIONS = 15
 """Each has a thread; one of them writes."""
-
-_LOOK_EVERY_S = 0.05
-"""How often a reader of SQLite is looked at; most are over by the first time."""
 
 
 class Store:
@@ -59,7 +56,7 @@ class Store:
     ) -> None:
         self.url = url
         self.now = now
-        self.max_stored_bytes = max_stored_bytes
+        self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
         self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)
@@ -151,18 +148,8 @@ class Store:
         self, sessions: async_sessionmaker[AsyncSession], timeout_s: float
     ) -> AsyncGenerator[AsyncSession, None]:
         async with self._guarded(timeout_s), sessions() as session:
-            connection = await session.connection(execution_options={READING: True})
-            if not self.is_sqlite:
-                yield session
-                return
-            driver = (await connection.get_raw_connection()).driver_connection
-            reader = asyncio.current_task()
-            assert reader is not None
-            interrupt = asyncio.create_task(_interrupt_for(reader, driver))
-            try:
-                yield session
-            finally:
-                interrupt.cancel()
+            await session.connection(execution_options={READING: True})
+            yield session
 
     @asynccontextmanager
     async def _guarded(self, timeout_s: float) -> AsyncGenerator[None, None]:
@@ -249,12 +236,3 @@ def _away_when_lost(timeout_s: float) -> Generator[None, None, None]:
         if outage is None:
             raise
         raise outage from error
-
-
-async def _interrupt_for(reader: asyncio.Task[Any], driver: Any) -> None:
-    """End what SQLite is at once its reader is cancelled, by a time limit or by whoever gave it up: its thread hears
-    nothing of that, and whoever closes the connection waits for the thread."""
-    before = reader.cancelling()
-    while reader.cancelling() <= before:  # noqa: ASYNC110  a task tells nobody that it is being cancelled
-        await asyncio.sleep(_LOOK_EVERY_S)
-    await driver.interrupt()

@@ -74,9 +74,9 @@ class ProposalBudget:
 
     def open(self, step: StepBuilder) -> bool:
         """Take the prices of a step; False where not even a proposal that is surely right would pay."""
-        fixed, _, pair, row, context = self._step_time.fitted
-        rows = max(1, step.shape.decode_rows)
-        prices = StepPrices(rows, fixed + row * rows + context * step.shape.decode_context, row, pair)
+        times, rows = self._step_time.fitted, max(1, step.shape.decode_rows)
+        step_s = times.decode_s(rows, step.shape.decode_context)
+        prices = StepPrices(rows, step_s, times.decode_row_s, times.prefill_pair_s)
         if self._adaptive and self.MARGIN * prices.token_s * prices.rows >= prices.step_s:
             return False
         self.prices = prices

@@ -29,7 +29,7 @@ class File(Owned, Base):
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
     """Nobody sees it from then on; the sweep deletes it."""
     counted: Mapped[bool] = mapped_column(default=True)
-    """Whether it counts in `stored_bytes`: what a batch writes does so once it is published."""
+    """Whether it counts in its organisation's `file_bytes`: what a batch writes does so once it is published."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
     """The upload whose part it is: nobody sees it, and it goes with that."""
 
@@ -101,8 +101,6 @@ class Batch(CountedOwned, Base):
     leased_by: Mapped[str | None] = mapped_column(String(64))
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
-    reserved_bytes: Mapped[Number] = mapped_column(default=0)
-    """Those of `counted_bytes` that are kept free for its lines, until all are there."""
 
 
 class BatchLine(Base):

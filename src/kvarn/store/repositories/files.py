@@ -22,7 +22,7 @@ from kvarn.store.models import Batch, File, FileChunk, Upload
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
 
 CHUNK_BYTES = 256 * 1024
 """Size of all chunks of a file but its last."""
@@ -127,7 +127,7 @@ class FileWriter:
 
     def _transaction(self, size: int) -> AbstractAsyncContextManager[AsyncSession]:
         own = self._owner.organization_id
-        return storing(self._store, own, size) if self._counted else self._store.transaction()
+        return storing_file(self._store, own, size) if self._counted else self._store.transaction()
 
 
 async def publish_file(
@@ -217,7 +217,7 @@ async def drop_file(store: Store, file_id: str) -> None:
         gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size, File.counted)
         file = (await session.execute(gone)).one_or_none()
         if file is not None and file.counted:
-            await count_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
+            await count_file_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
 
 
 def _given_up(file_id: str) -> NotFoundError:

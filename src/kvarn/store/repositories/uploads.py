@@ -19,7 +19,7 @@ from kvarn.store.models import File, Upload
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import PART, FileWriter, drop_file, publish_file, read_content
 from kvarn.store.repositories.queries import find_owned
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing
 
 PENDING, COMPLETING, COMPLETED, CANCELLED = "pending", "completing", "completed", "cancelled"
 LIFETIME_S = 3600
@@ -124,7 +124,7 @@ async def join_parts(
             file = await publish_file(session, file_id, **name, now=now, expires_at=expires_at)
             file.counted = True
             await session.execute(update(Upload).where(Upload.id == upload.id).values(status=COMPLETED))
-            await count_bytes(session, owner.organization_id, file.size + ROW_BYTES)
+            await count_file_bytes(session, owner.organization_id, file.size + ROW_BYTES)
     except BaseException:
         await writer.discard()
         await asyncio.shield(_reopen(store, upload.id))

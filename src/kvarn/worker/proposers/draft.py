@@ -63,7 +63,7 @@ class _Row:
 
 
 class DraftProposer:
-    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
 
     Args:
         model: The draft model. Its tokens must be those of the large one.

@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
+    """See `kvarn.engine.proposals.record.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
     thread-safe.
 
     Args:

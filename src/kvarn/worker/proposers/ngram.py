@@ -99,7 +99,7 @@ class _Text:
 
 
 class NgramProposer:
-    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
 
     Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
     """
