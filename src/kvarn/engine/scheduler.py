@@ -152,8 +152,9 @@ class Scheduler:
         self._now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
+        if step.plan.rows:
+            self._targets.took(result.elapsed_s, warming=result.warming)
         if step.plan.rows and not result.warming:
-            self._targets.took(result.elapsed_s)
             self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)
