@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from kvarn.admission.predictor import Load, Mix, Predictor
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats
 
 SAME_STEP_S = 0.02

@@ -147,8 +147,8 @@ class _Journal:
 
     def take(self, delta: TokenDelta) -> TokenDelta:
         """Note a delta; returns what is new in it."""
-        if self._told and (delta.cached_tokens or delta.queue_s):
-            delta = msgspec.structs.replace(delta, cached_tokens=0, queue_s=0.0)
+        if self._told and delta.cached_tokens:
+            delta = msgspec.structs.replace(delta, cached_tokens=0)
         self._told = True
         self.num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
@@ -167,4 +167,4 @@ class _Journal:
             return rest
         sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
         drawn = [self._drawn.get(index) for index in range(sampling.n)]
-        return msgspec.structs.replace(rest, sampling=sampling, drawn=drawn)
+        return msgspec.structs.replace(rest, sampling=sampling, resume_token_ids=drawn)

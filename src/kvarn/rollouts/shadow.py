@@ -30,7 +30,7 @@ _MAX_CHARS = 65_536
 """Of an answer that are compared."""
 _LONGEST_S = 600.0
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

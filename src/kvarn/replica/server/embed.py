@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.held_blocks import BlockPlace
+from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.wire.messages import (
     Embed,
     Embedded,
