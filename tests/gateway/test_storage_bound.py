@@ -25,7 +25,7 @@ CHAT_HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hej"}]}
 @pytest.fixture
 def small(serve: Any, database_url: str, wait_for: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A gateway on each database whose organisations may store 2 MiB each, summed when a test says so."""
-    monkeypatch.setattr("kvarn.jobs.retention.SUM_EVERY_S", 3600.0)
+    monkeypatch.setattr("kvarn.jobs.database_jobs.SUM_EVERY_S", 3600.0)
 
     def prepare(server: Any) -> None:
         changes = {

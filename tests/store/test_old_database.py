@@ -17,8 +17,9 @@ from kvarn.store.models import Base, OutboxEntry, StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import list_batches
 from kvarn.store.repositories.batches.lines import FIRST, open_lines, read_line
+from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.conversations import conversations, responses
-from kvarn.store.repositories.files import list_files, read_content
+from kvarn.store.repositories.files import list_files
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.tenants.principals import find_grant

@@ -34,7 +34,8 @@ from kvarn.store.repositories.batches.lines import (
     open_lines,
     read_results,
 )
-from kvarn.store.repositories.files import FileWriter, find_file, read_content
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import FileWriter, find_file
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200

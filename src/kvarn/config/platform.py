@@ -55,6 +55,11 @@ class StoreConfig(Section):
     report_timeout_s: float = Field(60.0, gt=0)
     """Seconds a report (usage, costs, `kvarn usage`) may take."""
 
+    blobs: str | None = Field(None, min_length=1)
+    """Where the contents of files lie: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs
+    the package `s3fs`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a
+    folder beside the database, with PostgreSQL `database`. What lies in rows is moved out after the start."""
+
     migrate: bool = True
     """Bring the schema up to date at the start. Off: where it is not, the start fails and names
     `kvarn store upgrade`."""

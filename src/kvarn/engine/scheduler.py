@@ -6,7 +6,7 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 
 from __future__ import annotations
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
 from kvarn.engine.forced import add_forced
@@ -24,6 +24,7 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
 from kvarn.observe.timeline import Phase
+from kvarn.shapes import BLOCK_SIZE
 
 
 class Scheduler:

@@ -59,8 +59,8 @@ from kvarn.gateway.routes.organization import (
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
+from kvarn.jobs.database_jobs import content_worker, retention_worker, stored_bytes_worker
 from kvarn.jobs.periodic import Periodic
-from kvarn.jobs.retention import retention_worker, stored_bytes_worker
 from kvarn.jobs.worker import Worker
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
@@ -191,6 +191,7 @@ async def _lifespan(
         gateway.rollouts,
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
+        content_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
     if gateway.shared is None or gateway.shared.is_main:

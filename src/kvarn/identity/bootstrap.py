@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.engine import Store, data_dir, sync_directory
+from kvarn.store.directories import data_dir, sync_directory
+from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Role

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -15,7 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.store.blobs import Blobs, blobs_of
 from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
+from kvarn.store.directories import data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
@@ -41,6 +41,7 @@ class Store:
         timeout_s: Seconds a query may take.
         report_timeout_s: Seconds a report may take.
         max_stored_bytes: Bytes that an organisation may store; None: no bound.
+        blobs: Where contents of files are written; None: rows of the database.
         now: Wall clock, seconds since 1970.
     """
 
@@ -52,9 +53,11 @@ class Store:
         timeout_s: float = 5.0,
         report_timeout_s: float = 60.0,
         max_stored_bytes: int | None = None,
+        blobs: Blobs | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
+        self.blobs = blobs
         self.now = now
         self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
@@ -81,12 +84,14 @@ class Store:
         """
         settings = config.store
         try:
+            url = store_url(config)
             return cls(
-                store_url(config),
+                url,
                 pool_size=settings.pool_size,
                 timeout_s=settings.timeout_s,
                 report_timeout_s=settings.report_timeout_s,
                 max_stored_bytes=config.retention.max_stored_bytes,
+                blobs=blobs_of(settings.blobs, url),
             )
         except ArgumentError:  # such as a port that is none
             raise _no_url() from None
@@ -200,29 +205,6 @@ def _no_url() -> StoreError:
         "store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…, and @, / and ? of a password "
         "as %40, %2F and %3F"
     )
-
-
-def data_dir(config: KvarnConfig) -> Path:
-    """The directory of what this server keeps, made if missing, readable by its user only.
-
-    Raises:
-        StoreError: It cannot be made.
-    """
-    path = Path(config.data_dir).expanduser()
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the directory {path} (data_dir): {error.strerror}") from None
-    return path
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory outlive a power failure, as `fsync` has a file's content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

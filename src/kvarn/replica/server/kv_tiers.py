@@ -14,13 +14,13 @@ import torch
 
 from kvarn import __version__
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.device.memory import GIB
 from kvarn.kvstore import DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
 from kvarn.kvstore.tier import Tier
 from kvarn.models import Decoder
 from kvarn.models.loading.packed_cache import code_digest, origin_of
+from kvarn.shapes import BLOCK_SIZE
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _CHUNK_BYTES = 1 << 22

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, CountedOwned, ExactJson, Id, Name, Number, Owned, Seconds
 
+PROCESSED, INCOMPLETE, PART = "processed", "incomplete", "part"
+"""The states of a file; a part of an upload that is whole is none that can be seen."""
+
 
 class File(Owned, Base):
-    """A file a client uploaded, or a batch wrote. Its content lies in `file_chunks`."""
+    """A file a client uploaded, or a batch wrote."""
 
     __tablename__ = "files"
     noun = "file"
@@ -30,12 +33,14 @@ class File(Owned, Base):
     """Nobody sees it from then on; the sweep deletes it."""
     counted: Mapped[bool] = mapped_column(default=True)
     """Whether it counts in its organisation's `file_bytes`: what a batch writes does so once it is published."""
+    in_blobs: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether its content lies at `store.blobs`; else in `file_chunks`."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
     """The upload whose part it is: nobody sees it, and it goes with that."""
 
 
 class FileChunk(Base):
-    """A part of a file: what every gateway can read without a shared directory."""
+    """A part of a file whose content lies in the database."""
 
     __tablename__ = "file_chunks"
 

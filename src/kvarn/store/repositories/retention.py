@@ -26,10 +26,11 @@ from kvarn.store.models import (
     StoredResponse,
     Upload,
 )
+from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.batches.lines import delete_lines
 from kvarn.store.repositories.conversations.background_responses import RUNNING
-from kvarn.store.repositories.files import INCOMPLETE, drop_file
+from kvarn.store.repositories.files import drop_file
 
 Condition = ColumnElement[bool]
 DropRows = Callable[[Store, type[Base], Condition], Awaitable[int]]

@@ -16,8 +16,10 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StoreError
 from kvarn.store.ids import new_id
 from kvarn.store.models import File, Upload
+from kvarn.store.models.files import PART
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import PART, FileWriter, drop_file, publish_file, read_content
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import FileWriter, drop_file, publish_file
 from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing
 

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
 from kvarn.models.eagle import EagleHead
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.kv_blocks import copy_blocks
 from kvarn.worker.proposers.pass_times import PassTimes
 from kvarn.worker.step_batch import StepInputs
