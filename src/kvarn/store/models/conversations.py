@@ -71,8 +71,8 @@ class StoredResponse(CountedOwned, Base):
     request: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The request, for a background run that has to begin again."""
     cuts: Mapped[list[Any]] = mapped_column(ExactJson)
-    """Lengths of the deltas of each item of the output, in characters and in tokens with log-probabilities. With them the
-    same stream can be sent again."""
+    """Lengths of the deltas of each item of the output, in characters and in tokens with log-probabilities: the same
+    stream can be sent again."""
     attempts: Mapped[int] = mapped_column(default=0)
     """Number of times that a background run was begun."""
     leased_by: Mapped[Id | None]
