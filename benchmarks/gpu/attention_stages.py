@@ -10,9 +10,9 @@ import torch
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.shapes import KvDtype
 
 
 @dataclass(frozen=True, slots=True)

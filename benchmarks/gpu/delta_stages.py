@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.timing import Case
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.linear import Norm
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class DeltaLayer:

@@ -14,8 +14,9 @@ from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
+from kvarn.costs.step_times import StepTimes
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
-from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
+from kvarn.wire.messages import EngineStats, RefusalReason
 from profiles import thorough
 
 CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
@@ -88,6 +89,23 @@ def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
         assert batch["request_counts"] == {"total": 80, "completed": 80, "failed": 0} and "model" not in batch
         assert set(outputs(client, batch)) == {f"r{i}" for i in range(80)}
         assert len(second.submitted) == 20, "no line was run twice"
+
+
+def test_a_model_deployed_after_the_start_delays_only_its_own_lines(
+    runner: Any, second: FakeReplica, wait_for: WaitFor
+) -> None:
+    later = FakeReplica(GENERATE_CARD)
+    later.state = ReplicaState.STARTING
+    directory = runner.served["tiny"].directory
+    runner.served["third"] = ServedModel("third", ModelConfig(name="third", path="third"), [later], directory)
+    with runner.client() as client:
+        lines = [chat_line(i, model="third") for i in range(20)] + [chat_line(20 + i, model="nobody") for i in range(3)]
+        batch = send(client, lines)
+        url = f"/v1/batches/{batch['id']}"
+        wait_for(lambda: client.get(url).json()["request_counts"]["failed"] == 3, "the lines for no model to fail")
+        assert completed(client, batch) == 0
+        client.post(f"{url}/cancel")
+        await_end(client, batch, wait_for, "cancelled")
 
 
 @pytest.mark.thorough

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.attention import AttentionMetadata
 from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 from kvarn.kernels.cpu.backend import cpu_kernels
 from kvarn.kernels.linear import Norm
+from kvarn.shapes import KvDtype
 from packing import read_kv
 
 SIZE = 16

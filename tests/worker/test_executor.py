@@ -13,12 +13,8 @@ from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, 
 from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.models import Decoder
-from kvarn.worker import (
-    InProcessExecutor,
-    InvalidLogitsError,
-    PlanError,
-    WorkerError,
-)
+from kvarn.worker.errors import InvalidLogitsError, PlanError, WorkerError
+from kvarn.worker.executor import InProcessExecutor
 
 Admit = Callable[..., NewSequence]
 VOCAB = 50
@@ -50,6 +46,7 @@ class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
     kernels = torch_kernels()
+    reads_shared_prefixes = False
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)

@@ -15,7 +15,7 @@ from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import thorough
 
@@ -93,7 +93,7 @@ class FixedLogits:
     def __init__(self, table: torch.Tensor) -> None:
         from kvarn.kernels.dispatch import kernels_for
 
-        self.spec, self.kernels = _Spec(), kernels_for()
+        self.spec, self.kernels, self.reads_shared_prefixes = _Spec(), kernels_for(), False
         self.table = table
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:

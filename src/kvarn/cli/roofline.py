@@ -15,8 +15,8 @@ from typer import Argument, Option
 
 from kvarn.bench.roofline import Case, Point, measure
 from kvarn.cli.output import EXIT_USAGE, stop
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.roofline import Ceilings
+from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvarn.models import Decoder
@@ -104,7 +104,7 @@ def _load(path: str, **settings: Any) -> Decoder:
 
 def _measure(model: Decoder, ceilings: Ceilings, cases: list[Case], steps: int) -> list[Point]:
     """Each case, with a KV cache that has room for the largest."""
-    from kvarn.worker import InProcessExecutor
+    from kvarn.worker.executor import InProcessExecutor
 
     longest = max(case.longest(steps) for case in cases)
     blocks = max(max(1, case.batch) * -(-case.longest(steps) // BLOCK_SIZE) for case in cases)

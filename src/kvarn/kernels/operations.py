@@ -10,8 +10,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels import checks
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterMemory
@@ -32,6 +30,8 @@ from kvarn.kernels.torch.latent import TorchLatentMetadata
 from kvarn.kernels.torch.linear import rms_norm
 from kvarn.kernels.torch.router import route
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
+from kvarn.shapes import BLOCK_SIZE, KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class Operations:

@@ -189,7 +189,7 @@ def test_a_norm_of_the_input_comes_first(isa: str, rows: int) -> None:
     for in_features in (1, 50, 259):
         backend, x = _native.Backend(isa), torch.randn(rows, in_features)
         norm, normed = Norm(torch.randn(in_features), 1e-3), torch.empty(rows, in_features)
-        backend.rms_norm(
+        backend.operations.rms_norm(
             x.data_ptr(), rows, in_features, in_features, norm.weight.data_ptr(), norm.eps, normed.data_ptr(),
             in_features, False,
         )  # fmt: skip

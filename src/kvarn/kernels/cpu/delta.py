@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import StateBatch, StateCache
 from kvarn.kernels.checks import check_rows
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.errors import KernelInputError
+from kvarn.shapes.attention import DeltaDimensions
 
 
 @dataclass(frozen=True, slots=True)

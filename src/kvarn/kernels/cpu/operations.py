@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, StateBatch
 from kvarn.kernels.checks import check_rows
@@ -29,6 +28,8 @@ from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.operations import Operations
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
+from kvarn.shapes import KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class CpuOperations(Operations):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import StateBatch, StateCache
 from kvarn.kernels.delta import QUERY_KEY_EPS, DeltaWeights
+from kvarn.shapes.attention import DeltaDimensions
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import StateBatch, StateCache
 from kvarn.kernels.checks import check_rows
 from kvarn.kernels.delta import QUERY_KEY_EPS, DeltaWeights
 from kvarn.kernels.triton.jit import delta
+from kvarn.shapes.attention import DeltaDimensions
 
 COLUMNS = 32
 """Of a head's matrix that one program has in its registers."""

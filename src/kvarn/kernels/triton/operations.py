@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, StateBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
@@ -21,6 +19,8 @@ from kvarn.kernels.triton.latent import TritonLatentMetadata, plan_latent
 from kvarn.kernels.triton.linear import norm_rows
 from kvarn.kernels.triton.router import route
 from kvarn.kernels.triton.sampling import draw_tokens, mask_logits, most_likely
+from kvarn.shapes import BLOCK_SIZE, KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class TritonOperations(Operations):

@@ -1,4 +1,4 @@
-"""What steps are expected to take before the first one: the roofline of this model on this machine.
+"""Expected step times before the first step: the roofline of this model on this machine.
 
 The floor of a step (`kvarn.costs`) over the speed of the model's own products, divided by a stated efficiency. The
 products are timed on the weights themselves, which the warm-up has just read whole: nothing is allocated, weights that
@@ -9,14 +9,14 @@ timed by its own clock: it computes a product of few rows in less time than the 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
-from kvarn.engine.step_time import ExpectedStep, StepShape
+from kvarn.costs.step_times import ExpectedStep, StepShape, typical_steps
 from kvarn.kernels.device.graphs import GraphRecorder, device_seconds
 from kvarn.kernels.device.memory import is_host_memory
 from kvarn.kernels.linear import Linear
@@ -34,18 +34,9 @@ _LARGEST_PRODUCT = 512 * 1024**2
 _MANY_ON_GPU = 2048
 """Rows that fill a GPU."""
 _REPEATS = 5
-"""Of captured products."""
+"""Repetitions of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
-
-_DECODES = ((1, 64), (1, 4096), (8, 256), (32, 256), (32, 2048), (128, 512))
-"""(batch, context) of expected steps."""
-_PROMPTS = ((16, 0), (64, 0), (256, 0), (1024, 0), (256, 4096), (1024, 4096))
-"""(tokens, cached tokens before them), alone."""
-_MIXED = ((1, 64), (8, 64), (8, 256), (32, 64), (32, 256))
-"""(decode rows of 512 tokens, prompt tokens beside them)."""
-_VERIFIED = ((1, 4), (1, 8), (8, 4))
-"""(decode rows of 512 tokens, proposals that each verifies)."""
 
 
 @torch.inference_mode()
@@ -55,7 +46,7 @@ def product_speeds(
     device: torch.device | None = None,
     recorder: GraphRecorder | None = None,
 ) -> Ceilings:
-    """How fast some products read their weights and compute: the best of what fits into some hundredths of a second.
+    """Speeds at which some products read weights and compute: the best within some hundredths of a second.
 
     Args:
         products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
@@ -83,25 +74,7 @@ def product_speeds(
 
 def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
     """Some different steps, and the seconds each is expected to take."""
-    shapes = [_shape(batch, context) for batch, context in _DECODES]
-    shapes += [_shape(0, 0, tokens, start) for tokens, start in _PROMPTS]
-    shapes += [_shape(batch, 512, tokens) for batch, tokens in _MIXED]
-    shapes += [_verifying(batch, proposals) for batch, proposals in _VERIFIED]
-    return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in shapes]
-
-
-def _verifying(batch: int, proposals: int) -> StepShape:
-    shape = _shape(batch, 512)
-    for _ in range(batch):
-        shape.add_proposals(512, proposals)
-    return shape
-
-
-def _shape(batch: int, context: int, prompt: int = 0, start: int = 0) -> StepShape:
-    shape = StepShape(decode_rows=batch, decode_context=batch * context)
-    if prompt:
-        shape.add(start, prompt)
-    return shape
+    return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in typical_steps()]
 
 
 def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
@@ -142,11 +115,11 @@ def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> flo
     """The highest amount of work a second among products of x, until the time is spent."""
     if not is_host_memory(x):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
-    best, ends = 0.0, time.perf_counter() + _BUDGET_S
+    best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S
     for product, amount in products:
-        began = time.perf_counter()
+        began = SYSTEM_CLOCK.now()
         _finish(product(x))
-        now = time.perf_counter()
+        now = SYSTEM_CLOCK.now()
         best = max(best, amount / (now - began))
         if now > ends:
             break

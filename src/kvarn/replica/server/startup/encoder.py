@@ -9,14 +9,12 @@ from kvarn.replica.server.startup.card import model_card
 from kvarn.replica.server.startup.phases import Phases
 from kvarn.replica.server.startup.warm_up import compile_ahead
 from kvarn.text.rerank_template import QWEN3
-from kvarn.worker import EncoderRunner
+from kvarn.worker.encoder_runner import EncoderRunner
 
 
 def kind_of_encoder(model: Encoder | CausalEncoder) -> str:
     """Kind of service: vectors of texts, or scores of pairs."""
-    if isinstance(model, CausalEncoder):
-        return "embed" if model.head is None else "score"
-    return "embed" if model.spec.classifier is None else "score"
+    return "embed" if model.head is None else "score"
 
 
 def build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: Phases) -> EmbedService:
