@@ -24,7 +24,7 @@ class LayerParts:
     attention_norm: Norm | None
     qkv: Linear
     query_key_norm: Norm | None
-    """Of each head."""
+    """The norm of each query and key head."""
     output: Linear
     attention_output_norm: Norm | None
     mlp_norm: Norm | None
@@ -32,7 +32,7 @@ class LayerParts:
     down: Linear
     mlp_output_norm: Norm | None
     kind: int
-    """Of its window and its rotation."""
+    """The number of its window and rotation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which backend of kernels serves a device.
+"""The backend of kernels that serves a device.
 
 A model calls operations and never learns which backend runs them. The reference (torch) is complete and runs on every
 device; each other backend is tested against it.
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How a backend is made."""
+    """The maker of a backend, and its devices."""
 
     make: Callable[[torch.device], Kernels]
     device_types: tuple[str, ...] | None = None
@@ -63,7 +63,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
 """Every backend by name, preferred ones first."""
 
 MIN_CAPABILITY = (9, 0)
-"""Of GPUs (H100 and later) that are taken without being asked for."""
+"""Compute capability of the GPUs that `auto` takes: H100 and later."""
 
 
 def kernels_for(backend: str = "auto", device: torch.device | str | None = None) -> Kernels:

@@ -12,8 +12,8 @@ import torch
 from kvarn.kernels.errors import KernelInputError
 
 Quantization = Literal["int8", "int4", "fp8"]
-"""What a plain weight becomes: int8 or fp8, a scale an output; int4, a scale for 128 inputs of an output, times a whole
-number for 32 of them."""
+"""The form of quantized weights: int8 or fp8, a scale an output; int4, a scale for 128 inputs of an output, times a
+whole number for 32 of them."""
 
 FP8 = torch.float8_e4m3fn
 
@@ -45,7 +45,7 @@ class Weight:
 
     @property
     def format(self) -> Literal["float", "int8", "int4", "fp8"]:
-        """What the values are."""
+        """The format of the values."""
         if self.scales is None:
             return "float"
         return "int4" if self.group else "fp8" if self.values.dtype == FP8 else "int8"

@@ -94,7 +94,7 @@ class CpuDecoderLayers:
         )
 
     def addresses(self, cache: KVCache) -> tuple[list[int], list[int]]:
-        """Of the keys and of the values, by layer. Raises KernelInputError for the cache of another model."""
+        """Addresses of the keys and of the values, by layer. Raises KernelInputError for the cache of another model."""
         layers = len(self.parts.layers)
         if not len(cache.keys) == len(cache.values) == layers:
             raise KernelInputError(f"a cache of {len(cache.keys)} layers is not one of {layers}")

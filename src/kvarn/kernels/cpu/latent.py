@@ -22,7 +22,7 @@ class CpuLatentMetadata:
     """See `kvarn.kernels.attention.LatentMetadata`."""
 
     attention: CpuAttentionMetadata
-    """Of which only the step's shape is used."""
+    """Only the step's shape is used."""
 
     @staticmethod
     def of(backend: _native.Backend, batch: PagedBatch, num_heads: int, size: int) -> CpuLatentMetadata:

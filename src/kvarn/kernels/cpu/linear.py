@@ -115,7 +115,7 @@ def check_output(out: torch.Tensor, shape: tuple[int, int]) -> None:
 
 
 def address_of_norm(norm: Norm, size: int) -> int:
-    """Where the weight of a norm of `size` numbers is."""
+    """The address of the weight of a norm of `size` numbers."""
     weight = norm.weight
     if weight.shape != (size,) or weight.dtype != torch.float32 or not weight.is_contiguous():
         raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")

@@ -40,7 +40,7 @@ class PackedWeight:
     """Rows of the weight: gate and up together where it is gated."""
     in_features: int
     activation: Activation | None = None
-    """Of the gate: the weight is gated where there is one."""
+    """The gate's; None: the weight is not gated."""
     group: int = 0
     """Inputs that share a scale (int4)."""
     has_zeros: bool = False
@@ -55,7 +55,7 @@ class PackedWeight:
     """See `Weight.input_order`."""
 
     def form(self) -> dict[str, Any]:
-        """What the bytes mean: all fields but the tensors."""
+        """The meaning of the bytes: all fields but the tensors."""
         names = ("format", "out", "in_features", "activation", "group", "has_zeros", "has_sub_scales")
         return {name: getattr(self, name) for name in names}
 
@@ -129,8 +129,9 @@ def pack_plain(
     activation: Activation | None = None,
     memory: HugePages | None = None,
 ) -> PackedWeight:
-    """What `pack` makes of float weights [out, in] one below the other, in float32 or bfloat16 or as
-    `kvarn.kernels.torch.quantize` quantizes them. It reads the parts where they are, unless their type must be changed.
+    """Pack float weights [out, in] one below the other, in float32 or bfloat16 or as
+    `kvarn.kernels.torch.quantize` quantizes them, to the bytes of `pack`. Parts are read where
+    they are, unless their type must be changed.
 
     Raises KernelInputError for parts that do not fit together or cannot be packed, and Fp8WeightsError.
     """

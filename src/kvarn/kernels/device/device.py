@@ -1,4 +1,4 @@
-"""Where a backend computes, as the host sees it."""
+"""The device of a backend, as the host sees it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Device:
 
     @property
     def first_uses(self) -> int:
-        """How often an operation of this process had to be compiled, or read from disk, when it was called: the time
-        that this took says nothing about the next call."""
+        """Number of calls in this process that waited for their operation to be compiled, or read from disk: their time
+        says nothing about the next call."""
         return 0
 
     def compile_ahead(self, run: Callable[[], None], threads: int) -> None:

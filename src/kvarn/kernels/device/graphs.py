@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
 Captured = tuple[Callable[[], None], tuple[torch.Tensor, ...]]
-"""What repeats a step, and where its results are afterwards."""
+"""A function that repeats a step, and the tensors with its results."""
 
 RUNS_BEFORE_CAPTURE = 2
 """So often a step runs as it is before it is captured: nothing is captured at start, where it would hold up the first
@@ -21,7 +21,7 @@ answers, nor for what happens once."""
 MAX_CAPTURED = 64
 """Graphs at most: the driver keeps memory of the device for each kernel of each graph."""
 MIN_FREE_BYTES = 512 * 1024**2
-"""Of the device's memory that must be free for a capture."""
+"""Memory of the device that must be free for a capture."""
 
 
 class GraphRecorder:
@@ -69,7 +69,7 @@ class GraphRecorder:
 
 
 def recorder_for(device: torch.device, reserved_bytes: int = 0) -> GraphRecorder | None:
-    """What captures steps on a device; None where it is no GPU."""
+    """The recorder of steps on a device; None where it is no GPU."""
     return GraphRecorder(device, reserved_bytes) if device.type == "cuda" else None
 
 
@@ -113,8 +113,8 @@ class StepGraphs:
         return key in self._captured
 
     def run(self, key: Hashable, step: Step) -> tuple[torch.Tensor, ...]:
-        """What `step` returns. It reads and writes the same memory whenever it is called with an equal key, and what it
-        returns is good until another step runs."""
+        """Run or repeat a step. It reads and writes the same memory whenever it is called with an equal key; its
+        results are good until another step runs."""
         if not self.enabled:
             return step()
         found = self._captured.get(key)

@@ -11,7 +11,7 @@ import torch
 from kvarn.kernels.device.memory import give_back_freed
 
 CHUNK_BYTES = 1 << 28
-"""Of main memory that is taken at once: a power of two, which is what pinned memory is rounded up to."""
+"""Main memory that is taken at once: a power of two, which is what pinned memory is rounded up to."""
 _NOT_ENTERED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """They lead to everything else in the process."""
 

@@ -51,7 +51,7 @@ class ChunkPlan:
     last_token: int
     """Queries are tokens first_token:last_token of the batch."""
     positions: range
-    """Of the queries in their sequence."""
+    """Positions of the queries in their sequence."""
     first_key: int
     """Position of the first key: the others are left of the first query's window."""
     block_heads: torch.Tensor

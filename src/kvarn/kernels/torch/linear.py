@@ -94,7 +94,7 @@ class TorchHeadProducts:
     """See `kvarn.kernels.linear.HeadProducts`."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """Of a weight [H, out, in]."""
+        """`weight`: [H, out, in]."""
         self._weight = weight.transpose(1, 2).contiguous()
         self.nbytes = weight.nbytes
 

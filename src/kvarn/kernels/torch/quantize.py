@@ -26,13 +26,13 @@ INT4_GROUP = 128
 INT4_LARGEST_SUB_SCALE = 15
 """(value - 8) times so much still fits a signed byte, as which weights are multiplied."""
 INT4_PEAKS = (-8.0, -7.3, -8.7)
-"""What the largest weight of a group is divided to. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
+"""Codes of a group's largest weight. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
 FP8_LARGEST = 448.0
-"""Of e4m3."""
+"""The largest number of e4m3."""
 _NUMBERS_AT_ONCE = 30_000
 """So few stay in a core's cache from one pass to the next, and torch (from 32,768 on) starts no threads of its own."""
 _NUMBERS_AT_ONCE_ON_DEVICE = 1 << 24
-"""What is held beside a weight while it is quantized stays small."""
+"""The memory that quantizing takes beside the weight stays small."""
 
 
 def quantize(weight: torch.Tensor, to: Quantization) -> Weight:

@@ -39,11 +39,11 @@ class TritonAttentionMetadata:
     heads: HeadShape
     window: int | None
     splits: SplitPlan | None
-    """Who computes which segments; None: each tile is computed by one program."""
+    """The division of segments among programs; None: each tile is computed by one program."""
     members: torch.Tensor | None
     """See `jit.cascade.find_shared`; None: each sequence reads its own blocks."""
     rows: int
-    """Of a program."""
+    """Rows of a program."""
 
     @property
     def together(self) -> int:
@@ -181,7 +181,7 @@ def head_block(heads: HeadShape) -> int:
 
 
 def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:
-    """Who reads which segment with whom: see `jit.cascade.find_shared`."""
+    """The sequences that read each segment together: see `jit.cascade.find_shared`."""
     sequences = len(batch.context_lens)
     slots = triton.next_power_of_2(together)
     members = torch.empty((num_segments(batch), sequences, slots), dtype=torch.int32, device=batch.block_tables.device)

@@ -14,7 +14,7 @@ from kvarn.kernels.triton.jit import delta
 from kvarn.shapes.attention import DeltaDimensions
 
 COLUMNS = 32
-"""Of a head's matrix that one program has in its registers."""
+"""Columns of a head's matrix that one program has in its registers."""
 
 
 @dataclass(frozen=True, slots=True)

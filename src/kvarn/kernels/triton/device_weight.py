@@ -25,7 +25,7 @@ class DeviceWeight:
     width: int
     """Inputs of a row as it is held; those behind the real ones count as zero."""
     outputs: int
-    """Of a part."""
+    """Outputs of a part."""
     scales: torch.Tensor | None = None
     """8 bits: [parts, tiles, 64] float32; 4 bits: words [parts, tiles, groups, 64], see `jit.linear._of_group`."""
     group: int = 0
@@ -34,7 +34,7 @@ class DeviceWeight:
 
     @property
     def format(self) -> str:
-        """As the kernel knows it."""
+        """The kernel's name of the format."""
         return "4 bits" if self.group else "plain" if self.scales is None else "8 bits"
 
     @property

@@ -26,11 +26,11 @@ class _Product:
     """One product of all experts."""
 
     weight: DeviceWeight
-    """Of all, one below the other."""
+    """The weights of all experts, one below the other."""
     bias: torch.Tensor | None
     """[experts, outputs]."""
     outputs: int
-    """Of one expert, gate and up counted once."""
+    """Outputs of one expert, gate and up counted once."""
     activation: str
     clamp: tuple[float, float]
     """Limit and slope of the activation `clamped_swiglu`."""

@@ -136,7 +136,7 @@ class TritonHeadProducts:
     """See `kvarn.kernels.linear.HeadProducts`: `linear.multiply` for each head, in one launch."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """Of a plain weight [H, out, in]."""
+        """`weight`: plain, [H, out, in]."""
         self._weight = weight.contiguous()
         self._held = DeviceWeight(self._weight, weight.shape[2], weight.shape[1])
         self.nbytes = weight.nbytes

@@ -1,4 +1,4 @@
-"""How kernels are launched that begin while the one before them ends."""
+"""Launches of kernels that begin while the one before them ends."""
 
 from __future__ import annotations
 

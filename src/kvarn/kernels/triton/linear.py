@@ -211,7 +211,7 @@ def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -
 def finish_rows(
     sums: torch.Tensor, activation: Activation | None, dtype: torch.dtype, add_to: torch.Tensor | None
 ) -> torch.Tensor:
-    """What a product does with its sums [T, out] float32 at the end: the activation (of gate and up side by side), the
+    """Finish the sums [T, out] float32 of a product: the activation (of gate and up side by side), the
     sum with `add_to` and the rounding to `dtype`."""
     size, block = sums.shape[1] // (1 if activation is None else 2), 1024
     out = sums.new_empty((len(sums), size), dtype=dtype) if add_to is None else add_to

@@ -49,7 +49,7 @@ class TritonOperations(Operations):
         return norm_rows(x, norm, add_to)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
-        """As the reference's; fp8 numbers (e4m3) are held as bytes, which torch copies and fills as it does no fp8."""
+        """The reference's cache; fp8 numbers (e4m3) are held as bytes, which torch can copy and fill."""
         self._check_cache(dtype)
         if dtype != "fp8":
             return super().new_kv_cache(num_layers, num_blocks, heads, dtype)
@@ -61,7 +61,7 @@ class TritonOperations(Operations):
         return KVCache(keys, values)
 
     def new_latent_cache(self, num_layers: int, num_blocks: int, size: int, dtype: KvDtype) -> KVCache:
-        """As the reference's."""
+        """The reference's cache."""
         self._check_cache(dtype)
         return super().new_latent_cache(num_layers, num_blocks, size, dtype)
 

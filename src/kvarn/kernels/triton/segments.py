@@ -1,4 +1,4 @@
-"""Who computes which segments of attention, and their joining: see `jit.segments`."""
+"""The division of attention's segments among programs, and their joining: see `jit.segments`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.kernels.triton.launch import launch_options
 from kvarn.shapes import BLOCK_SIZE
 
 SEGMENT = 256
-"""As in `jit.segments`."""
+"""Tokens of a segment, as in `jit.segments`."""
 PARTS_BYTES = 256 * 1024 * 1024
 """Segments' sums take so much memory at most; sequences whose sums find no room there are not divided."""
 PROGRAMS = 528
@@ -38,7 +38,7 @@ def num_segments(batch: PagedBatch, window: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """How the tiles of a step's sequences are divided among programs: what `jit.segments.plan_splits` has written."""
+    """The division of a step's tiles among programs, as `jit.segments.plan_splits` has written it."""
 
     batch: PagedBatch
     programs: torch.Tensor

@@ -1,4 +1,4 @@
-"""How products are cut up: by the number of rows into tiles, and by inputs into splits."""
+"""The division of products: by the number of rows into tiles, and by inputs into splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW_APART_BELOW = 512
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut up. It changes no bit, but for the step of quantized weights: see `QUANTIZED_TILES`."""
+    """The division of a product. It changes no bit, but for the step of quantized weights: see `QUANTIZED_TILES`."""
 
     rows: int
     outs: int

@@ -17,7 +17,7 @@ LINE = tl.constexpr(64)
 PANEL = tl.constexpr(16)
 """Outputs that share lines."""
 FIELDS = tl.constexpr(4)
-"""Of a part's place: first line, rank, first output, outputs."""
+"""Numbers of a part's place: first line, rank, first output, outputs."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "layer", "num_layers", "num_pages"])

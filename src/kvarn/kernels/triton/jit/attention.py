@@ -265,7 +265,7 @@ def across(column, like):
 
 @triton.jit
 def sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
-    """Whose queries a tile computes: the sequence, its first token and number of queries, and the first query of the
+    """The queries that a tile computes: the sequence, its first token and number of queries, and the first query of the
     tile, where longer tiles come first; negative: the tile is left over.
 
     Sequence s has the tiles from query_starts[s] // TOGETHER + s on: as many as it needs, or one more.

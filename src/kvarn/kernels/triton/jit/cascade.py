@@ -22,7 +22,7 @@ def find_shared(
     tables, context_lens, members, num_sequences, table_stride, TOGETHER: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Which sequences read a segment with each other. Program (s, z): sequence s and segment z.
+    """Group the sequences that read the same segment. Program (s, z): sequence s and segment z.
 
     tables [S, blocks] int32; context_lens [S]. members [segments, S, SLOTS] int32: those of tile (z, s), the others -1;
     SLOTS: a power of two. Of up to TOGETHER sequences with the same segment the first one's tile has all, and the tiles

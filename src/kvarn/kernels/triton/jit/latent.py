@@ -139,7 +139,7 @@ def _read_segment(
     SIZE: tl.constexpr, VALUE: tl.constexpr, NUMBERS: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, VALUE_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `attention.read_segment`."""
+    """Like `attention.read_segment`."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)

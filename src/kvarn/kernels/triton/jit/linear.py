@@ -227,7 +227,7 @@ def finished(
 
 @triton.jit
 def _place(program, num_tiles: tl.constexpr, num_blocks):
-    """Which outputs and which rows a program computes."""
+    """The outputs and the rows that a program computes."""
     in_group = BLOCKS_TOGETHER * num_tiles
     first = program // in_group * BLOCKS_TOGETHER
     size = tl.minimum(num_blocks - first, BLOCKS_TOGETHER)
@@ -288,7 +288,7 @@ def _added(sums, own, scale, rows):
 
 @triton.jit
 def _words(scales, n, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr):
-    """What belongs to the group from input k on, of outputs n: see `_of_group`."""
+    """The words of the group from input k on, of outputs n: see `_of_group`."""
     tile, groups = n // OUTPUTS_TOGETHER, WIDTH // GROUP
     at = (tile.to(tl.int64) * groups + k // GROUP) * OUTPUTS_TOGETHER + n % OUTPUTS_TOGETHER
     return tl.load(scales + at, mask=(n < OUTPUTS) & (k < WIDTH), other=0)
@@ -299,7 +299,7 @@ def _of_group(
     weight, words, tile, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_SUB_SCALES: tl.constexpr, DOT: tl.constexpr, OUTS: tl.constexpr,
 ):  # fmt: skip
-    """What is scaled of the group from input k on, of the outputs of a tile of 4-bit weights: [OUTS, GROUP].
+    """The scaled sums of the group from input k on, of the outputs of a tile of 4-bit weights: [OUTS, GROUP].
 
     A byte of a group holds input j of it and, in its upper half, input j + GROUP / 2; bytes of 64 outputs are a tile
     of `jit.fragments`. Of each group of an output there is a word of 32 or 64 bits [OUTPUTS / 64, WIDTH / GROUP, 64]:

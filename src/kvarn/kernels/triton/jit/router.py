@@ -1,4 +1,4 @@
-"""Which experts a token visits: one program a token, all scores in registers."""
+"""The choice of experts: one program a token, all scores in registers."""
 
 import triton
 import triton.language as tl

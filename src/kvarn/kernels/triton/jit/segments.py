@@ -35,7 +35,7 @@ def plan_splits(
     ALWAYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many programs compute the tiles of each sequence. One program.
+    """Count the programs that compute the tiles of each sequence. One program.
 
     Each gets up to `min_segments` segments, or one `extra`'th of all: no more programs than tiles and `extra`.
     Sequences whose sums find no room in `room` partials are not divided; with ALWAYS all are, and there must be room.
@@ -91,7 +91,7 @@ def _sizes(
 
 @triton.jit
 def segments_of(context, count, WINDOW: tl.constexpr):
-    """Of the last `count` queries of a context: the first segment that one of them sees, and their number."""
+    """For the last `count` queries of a context: the first segment that one of them sees, and their number."""
     first = context * 0
     if WINDOW > 0:
         first = tl.maximum(context - count + 1 - WINDOW, 0) // SEGMENT
