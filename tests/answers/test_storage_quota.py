@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.storage_quota import StorageQuota
-from kvarn.answers.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import ANYBODY, Owner

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
-from kvarn.answers.work import RequestRecord
-from kvarn.catalog.model_choice import ModelRoutes
+from kvarn.answers.model_routes import ModelRoutes
+from kvarn.answers.record import ChosenModel, RequestRecord
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.text_pool import TextPool
@@ -40,10 +40,6 @@ class Time:
     now = 1_000_000.0
 
 
-async def no_stage(*_: object) -> None:
-    """Nothing is served here: no request passes it."""
-
-
 @pytest.fixture
 def clock(store: Store) -> Time:
     time = Time()
@@ -56,7 +52,7 @@ def process(store: Store, clock: Time, tmp_path: Path, *, may_judge: bool) -> Ro
     metrics = ModelChoiceMetrics(CollectorRegistry())
     models = ModelTable({model.name: ServedModel(model.name, model, [], tmp_path) for model in CONFIG.models})
     routes = ModelRoutes(models, CONFIG.routes, metrics, lambda *_: None)
-    shadows = Shadows(metrics, no_stage)  # type: ignore[arg-type]
+    shadows = Shadows(metrics)
     text = TextPool(ThreadPoolExecutor(1), 1)  # its thread starts with the first work
     return Rollouts(routes, (), shadows, models, store, text, may_judge=may_judge, clock=lambda: clock.now)
 
@@ -103,10 +99,11 @@ async def test_what_a_follower_sees_is_counted_once_whoever_judges(store: Store,
     await judge.save(begun)
     for each in (judge, follower):
         await each.look()
-    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),)))
+    route = RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),))
+    record = RequestRecord("r", choice=ChosenModel(route=route))
     for times in (4, 2):
         for _ in range(times):
-            follower.observer.failed(record, "chat-2", ReplicaLostError("it fell"))
+            follower.observer.not_begun(record, "chat-2", ReplicaLostError("it fell"))
         await follower.look()
     assert follower.rollouts["chat"].answered == 0
     clock.now += 6
@@ -128,8 +125,9 @@ async def test_samples_that_a_judge_has_not_written_down_are_counted_by_the_next
     await first.save(begun)
     for each in (first, follower):
         await each.look()
-    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),)))
-    follower.observer.failed(record, "chat-2", ReplicaLostError("it fell"))
+    route = RouteConfig(name="chat", targets=(TargetConfig(model="chat-2"),))
+    record = RequestRecord("r", choice=ChosenModel(route=route))
+    follower.observer.not_begun(record, "chat-2", ReplicaLostError("it fell"))
     await follower.look()
     clock.now += 30  # the first is gone
     await second.look()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvarn.answers.errors import storage_full
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, read_stored_bytes
@@ -92,7 +92,7 @@ class StorageQuota:
         if usage.would_exceed(size, self.max_bytes):
             raise storage_full(StorageFullError(usage.stored or 0, self.max_bytes, size), param, f"Or {instead}.")
         usage.admit(size)
-        record.closing.callback(usage.finish, size)
+        record.holdings.callback(usage.finish, size)
 
     async def is_full(self, organization_id: str) -> bool:
         """Whether an organisation has stored as much as it may, by an answer of the last second."""

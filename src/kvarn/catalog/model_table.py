@@ -15,7 +15,7 @@ from kvarn.routing.model_choice import split_version
 from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import model_not_found
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
 class ModelTable:

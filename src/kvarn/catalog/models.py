@@ -12,7 +12,7 @@ from dataclasses import InitVar, asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kvarn
 from kvarn.catalog.replicas import ReplicaSet
@@ -34,10 +34,7 @@ from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import AdapterInfo, ModelCard
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
-if TYPE_CHECKING:
-    from kvarn.external.model import ExternalModel
-
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +95,9 @@ class ReadyModel:
         return self.loaded_text
 
     @property
-    def external(self) -> ExternalModel | None:
-        """What sends requests to the servers that run it; None where Kvarn runs it."""
-        return self.served.external
+    def is_external(self) -> bool:
+        """Whether other servers run it."""
+        return self.served.config.external is not None
 
     @property
     def exact_prompts(self) -> bool:
@@ -110,7 +107,7 @@ class ReadyModel:
     @property
     def reasons(self) -> bool:
         """Whether its reasoning is told from its answers, as far as is known."""
-        return self.external is not None or self.text.reasoning_format is not None
+        return self.is_external or self.text.reasoning_format is not None
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
@@ -120,7 +117,7 @@ class ReadyModel:
     @property
     def version(self) -> str:
         """Fingerprint of the checkpoint; what the server says of itself where another runs it."""
-        return self.card.kernels if self.external is not None else self.text.version
+        return self.card.kernels if self.is_external else self.text.version
 
     async def render(
         self, pool: TextPool, tenant: str, size: int, messages: Callable[[], list[dict[str, Any]]], **options: Any
@@ -151,7 +148,7 @@ class ReadyModel:
     def fingerprint(self) -> str:
         """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
         tokenizer, the chat template and the sampling parameters by default."""
-        if self.external is not None:
+        if self.is_external:
             parts = [kvarn.__version__, self.replica_name, self.version]
             return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
         card, text = self.card, self.text
@@ -174,8 +171,6 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
-    external: ExternalModel | None = None
-    """Sends requests to other servers, where these run the model."""
     load_error: str | None = None
     process: int = 0
     """Number of the gateway process."""

@@ -161,7 +161,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             candidate.update(client.stats, now)
         return router.choose(request, now)
 
-    def choose_late(self, request: RouteRequest) -> ReplicaChoice | None:
+    def choose_or_draining(self, request: RouteRequest) -> ReplicaChoice | None:
         """The same for a request that was on its way when the last replica began to drain: that one still takes it."""
         choice = self.choose(request)
         if choice is not None:

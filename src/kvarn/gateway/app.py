@@ -200,9 +200,8 @@ async def _lifespan(
         workers.append(Periodic("looks for adapters that are missing", keeper.look, config.fleet.poll_s))
     if gateway.watch is not None:
         workers.append(gateway.watch)
-    for model in gateway.models:
-        if model.external is not None:
-            workers += model.external.probes()
+    for external in gateway.external:
+        workers += external.probes()
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:
@@ -230,6 +229,6 @@ async def _lifespan(
         await gateway.shadows.stop()
         await gateway.models.close()
         await gateway.grammars.close()
-        await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
+        await asyncio.gather(*[external.close() for external in gateway.external])
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.content_encoding import decoding
@@ -58,7 +58,7 @@ class BodyReader:
                 left, or it would be answered too late).
             ClientDisconnect: The client left in the middle of its body.
         """
-        if not record_of(request.scope).dialect.any_body_type or "origin" in request.headers:
+        if not record_of(request.scope).reply.dialect.any_body_type or "origin" in request.headers:
             _require_json(request)
         max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
         record = record_of(request.scope)
@@ -82,7 +82,7 @@ class BodyReader:
         tenant = record.principal.organization_id
         parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
         held.become(size)
-        record.warnings += warnings
+        record.reply.warnings += warnings
         return parsed
 
 

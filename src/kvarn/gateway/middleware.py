@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.answers.errors import shutting_down, to_api_error
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.plain_requests import plain_request, without_body
@@ -93,16 +93,16 @@ class RequestMiddleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = new_record(scope)
-        record.client_left = partial(client_left, receive)
+        record.reply.client_left = partial(client_left, receive)
         request_id = record.request_id.encode()
-        id_headers = [(name.encode(), request_id) for name in record.dialect.request_id_headers]
+        id_headers = [(name.encode(), request_id) for name in record.reply.dialect.request_id_headers]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-                if record.warnings:
-                    record.headers |= _warning_headers(record.warnings)
-                own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
+                record.reply.status = message["status"]
+                if record.reply.warnings:
+                    record.reply.headers |= _warning_headers(record.reply.warnings)
+                own = [(name.encode(), value.encode()) for name, value in record.reply.headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), *id_headers, *own]}
             elif not message.get("more_body", False):
                 # Before the client hears of the end: its next request shall find the tokens and the place of this one.
@@ -122,13 +122,13 @@ class RequestMiddleware:
         except asyncio.CancelledError:
             # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
             # traceback in the log and a 500 in the HTTP server's own shape.
-            if not record.status:
+            if not record.reply.status:
                 await error_response(shutting_down(), record)(scope, receive, send_with_id)
         except ApiError as error:  # from before the routes, whose errors have their own handlers
             await error_response(error, record)(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s failed", record.request_id)
-            if not record.status:
+            if not record.reply.status:
                 await error_response(to_api_error(error), record)(scope, receive, send_with_id)
         finally:
             self._metrics.in_flight.dec()
@@ -137,12 +137,16 @@ class RequestMiddleware:
 
     def _count(self, scope: Scope, record: RequestRecord) -> None:
         endpoint = endpoint_label(scope)
-        status = CLIENT_LEFT if record.disconnected and record.status in (0, CLIENT_LEFT) else record.status
+        status = (
+            CLIENT_LEFT
+            if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
+            else record.reply.status
+        )
         seconds = time.monotonic() - record.began
-        self._metrics.requests.labels(record.model, endpoint, str(status)).inc()
-        self._metrics.request_seconds.labels(record.model, endpoint).observe(seconds)
-        if record.disconnected:
-            self._metrics.disconnects.labels(record.model, endpoint).inc()
+        self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
+        self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds)
+        if record.reply.disconnected:
+            self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(
             logging.DEBUG if endpoint in _PROBES else logging.INFO,
             "answered",
@@ -151,11 +155,15 @@ class RequestMiddleware:
                 "id": record.id,
                 "method": scope["method"],
                 "endpoint": endpoint,
-                "model": record.model,
+                "model": record.choice.name,
                 "status": status,
                 "seconds": round(seconds, 4),
-                "client_left": record.disconnected,
-                **({"warnings": "; ".join(map(_without_client_text, record.warnings))} if record.warnings else {}),
+                "client_left": record.reply.disconnected,
+                **(
+                    {"warnings": "; ".join(map(_without_client_text, record.reply.warnings))}
+                    if record.reply.warnings
+                    else {}
+                ),
             },
         )
 

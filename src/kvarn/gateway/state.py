@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.external.model import ExternalModel
 from kvarn.fleet.autoscaling import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
@@ -12,7 +14,9 @@ from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.quality.watch import QualityWatch
 from kvarn.responses.background_runs import ResponsesContext
+from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.golden_runs import GoldenModels
+from kvarn.rollouts.shadow import Shadows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,7 @@ class Gateway(ResponsesContext):
     """Finds replicas that answer wrongly; None in processes that do not look for any."""
     golden: GoldenModels
     """What it watches."""
+    shadows: Shadows
+    rollouts: Rollouts
+    external: Sequence[ExternalModel]
+    """Models that other servers run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.catalog.model_choice import reason_of
+from kvarn.answers.model_routes import reason_of
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.rollouts.gates import Outcome
 from kvarn.rollouts.refusals import is_refusal

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from kvarn.answers.context import ServingContext
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.catalog.models import ModelText, ReadyModel
 from kvarn.text.reasoning.formats import ReasoningFormat
@@ -39,7 +39,7 @@ async def render_chat(
         continue_final_message=request.continue_final_message,
         variables=variables,
     )
-    return await cancel_with_client(rendered, record.client_left)
+    return await cancel_with_client(rendered, record.reply.client_left)
 
 
 def phase_after_prompt(request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]) -> ReasoningPhase:
@@ -96,6 +96,6 @@ def _reasoning_variables(request: ChatCompletionRequest, record: RequestRecord, 
     source = text.chat_template.source
     known = {name: value for name, value in meaning.items() if re.search(rf"\b{name}\b", source)}
     warning = "ignored the reasoning effort, this model has no such levels"
-    if not known and reasons and warning not in record.warnings:
-        record.warnings.append(warning)
+    if not known and reasons and warning not in record.reply.warnings:
+        record.reply.warnings.append(warning)
     return known

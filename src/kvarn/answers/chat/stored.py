@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from kvarn.answers.context import ServingContext
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import add_completion

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.work import TokenUsage
+from kvarn.answers.turn import TokenUsage
 from kvarn.text.reasoning.splitter import Part, Reasoning
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,

@@ -11,7 +11,8 @@ from msgspec import UNSET, Raw
 
 from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.work import RequestRecord, TokenUsage
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import TokenUsage
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.ollama.answers import Answer, AnswerMessage, Call, ChatAnswer, GenerateAnswer, ToolCall
 from kvarn.wire.openai.chat.answer import TokenLogprobs, ToolCallDelta

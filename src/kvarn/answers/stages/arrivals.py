@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.answers.work import Work
+from kvarn.answers.turn import Turn
 from kvarn.observe.arrivals import ArrivalMetrics
 
 _FIRST_GUESS = 128.0
@@ -12,24 +12,26 @@ _FADE = 0.02
 
 
 class ArrivalsStage:
-    """Never refuses."""
+    """Counts; never refuses."""
+
+    name = "arrivals"
 
     def __init__(self, metrics: ArrivalMetrics) -> None:
         self._metrics = metrics
         self._output: dict[str, float] = {}
         """Output tokens of an answer on average, by model."""
 
-    async def enter(self, work: Work) -> None:
-        """Count a piece of work."""
-        model, metrics = work.model, self._metrics
-        expected = min(self._output.get(model, _FIRST_GUESS) * work.sequences, work.max_output_tokens)
+    async def enter(self, turn: Turn) -> None:
+        """Count a turn."""
+        model, metrics = turn.model, self._metrics
+        expected = min(self._output.get(model, _FIRST_GUESS) * turn.sequences, turn.max_output_tokens)
         metrics.requests.labels(model).inc()
-        metrics.prompt_tokens.labels(model).inc(work.prompt_tokens)
+        metrics.prompt_tokens.labels(model).inc(turn.prompt_tokens)
         metrics.output_tokens.labels(model).inc(expected)
-        work.closing.callback(self._learn, work)
+        turn.closing.callback(self._learn, turn)
 
-    def _learn(self, work: Work) -> None:
-        if work.usage.completion_tokens:
-            average = self._output.get(work.model, _FIRST_GUESS)
-            latest = work.usage.completion_tokens / work.sequences
-            self._output[work.model] = average + _FADE * (latest - average)
+    def _learn(self, turn: Turn) -> None:
+        if turn.usage.completion_tokens:
+            average = self._output.get(turn.model, _FIRST_GUESS)
+            latest = turn.usage.completion_tokens / turn.sequences
+            self._output[turn.model] = average + _FADE * (latest - average)

@@ -12,8 +12,9 @@ from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
 from kvarn.admission.traffic import Traffic
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.tiers import priority_of
-from kvarn.answers.work import Outcome, RequestRecord, Work
+from kvarn.answers.turn import Outcome, Turn
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
@@ -107,20 +108,20 @@ class ReplicaAdmission:
         self.controller.update(self.client.stats, now)
         return now
 
-    def demand_of(self, work: Work) -> Demand:
+    def demand_of(self, turn: Turn) -> Demand:
         """What a piece of work would need of this engine."""
-        tenant, early, choice = work.principal.organization_id, work.record.early_demand, work.replica_choice
+        tenant, early, choice = turn.principal.organization_id, turn.record.early, turn.replica_choice
         cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
-        expected = self.traffic.expected_prompt(work.prompt_tokens)
+        expected = self.traffic.expected_prompt(turn.prompt_tokens)
         return Demand(
             tenant=tenant,
-            weight=work.principal.weight,
-            priority=work.priority,
-            prompt_tokens=expected if cached is None else max(1.0, work.prompt_tokens - cached),
-            output_tokens=self.traffic.expected_output(tenant, work.max_output_tokens),
-            sequences=work.sequences,
-            arrival_s=work.record.received,
-            accepted=early is not None and early.accepted,
+            weight=turn.principal.weight,
+            priority=turn.priority,
+            prompt_tokens=expected if cached is None else max(1.0, turn.prompt_tokens - cached),
+            output_tokens=self.traffic.expected_output(tenant, turn.max_output_tokens),
+            sequences=turn.sequences,
+            arrival_s=turn.record.received,
+            accepted=early is not None and early.demand.accepted,
         )
 
     def early_demand(self, record: RequestRecord, body: bytes, fields: EarlyFields) -> Demand:
@@ -179,10 +180,10 @@ class ReplicaAdmission:
                 self.controller.ended(demand, time.monotonic(), prompt=0, cached=0, output=0, finished=False)
             raise
 
-    def leave(self, demand: Demand, work: Work) -> None:
+    def leave(self, demand: Demand, turn: Turn) -> None:
         """A request that was admitted is over."""
-        usage = work.usage
-        ttft_s = None if usage.first_token is None else usage.first_token - work.record.received
+        usage = turn.usage
+        ttft_s = None if usage.first_token is None else usage.first_token - turn.record.received
         if demand.predicted_ttft_s is not None and ttft_s is not None:
             self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(
@@ -191,7 +192,7 @@ class ReplicaAdmission:
             prompt=usage.prompt_tokens,
             cached=usage.cached_tokens,
             output=usage.completion_tokens,
-            finished=work.outcome is Outcome.FINISHED,
+            finished=turn.outcome is Outcome.FINISHED,
         )
         if self._waiting:
             self._poll()

@@ -83,7 +83,7 @@ async def pool(gateway: GatewayDep, record: RecordDep, body: PoolingRequest) -> 
 @router.post("/v1/classify", include_in_schema=False)
 async def classify(gateway: GatewayDep, record: RecordDep, body: ClassifyRequest) -> None:
     """Models with several labels are not served: a 400 that says what is."""
-    name = gateway.find_model(record, body.model).name
+    name = gateway.catalog.find(record, body.model).name
     why = "no model of this server classifies. For relevance use /v1/score or /v1/rerank, for harm /v1/moderations."
     raise invalid_request(f"The model {name!r} gives no labels: {why}", "model", "model_not_supported")
 

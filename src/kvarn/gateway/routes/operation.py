@@ -160,7 +160,9 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
     models = list(gateway.models)
-    all_ready = all(model.ready or not model.replicas for model in models) and not gateway.held_requests.stands_by
+    all_ready = (
+        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.stands_by
+    )
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
         "models": {model.name: _state(model, gateway.watch) for model in models},
