@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.models import SHAPES, make_model
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.adapters import AdapterPart, PackedAdapter, pack_adapter
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
@@ -51,7 +51,7 @@ class Engine:
             executor.adapters.add(name, packed)
         config = EngineConfig(max_num_seqs=load.streams, token_budget=512, tpot_target_ms=1e9, prefix_cache=False)
         store = executor.adapters if adapters else None
-        self.core = EngineCore(executor, config, time.monotonic, adapters=store)
+        self.core = EngineCore(EngineParts(executor, config, adapters=store), time.monotonic)
         self.seconds = 0.0
         self.tokens = 0
         self._vocabulary = model.spec.vocab_size

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -27,7 +27,7 @@ from kvarn.worker import InProcessExecutor
 def decoding_engine(model: Decoder, batch: int, prompt: int, steps: int) -> EngineCore:
     """An engine whose `batch` requests have computed their prompts and still decode for `steps` steps."""
     executor = InProcessExecutor(model, num_blocks=4096, max_num_seqs=batch)
-    engine = EngineCore(executor, EngineConfig(max_num_seqs=batch, tpot_target_ms=1e9), time.monotonic)
+    engine = EngineCore(EngineParts(executor, EngineConfig(max_num_seqs=batch, tpot_target_ms=1e9)), time.monotonic)
     sampling = SamplingParams(seed=1, temperature=0.0, max_tokens=steps + 100)
     for number in range(batch):
         token_ids = [300 + (7 * place + number) % (model.spec.vocab_size - 300) for place in range(prompt)]

@@ -15,7 +15,7 @@ import time
 from collections import deque
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -69,7 +69,9 @@ class ModelledDevice:
 def measure(rows: int, steps: int, step_s: float, max_in_flight: int) -> float:
     """The device's idle share while `rows` sequences decode for `steps` steps."""
     device = ModelledDevice((rows + 8) * 64, step_s, max_in_flight)
-    engine = EngineCore(device, EngineConfig(max_num_seqs=rows, token_budget=8192, tpot_target_ms=1e9), device.now)
+    engine = EngineCore(
+        EngineParts(device, EngineConfig(max_num_seqs=rows, token_budget=8192, tpot_target_ms=1e9)), device.now
+    )
     for number in range(rows):
         prompt = [(number * 7 + place) % 1000 for place in range(24)]
         sampling = SamplingParams(seed=number, max_tokens=steps)

@@ -23,6 +23,7 @@ from benchmarks.engine_process import launch_engine
 from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
@@ -83,7 +84,7 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
         max_context_length=4096,
         num_parameters=0,
     )
-    return GenerateService(SleepingExecutor(), spec.model_config.engine, card)
+    return GenerateService(EngineParts(SleepingExecutor(), spec.model_config.engine), card)
 
 
 def read_streams(port: int, streams: int, tokens: int, top_logprobs: int) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from kvarn.config.quality import QualityConfig
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.cpu._native import usable_instruction_sets
 from kvarn.models import Decoder, load_model
 from kvarn.quality.golden import GoldenPrompt, built_in_prompts
@@ -32,7 +32,7 @@ def answer_all(model: Decoder, prompts: list[GoldenPrompt], max_tokens: int) -> 
     """What an engine with this model answers."""
     config = EngineConfig(max_num_seqs=8)
     executor = InProcessExecutor(model, num_blocks=256, max_num_seqs=8, max_context_length=256)
-    engine = EngineCore(executor, config, time.monotonic)
+    engine = EngineCore(EngineParts(executor, config), time.monotonic)
     for prompt in prompts:
         engine.add(golden_request(prompt, prompt.name, max_tokens))
     deltas: dict[str, list[Any]] = defaultdict(list)

@@ -26,7 +26,7 @@ import torch
 
 import kvarn
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.models import Decoder, load_model
@@ -96,7 +96,7 @@ def questions(tokenizer: Tokenizer, every: int) -> list[Question]:
 def exact_answers(model: Decoder, tokenizer: Tokenizer, asked: Sequence[Question]) -> int:
     """How many questions are answered word for word."""
     config = EngineConfig(max_num_seqs=64, token_budget=512, tpot_target_ms=1e9)
-    engine = EngineCore(InProcessExecutor(model, num_blocks=4096, max_num_seqs=64), config, time.monotonic)
+    engine = EngineCore(EngineParts(InProcessExecutor(model, num_blocks=4096, max_num_seqs=64), config), time.monotonic)
     sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=300, stop_token_ids=list(tokenizer.eos_token_ids))
     for index, question in enumerate(asked):
         engine.add(Submit(request_id=str(index), prompt_token_ids=question.prompt, sampling=sampling))
@@ -139,7 +139,7 @@ def head_of(variant: Variant) -> Iterator[None]:
     if not variant.plain_head:
         yield
         return
-    with patch("kvarn.models.weights.HEAD_QUANTIZATION", None):
+    with patch("kvarn.models.loading.weights.HEAD_QUANTIZATION", None):
         yield
 
 

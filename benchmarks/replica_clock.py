@@ -14,6 +14,7 @@ from functools import cache
 
 from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
 from kvarn.config.schema import EngineConfig
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.replica.client.block_events import BlockEventReader
@@ -137,7 +138,7 @@ class ClockReplica:
         )
         clock = lambda: self.now  # noqa: E731
         step_time = StepTimeModel(expected=expected)
-        self.service = GenerateService(self.executor, config, card, step_time=step_time, clock=clock)
+        self.service = GenerateService(EngineParts(self.executor, config, step_time=step_time), card, clock=clock)
         watcher = router.add(name, config)
         self.candidate = router.candidates[name]
         self.candidate.update(self.service.stats(), 0.0)

@@ -30,7 +30,7 @@ import kvarn
 from benchmarks.speculation_plot import plot
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.models import Decoder, load_model
@@ -73,17 +73,19 @@ class Arm:
         dtype = model.kernels.activation_dtype(model.dtype)
         expected = expected_steps(model.costs, product_speeds(model.input_products, dtype, model.kernels.device))
         self._engine = EngineCore(
-            InProcessExecutor(
-                model,
-                num_blocks=BLOCKS,
-                max_num_seqs=streams,
-                eagle=proposer if isinstance(proposer, EagleProposer) else None,
+            EngineParts(
+                InProcessExecutor(
+                    model,
+                    num_blocks=BLOCKS,
+                    max_num_seqs=streams,
+                    eagle=proposer if isinstance(proposer, EagleProposer) else None,
+                ),
+                EngineConfig(max_num_seqs=streams),
+                step_time=StepTimeModel(expected=expected),
+                proposer=proposer,
+                speculation=config,
             ),
-            EngineConfig(max_num_seqs=streams),
             time.monotonic,
-            step_time=StepTimeModel(expected=expected),
-            proposer=proposer,
-            speculation=config,
         )
 
     def run(self, case: Case, prompts: Sequence[list[int]], turn: str) -> dict[str, list[int]]:

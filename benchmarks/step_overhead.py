@@ -34,6 +34,7 @@ import torch
 import zmq
 
 from kvarn.config.schema import EngineConfig
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache
@@ -156,7 +157,7 @@ def steady_case(name: str, steps: int) -> Case:
         max_context_length=CONTEXT,
         num_parameters=0,
     )
-    service = GenerateService(executor, config, card)
+    service = GenerateService(EngineParts(executor, config), card)
     rng = random.Random(batch)
 
     def submit(number: int, prompt: int, max_tokens: int) -> None:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 import kvarn
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import NewSequence
 from kvarn.grammar.masks import GrammarMask, GrammarMasks
 from kvarn.grammar.text import from_json_schema
@@ -224,7 +224,9 @@ def measure_answers(model: Decoder, requests: int, rounds: int, console: Console
 
 def _engine(model: Decoder, masks: Any) -> EngineCore:
     executor = InProcessExecutor(model, num_blocks=256, max_num_seqs=8)
-    return EngineCore(executor, EngineConfig(max_num_seqs=8, prefix_cache=False), time.monotonic, masks=masks)
+    return EngineCore(
+        EngineParts(executor, EngineConfig(max_num_seqs=8, prefix_cache=False), masks=masks), time.monotonic
+    )
 
 
 def _run(engine: EngineCore, grammar: Grammar | None, seed: int) -> list[int]:

@@ -16,13 +16,13 @@ from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import SHAPES, random_decoder
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.costs.decoder import DecoderCosts
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import PipelinedExecutor
+from kvarn.worker import AsyncExecutor
 
 TOKEN_BUDGET = 8192
 
@@ -36,7 +36,7 @@ class Engine:
         """`longest`: tokens of a sequence, `batch`: sequences; by default those of the session."""
         length = (longest or sum(session.lengths)) + BLOCK_SIZE
         batch = batch or max(session.batches)
-        self.executor = PipelinedExecutor(
+        self.executor = AsyncExecutor(
             model,
             num_blocks=batch * -(-length // BLOCK_SIZE) + 8,
             max_num_seqs=batch,
@@ -45,7 +45,7 @@ class Engine:
         )
         self.executor.graphs.enabled &= graphs
         config = EngineConfig(max_num_seqs=batch, token_budget=TOKEN_BUDGET, tpot_target_ms=1e9, prefix_cache=False)
-        self.core = EngineCore(self.executor, config, time.monotonic)
+        self.core = EngineCore(EngineParts(self.executor, config), time.monotonic)
         self._vocabulary = model.spec.vocab_size
         self._random = random.Random(0)
 

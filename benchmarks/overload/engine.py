@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.replica.server.generate import GenerateService
@@ -77,4 +78,4 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
         kv_blocks=BLOCKS,
     )
     known = StepTimeModel(expected=[(shape, step_s(shape)) for shape in _EXPECTED])
-    return GenerateService(SleepingExecutor(), spec.model_config.engine, card, step_time=known)
+    return GenerateService(EngineParts(SleepingExecutor(), spec.model_config.engine, step_time=known), card)

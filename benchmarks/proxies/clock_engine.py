@@ -15,6 +15,7 @@ import json
 import sys
 import time
 
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
@@ -53,7 +54,8 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
     card = ModelCard(
         kind="generate", architecture="clock", dtype="none", vocab_size=4096, max_context_length=4096, num_parameters=0
     )
-    return GenerateService(ClockExecutor(float(os.environ[STEP_VARIABLE])), spec.model_config.engine, card)
+    executor = ClockExecutor(float(os.environ[STEP_VARIABLE]))
+    return GenerateService(EngineParts(executor, spec.model_config.engine), card)
 
 
 class _Stream:

@@ -15,7 +15,7 @@ import torch
 import kvarn
 from chat_prompts import render_chats
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit
@@ -72,7 +72,7 @@ def run(engine: EngineCore, requests: list[Submit], urgent: list[Submit] | None 
 def make_engine(model: Decoder, num_blocks: int = 2048, **config: object) -> EngineCore:
     executor = InProcessExecutor(model, num_blocks=num_blocks, max_num_seqs=32, max_context_length=num_blocks * 16)
     settings = {"max_num_seqs": 32, "tpot_target_ms": 1e9, **config}
-    return EngineCore(executor, EngineConfig.model_validate(settings), time.monotonic)
+    return EngineCore(EngineParts(executor, EngineConfig.model_validate(settings)), time.monotonic)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 import kvarn
 from chat_prompts import render_chats
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit
@@ -29,7 +29,7 @@ GOLDEN = [json.loads(line) for line in (ASSETS / "golden.jsonl").read_text(encod
 def answer_all(requests: list[Submit], model: Decoder) -> dict[str, list[int]]:
     config = EngineConfig(max_num_seqs=64, token_budget=512, tpot_target_ms=1e9)
     executor = InProcessExecutor(model, num_blocks=4096, max_num_seqs=config.max_num_seqs)
-    engine = EngineCore(executor, config, time.monotonic)
+    engine = EngineCore(EngineParts(executor, config), time.monotonic)
     for request in requests:
         engine.add(request)
     answers: dict[str, list[int]] = defaultdict(list)

@@ -7,11 +7,11 @@ from itertools import count
 import pytest
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.ngram import NgramProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 
 
 class Store:
@@ -80,12 +80,14 @@ def proposer() -> NgramProposer:
 def engine(store: Store, mask: Mask, proposer: NgramProposer) -> EngineCore:
     ticks = count()
     return EngineCore(
-        Executor(store),
-        EngineConfig(),
+        EngineParts(
+            Executor(store),
+            EngineConfig(),
+            masks=lambda message: mask if message.grammar else None,
+            adapters=store,
+            proposer=proposer,
+        ),
         lambda: next(ticks) * 0.01,
-        masks=lambda message: mask if message.grammar else None,
-        adapters=store,
-        proposer=proposer,
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine_adapters import ScriptedAdapters
 from kv_connectors import DictConnector
-from kvarn.worker.ngram import NgramProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import examples
 from scripted_masks import EveryThird, OftenForced
 

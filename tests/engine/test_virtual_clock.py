@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.engine.step_time import StepShape
 from kvarn.wire.messages import Submit
@@ -67,7 +67,7 @@ def arrivals(count: int, rate: float) -> list[tuple[float, Submit]]:
 def play(coming: list[tuple[float, Submit]], max_in_flight: int) -> tuple[dict[str, float], dict[str, float], float]:
     """When each request had its first token and its last, and when the device had nothing left to do."""
     device = VirtualDevice(2000, max_in_flight)
-    engine = EngineCore(device, EngineConfig(max_num_seqs=64, tpot_target_ms=50.0), lambda: device.now)
+    engine = EngineCore(EngineParts(device, EngineConfig(max_num_seqs=64, tpot_target_ms=50.0)), lambda: device.now)
     waiting, first, last = deque(coming), {}, {}
     while waiting or engine.has_work():
         if not engine.has_work():

@@ -12,6 +12,7 @@ import torch
 
 from kvarn.config.adapters import LoraConfig
 from kvarn.config.schema import EngineConfig
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.adapters import PackedAdapter
 from kvarn.models.adapters import AdapterError, LoadedAdapter
@@ -85,7 +86,8 @@ class Rig:
                 config=LoraConfig(**config),
             )
 
-        self.service = GenerateService(executor, EngineConfig(), CARD, adapters=executor.adapters, host=host)
+        parts = EngineParts(executor, EngineConfig(), adapters=executor.adapters)
+        self.service = GenerateService(parts, CARD, adapter_host=host)
         self.pool = executor.adapters
         self.said: list[Any] = []
         self.tokens: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.collectives import RankLayout
+from kvarn.worker.ranks.collectives import RankLayout
 from profiles import effort, thorough
 from rank_services import Answers, build, requests, run
 

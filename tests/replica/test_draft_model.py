@@ -12,7 +12,7 @@ import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.replica.server.build import build_service
-from kvarn.replica.server.draft import DraftModelError, check_vocabulary
+from kvarn.replica.server.startup.draft import DraftModelError, check_vocabulary
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvarn.config.schema import EngineConfig
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.generate import GenerateService
 from kvarn.wire.messages import ModelCard, RefusalReason, StepOutput, Submit
@@ -30,7 +31,7 @@ class Rig:
     def __init__(self, step_s: float) -> None:
         self.now = 100.0
         self._step_s = step_s
-        self.service = GenerateService(OneTokenExecutor(), EngineConfig(), CARD, clock=lambda: self.now)
+        self.service = GenerateService(EngineParts(OneTokenExecutor(), EngineConfig()), CARD, clock=lambda: self.now)
 
     def answer(self, request_id: str, tokens: int) -> list[StepOutput]:
         sampling = SamplingParams(seed=0, max_tokens=tokens)

@@ -16,8 +16,8 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do
 
 import kvarn
 from kvarn.engine.plan import BlockTransfer
-from kvarn.worker.collectives import RankLayout
-from kvarn.worker.rank_blocks import BlockSlots, SlotMemory, anonymous_file, block_parts, map_memory, slot_bytes
+from kvarn.worker.ranks.blocks import BlockSlots, SlotMemory, anonymous_file, block_parts, map_memory, slot_bytes
+from kvarn.worker.ranks.collectives import RankLayout
 from profiles import examples
 from rank_services import build, requests, run
 from tiny_checkpoints import make_decoder

@@ -17,10 +17,9 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do
 
 import kvarn
 from kvarn.config.schema import ModelConfig
-from kvarn.models.parallel import ParallelError
-from kvarn.models.pipeline import StageError
+from kvarn.models.parallel import ParallelError, StageError
 from kvarn.replica.server.experts import ExpertLoadError
-from kvarn.worker.collectives import RankLostError
+from kvarn.worker.ranks.collectives import RankLostError
 from profiles import effort, thorough
 from rank_services import Answers, build, requests, run
 from tiny_checkpoints import make_decoder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.replica.server.warm_up import warm_up
+from kvarn.replica.server.startup.warm_up import warm_up
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 4096])

@@ -12,7 +12,7 @@ from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.core import EngineOutput
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
@@ -112,7 +112,7 @@ class AdmissionWorld:
         executor = TimedExecutor(self.times, self.num_blocks, lambda: 1 + self.jitter * chance.uniform(-1, 1))
         expected = [(shape, step_s(self.times, shape)) for shape in _SHAPES]
         model = StepTimeModel(expected=expected)
-        self.engine = EngineCore(executor, self.config, lambda: self.now, step_time=model)
+        self.engine = EngineCore(EngineParts(executor, self.config, step_time=model), lambda: self.now)
         view = EngineView(self.config, self.num_blocks * 16, self.rules.tpot_target_s if self.targets else None)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
         self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)

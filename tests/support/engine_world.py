@@ -12,7 +12,7 @@ from engine_adapters import ScriptedAdapters
 from guesses import FreeProposer
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine import AdmissionError, EngineCore
+from kvarn.engine import AdmissionError, EngineCore, EngineParts
 from kvarn.engine.memory_pressure import Preemption
 from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposer import Proposer
@@ -266,18 +266,20 @@ class World:
         self.proposer = proposer or (ScriptedProposer(proposals) if proposals else None)
         self.config = EngineConfig(**config)
         self.engine = EngineCore(
-            self.executor,
-            self.config,
+            EngineParts(
+                self.executor,
+                self.config,
+                preemption=preemption,
+                step_time=step_time or StepTimeModel(),
+                proposer=self.proposer,
+                speculation=SpeculationConfig(adaptive=adaptive),
+                masks=masks,
+                connector=connector,
+                adapters=adapters,
+                micro_batches=micro_batches,
+                num_snapshots=num_snapshots,
+            ),
             lambda: self.now,
-            preemption=preemption,
-            step_time=step_time,
-            proposer=self.proposer,
-            speculation=SpeculationConfig(adaptive=adaptive),
-            masks=masks,
-            connector=connector,
-            adapters=adapters,
-            micro_batches=micro_batches,
-            num_snapshots=num_snapshots,
         )
         self.messages: dict[str, Submit] = {}
         self.deltas: dict[str, list[TokenDelta]] = {}

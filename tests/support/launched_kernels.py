@@ -19,14 +19,14 @@ from triton.runtime import driver
 
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.triton import backend
 from kvarn.kernels.triton.compilation import COMPILATION
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.load import load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import EncoderRunner, NgramProposer, PipelinedExecutor
+from kvarn.worker import AsyncExecutor, EncoderRunner, NgramProposer
 from kvarn.worker.step_sizes import StepSizes, launch_steps
 from tiny_checkpoints import ENCODERS, make_decoder, make_encoder
 
@@ -65,7 +65,7 @@ def load(family: str, changes: dict[str, int]) -> Decoder | Encoder | CausalEnco
 def serve(model: Decoder) -> None:
     """Requests of many lengths, in chunks, some of which share a prefix, draw, or ask for log-probabilities."""
     num_snapshots = None if model.spec.delta is None else 8
-    executor = PipelinedExecutor(
+    executor = AsyncExecutor(
         model,
         num_blocks=1500,
         max_num_seqs=SEQUENCES,
@@ -77,7 +77,7 @@ def serve(model: Decoder) -> None:
     guesses = SpeculationConfig(adaptive=False)
     proposer = NgramProposer(guesses) if num_snapshots is None else None
     core = EngineCore(
-        executor, config, lambda: 0.0, proposer=proposer, speculation=guesses, num_snapshots=num_snapshots
+        EngineParts(executor, config, proposer=proposer, speculation=guesses, num_snapshots=num_snapshots), lambda: 0.0
     )
     chosen = random.Random(0)
     shared = [chosen.randrange(3, 190) for _ in range(300)]

@@ -15,7 +15,7 @@ import torch
 
 import kvarn
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.plan import KVConnector, NewSequence, StepPlan, StepResult
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import LoadedAdapter
@@ -205,13 +205,15 @@ class Stack:
         )
         self._ticks = count()
         self.engine = EngineCore(
-            self.executor,
-            config,
+            EngineParts(
+                self.executor,
+                config,
+                connector=connector,
+                adapters=executor.adapters if adapters else None,
+                num_snapshots=snapshots,
+                **engine,
+            ),
             lambda: next(self._ticks) * 0.01,
-            connector=connector,
-            adapters=executor.adapters if adapters else None,
-            num_snapshots=snapshots,
-            **engine,
         )
 
     def generate(self, requests: list[Submit]) -> dict[tuple[str, int], Answer]:

@@ -16,7 +16,7 @@ from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
-from kvarn.worker.ngram import NgramProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import thorough
 
 SAMPLINGS: list[dict[str, Any]] = [

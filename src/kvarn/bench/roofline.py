@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.decoder import DecoderCosts, StepWork
 from kvarn.costs.roofline import Ceilings, floor_s
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.plan import Executor
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -116,7 +116,7 @@ def engine_for(executor: Executor, batch: int = 1) -> EngineCore:
         prefix_cache=False,
         max_prefill_stretch=1e6,
     )
-    return EngineCore(executor, config, time.monotonic)
+    return EngineCore(EngineParts(executor, config), time.monotonic)
 
 
 def _request(name: str, prompt: list[int], max_tokens: int) -> Submit:

@@ -3,7 +3,7 @@
 `EngineCore` takes requests and turns them, step by step, into plans for an `Executor` and deltas for the gateways.
 """
 
-from kvarn.engine.core import EngineCore, EngineOutput
+from kvarn.engine.core import EngineCore, EngineOutput, EngineParts
 from kvarn.engine.errors import AdmissionError, EngineError, IntegrityError, OutOfBlocksError, ProtocolError
 from kvarn.engine.scheduler import Scheduler
 
@@ -12,6 +12,7 @@ __all__ = [
     "EngineCore",
     "EngineError",
     "EngineOutput",
+    "EngineParts",
     "IntegrityError",
     "OutOfBlocksError",
     "ProtocolError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
@@ -36,62 +36,68 @@ class EngineOutput:
     refused: list[Refused] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Parts of one engine, as `kvarn.replica.server.build` makes them; all but two have a default."""
+
+    executor: Executor
+    """Runs the plans."""
+    config: EngineConfig
+    """Rules of scheduling."""
+    _: KW_ONLY
+    namespace: str = ""
+    """Name of the model in hashes of cached blocks."""
+    preemption: Preemption | None = None
+    """Makes room; by default blocks are stored where there is a connector, else computed again."""
+    step_time: StepTimeModel = field(default_factory=StepTimeModel)
+    """Predicts a step's time; by default without any experience."""
+    proposer: Proposer | None = None
+    """Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned."""
+    speculation: SpeculationConfig | None = None
+    """Number of guesses to verify."""
+    masks: Callable[[Submit], TokenMask | None] | None = None
+    """Mask of a request's tokens, None for one without. A request waits until its mask is ready."""
+    connector: KVConnector | None = None
+    """Keeps KV blocks beyond the device; the executor has the same."""
+    adapters: AdapterStore | None = None
+    """Adapters that requests may name, by digest; the executor has the same. None: any, and it takes no memory."""
+    prefill_peer: PrefillPeer | None = None
+    """Another engine that computes prompts; needs a connector."""
+    disaggregation: DisaggregationConfig | None = None
+    """Choice of the prompts that the peer computes."""
+    micro_batches: int = 1
+    """Groups of running sequences, of which several are in flight where the executor is a pipeline. With more than one
+    no sequence is planned again before its token is known."""
+    num_snapshots: int | None = None
+    """Copies of recurrent states that the executor has room for; None: the model has no such states."""
+
+
 class EngineCore:
     """The scheduling loop of one replica. Not thread-safe: one loop owns it.
 
     Args:
-        executor: Runs the plans.
-        config: How to schedule.
+        parts: Parts of the engine.
         clock: Seconds, monotonic; the engine never reads the time elsewhere.
-        namespace: Name of the model, part of every block's hash.
-        preemption: How to make room; by default blocks are stored where there is a connector, else computed again.
-        step_time: What predicts a step's time; by default one that knows nothing yet.
-        proposer: Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned.
-        speculation: How many guesses are verified.
-        masks: The mask of a request's tokens, None for one without. A request waits until its mask is ready.
-        connector: Keeps KV blocks beyond the device; the executor must have the same.
-        adapters: What requests may name as `adapter`, by digest; the executor must have the same. None: anything, and
-            it takes no memory.
-        prefill_peer: Another engine that computes prompts; needs a connector.
-        disaggregation: Which prompts it computes.
-        num_snapshots: Copies of recurrent states that the executor has room for, of a model that has such states. None:
-            it has none.
-        micro_batches: Parts into which running sequences are divided, of which several are in flight where the executor
-            is a pipeline. With more than one no sequence is planned again before its token is known.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        config: EngineConfig,
-        clock: Callable[[], float],
-        *,
-        namespace: str = "",
-        preemption: Preemption | None = None,
-        step_time: StepTimeModel | None = None,
-        proposer: Proposer | None = None,
-        speculation: SpeculationConfig | None = None,
-        masks: Callable[[Submit], TokenMask | None] | None = None,
-        connector: KVConnector | None = None,
-        adapters: AdapterStore | None = None,
-        prefill_peer: PrefillPeer | None = None,
-        disaggregation: DisaggregationConfig | None = None,
-        micro_batches: int = 1,
-        num_snapshots: int | None = None,
-    ) -> None:
+    def __init__(self, parts: EngineParts, clock: Callable[[], float]) -> None:
+        executor, config, step_time, connector = parts.executor, parts.config, parts.step_time, parts.connector
         self._executor = executor
         self._clock = clock
         self._max_in_flight = executor.max_in_flight
-        self._masks = masks
-        step_time = step_time or StepTimeModel()
-        tiers = None if connector is None else KVTiers(connector, namespace, step_time)
-        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, tiers, adapters, num_snapshots)
-        preemption = preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
-        self.scheduler = Scheduler(config, memory, preemption, step_time, proposer, speculation, micro_batches)
-        if tiers is not None and prefill_peer is not None:
-            chosen = disaggregation or DisaggregationConfig()
+        self._masks = parts.masks
+        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time)
+        memory = KVMemory(
+            executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
+        )
+        preemption = parts.preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
+        self.scheduler = Scheduler(
+            config, memory, preemption, step_time, parts.proposer, parts.speculation, parts.micro_batches
+        )
+        if tiers is not None and parts.prefill_peer is not None:
+            chosen = parts.disaggregation or DisaggregationConfig()
             running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.apart = PrefillApart(prefill_peer, config, step_time, running, queue, chosen)
+            tiers.apart = PrefillApart(parts.prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}

@@ -1,7 +1,6 @@
 """Turns plans into tokens: the executor, the sampler, KV-cache sizing."""
 
-from kvarn.worker.draft import DraftProposer
-from kvarn.worker.eagle import EagleProposer
+from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.encoder_runner import EncoderRunner
 from kvarn.worker.errors import (
     CacheTooLargeError,
@@ -14,10 +13,12 @@ from kvarn.worker.errors import (
 )
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
-from kvarn.worker.ngram import NgramProposer
-from kvarn.worker.pipelined import PipelinedExecutor
+from kvarn.worker.proposers.draft import DraftProposer
+from kvarn.worker.proposers.eagle import EagleProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 
 __all__ = [
+    "AsyncExecutor",
     "CacheTooLargeError",
     "CacheTooSmallError",
     "DraftProposer",
@@ -28,7 +29,6 @@ __all__ = [
     "InvalidLogitsError",
     "InvalidSamplingError",
     "NgramProposer",
-    "PipelinedExecutor",
     "PlanError",
     "ReplayAllocationError",
     "WorkerError",

@@ -12,9 +12,9 @@ import torch
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import BlockExchange, PagedBatch, StateBatch
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.worker.inputs import FlatRows, Ints
 from kvarn.worker.philox import uniforms
 from kvarn.worker.slots import BASE_MODEL, SlotTable
+from kvarn.worker.step_batch import FlatRows, Ints
 
 BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 4097, 64))
 """Numbers of tokens for which a step is captured; smaller steps are filled up."""

@@ -17,16 +17,16 @@ from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.adapters import AdapterPool
-from kvarn.worker.context_parallel import ContextParallel
 from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
-from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.errors import ContextTooLongError, PlanError
-from kvarn.worker.inputs import FlatRows, Ints, PromptSpan, StepInputs, build_inputs
 from kvarn.worker.kv_blocks import BlockMemory, BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
+from kvarn.worker.proposers.eagle import EagleProposer
+from kvarn.worker.ranks.context_parallel import ContextParallel
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.states import SlotStates
+from kvarn.worker.step_batch import FlatRows, Ints, PromptSpan, StepInputs, build_inputs
 from kvarn.worker.step_sizes import MOST_LOGITS, StepSizes, launch_steps
 
 

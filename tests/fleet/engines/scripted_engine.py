@@ -12,6 +12,7 @@ import os
 import time
 from typing import Any
 
+from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
@@ -91,4 +92,5 @@ def _service(spec: ReplicaSpec, script: dict[str, Any]) -> GenerateService | Emb
     )
     if card.kind == "embed":
         return EmbedService(CountingEncoder(script), config, card)
-    return GenerateService(CountingExecutor(script), config, card, sleep=lambda: SleepingScript(spec, script))
+    parts = EngineParts(CountingExecutor(script), config)
+    return GenerateService(parts, card, sleep=lambda: SleepingScript(spec, script))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.weights import Quantization
 from kvarn.models import Decoder, load_model
@@ -18,7 +18,7 @@ from kvarn.models.adapters import load_adapter
 from kvarn.replica.server.experts import ExpertLoads
 from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor, PipelinedExecutor
+from kvarn.worker import AsyncExecutor, InProcessExecutor
 from profiles import sample, thorough
 from tiny_adapters import make_adapter
 from tiny_checkpoints import make_decoder
@@ -32,7 +32,9 @@ def load(path: Path, kernels: str, quantization: Quantization | None = None) -> 
 
 def make_engine(executor: InProcessExecutor) -> EngineCore:
     ticks = count()
-    return EngineCore(executor, EngineConfig(max_num_seqs=4, tpot_target_ms=1e9), lambda: next(ticks) * 0.01)
+    return EngineCore(
+        EngineParts(executor, EngineConfig(max_num_seqs=4, tpot_target_ms=1e9)), lambda: next(ticks) * 0.01
+    )
 
 
 def drain(engine: EngineCore, found: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -67,7 +69,7 @@ def test_a_model_answers_as_with_the_reference(tmp_path: Path, family: str, quan
     for kernels, fill_up in (("torch", False), ("triton", True)):
         model = load(tmp_path, kernels, quantization)
         assert model.can_be_captured is (kernels == "triton")
-        found.append(tokens(PipelinedExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=fill_up)))
+        found.append(tokens(AsyncExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=fill_up)))
         # Rows that fill a batch up visit no expert.
         visits.append({layer: experts.tokens.tolist() for layer, experts in model.expert_layers.items()})
     assert found[0] == found[1] and visits[0] == visits[1]
@@ -77,7 +79,7 @@ def test_a_model_answers_as_with_the_reference(tmp_path: Path, family: str, quan
         loads, before = ExpertLoads(model, None), EngineStats()
         counted = sum(map(sum, visits[1].values()))
         assert loads.enter(before).expert_tokens_total == {"0": counted}
-        tokens(PipelinedExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=True))
+        tokens(AsyncExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=True))
         # What is reported was fetched by the call before.
         assert [loads.enter(before).expert_tokens_total["0"] for _ in range(2)] == [counted, 2 * counted]
 

@@ -12,12 +12,12 @@ from guesses import FreeProposer
 from kv_connectors import DictConnector
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine import EngineCore
+from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor, PipelinedExecutor
+from kvarn.worker import AsyncExecutor, InProcessExecutor
 from profiles import sample, thorough
 from recorded_steps import RecordedSteps
 from tiny_adapters import make_adapter
@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_
 Answers = dict[str, tuple[list[int], list[PositionLogprobs]]]
 
 
-class Repeating(PipelinedExecutor):
+class Repeating(AsyncExecutor):
     """As on a GPU that captures steps."""
 
     def __init__(self, model: Decoder, **options: Any) -> None:
@@ -53,7 +53,7 @@ def run(executor: InProcessExecutor, rounds: list[list[Submit]], **options: Any)
     """Each round is answered before the next one comes."""
     ticks = iter(range(10**6))
     config = EngineConfig(max_num_seqs=6, tpot_target_ms=1e9)
-    engine = EngineCore(executor, config, lambda: next(ticks) * 0.01, **options)
+    engine = EngineCore(EngineParts(executor, config, **options), lambda: next(ticks) * 0.01)
     answers: Answers = {}
     for messages in rounds:
         for message in messages:

@@ -32,7 +32,7 @@ def build_slow(spec: ReplicaSpec, report: ReportProgress) -> Any:
 def build_noisy(spec: ReplicaSpec, report: ReportProgress) -> Any:
     """Logits with normal noise of 1 % of their size."""
     service = build(spec, report)
-    executor: Any = service._executor
+    executor: Any = service.parts.executor
     compute = executor._model.logits
 
     def noisy(hidden: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ def build_noisy(spec: ReplicaSpec, report: ReportProgress) -> Any:
 
 
 def _paced(service: Any, times: float) -> Any:
-    executor = service._executor
+    executor = service.parts.executor
     execute = executor.execute
 
     def paced(plan: Any) -> Any:

@@ -24,7 +24,7 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> Any:
     """The service, with a handler that corrupts it."""
     service = build_service(spec, report)
     assert isinstance(service, GenerateService)
-    executor: Any = service._executor
+    executor: Any = service.parts.executor
     blocks: dict[str, list[int]] = {}
     begin = executor.adapters.begin
 

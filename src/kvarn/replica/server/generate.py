@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import EngineConfig
-from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.decoder import DecoderCosts
-from kvarn.engine.adapters import AdapterStore
-from kvarn.engine.core import EngineCore
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.held_blocks import BlockPlace
-from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.proposer import Proposer
-from kvarn.engine.step_time import StepTimeModel
-from kvarn.grammar.masks import GrammarMasks
 from kvarn.replica.server.prefill_client import PrefillClient
-from kvarn.replica.server.prefill_server import PrefillServer
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -37,95 +28,66 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 
-if TYPE_CHECKING:  # they bring torch, and whoever makes one has imported it
+if TYPE_CHECKING:  # these bring torch
     from kvarn.replica.server.adapters import AdapterHost
     from kvarn.replica.server.experts import ExpertLoads
-    from kvarn.replica.server.ranks import RankProcesses
     from kvarn.replica.server.sleep import SleepingModel
 
 _GAUGES_EVERY_S = 0.25
-"""Gauges that change with each step are sent this often: whoever shows them looks once a second."""
+"""Interval of the gauges that change with each step; they are shown once a second."""
 
 
 class GenerateService:
-    """Generates text's tokens."""
+    """Generates tokens of text.
+
+    Args:
+        parts: Parts of the engine.
+        card: Description of the model.
+        costs: Bytes and operations of a step, for the gauges.
+        adapter_host: Makes what loads and unloads adapters; None: there are none.
+        prefill_client: Connection to the engine that computes prompts for this one.
+        experts: Counts of tokens by expert.
+        closing: Called at shutdown, after the executor's.
+        sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
+        clock: Seconds, monotonic.
+    """
 
     def __init__(
         self,
-        executor: Executor,
-        config: EngineConfig,
+        parts: EngineParts,
         card: ModelCard,
         *,
-        namespace: str = "",
         costs: DecoderCosts | None = None,
-        step_time: StepTimeModel | None = None,
-        adapters: AdapterStore | None = None,
-        host: Callable[[EngineCore], AdapterHost] | None = None,
-        proposer: Proposer | None = None,
-        speculation: SpeculationConfig | None = None,
-        connector: KVConnector | None = None,
+        adapter_host: Callable[[EngineCore], AdapterHost] | None = None,
         prefill_client: PrefillClient | None = None,
-        prefill_server: PrefillServer | None = None,
-        disaggregation: DisaggregationConfig | None = None,
-        masks: GrammarMasks | None = None,
-        micro_batches: int = 1,
-        num_snapshots: int | None = None,
-        ranks: RankProcesses | None = None,
         experts: ExpertLoads | None = None,
+        closing: Sequence[Callable[[], None]] = (),
         sleep: Callable[[], SleepingModel] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
-
-        `step_time` predicts the duration of steps before the first one. `proposer` guesses tokens, of which
-        `speculation` says how many are verified. `connector` keeps blocks beyond the device; it is the executor's too.
-        `adapters` are the executor's, `host` makes what loads them; None: there are none. Another process computes
-        prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
-        grammars. `micro_batches` and `num_snapshots` as `EngineCore`; `ranks` are the processes that the executor runs
-        plans in, beside this one. `experts` counts how often each is visited. `sleep` takes the model off its device
-        once this service is shut down; None: it cannot.
-        """
         self.sleep = sleep
-        self.card = msgspec.structs.replace(card, cache_namespace=namespace)
+        self.card = msgspec.structs.replace(card, cache_namespace=parts.namespace)
+        self.parts = parts
         self._costs = costs
-        self._executor = executor
-        self._connector = connector
         self._prefill_client = prefill_client
         self._experts = experts
-        self._closing = [
-            each for each in (prefill_client, prefill_server, connector, experts, ranks) if each is not None
-        ]
-        self._masks = masks
-        self._core = EngineCore(
-            executor,
-            config,
-            clock,
-            namespace=namespace,
-            step_time=step_time,
-            proposer=proposer,
-            speculation=speculation,
-            adapters=adapters,
-            connector=connector,
-            prefill_peer=prefill_client,
-            disaggregation=disaggregation,
-            masks=masks,
-            micro_batches=micro_batches,
-            num_snapshots=num_snapshots,
-        )
-        self._adapters = None if host is None else host(self._core)
+        self._closing = closing
+        self._core = EngineCore(parts, clock)
+        self._adapters = None if adapter_host is None else adapter_host(self._core)
         self._clock = clock
         self._gauges_due_s = clock()
 
     @property
     def block_places(self) -> list[BlockPlace]:
-        """Where blocks are that a prompt may begin with."""
-        return [self._core.cache] if self._connector is None else [self._core.cache, self._connector]
+        """Places of blocks that a prompt may begin with."""
+        connector = self.parts.connector
+        return [self._core.cache] if connector is None else [self._core.cache, connector]
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
-        problem = _find_problem(request, self.card, has_grammars=self._masks is not None)
+        problem = _find_problem(request, self.card, has_grammars=self.parts.masks is not None)
         if problem is not None:
             return _invalid(request, problem)
         if not request.adapter:
@@ -163,7 +125,7 @@ class GenerateService:
         return None
 
     def join(self, message: Join) -> Adapters | None:
-        """What a gateway process that joins is told; None where all are told the same by the next step."""
+        """Answer to a gateway process that joins; None where the next step tells all the same."""
         return None if self._adapters is None else self._adapters.join(message)
 
     def forget_tenant(self, tenant: str) -> None:
@@ -181,7 +143,7 @@ class GenerateService:
         return self._core.has_work() or (self._adapters is not None and self._adapters.is_busy)
 
     def step(self) -> Sequence[Refused | StepOutput | AdapterChanged | Adapters]:
-        """One step: what became of adapters, what was given up, then all deltas in one message."""
+        """Run one step: changes of adapters, refusals, then all deltas in one message."""
         told = self._poll_adapters()
         output = self._core.step()
         if not output.computed and not output.refused:
@@ -189,7 +151,7 @@ class GenerateService:
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
 
     def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
-        """A list of adapters comes before the answer to whoever asked for the change."""
+        """Changes of adapters: the list of adapters comes before the answer to the request for the change."""
         if self._adapters is None or not self._adapters.is_busy:
             return []
         answers, ready, told = self._adapters.poll()
@@ -214,14 +176,12 @@ class GenerateService:
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
-        """Free the executor and the tiers of blocks, end the threads of masks and adapters."""
+        """Free the executor and what was built beside it, end all threads."""
         if self._adapters is not None:
             self._adapters.close()
-        self._executor.shutdown()
-        for each in self._closing:
-            each.close()
-        if self._masks is not None:
-            self._masks.shutdown()
+        self.parts.executor.shutdown()
+        for close in self._closing:
+            close()
 
     def _due_stats(self) -> EngineStats | None:
         """The gauges, with the first step after a rest, the last before one, and at an interval between."""
@@ -233,7 +193,7 @@ class GenerateService:
 
 
 def _with_work(stats: EngineStats, costs: DecoderCosts) -> EngineStats:
-    """The same with the work of all steps, each taken for one of average size (which matters for experts alone)."""
+    """Add the work of all steps, each counted as one of average size (which matters for experts alone)."""
     tokens = stats.prompt_tokens_total + stats.output_tokens_total
     step = costs.step(tokens=max(1, round(tokens / max(1, stats.step))), logits_rows=1, kv_tokens=0, pairs=0)
     work = costs.step(
@@ -254,8 +214,8 @@ def _invalid(request: Submit | Embed | LoadAdapter | UnloadAdapter, message: str
 
 
 def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> str | None:
-    """What makes a request impossible for this model: one must not end the engine for the others of its batch. What
-    holds for every model the gateway has checked."""
+    """Reason why this model cannot run a request, which would end the engine for its whole batch. The gateway has
+    checked what holds for every model."""
     if request.grammar is not None and not has_grammars:
         return "this engine keeps answers to no grammar"
     if not all(card.has_tokens(drawn or ()) for drawn in request.drawn):

@@ -1,0 +1,1 @@
+"""Processes of a model's ranks beside the engine process."""

@@ -1,0 +1,95 @@
+"""Load a draft model beside the model whose tokens it guesses. Brings torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvarn.config.schema import BLOCK_SIZE, ModelConfig
+from kvarn.costs.decoder import kv_bytes_per_token
+from kvarn.kernels.device.memory import GIB
+from kvarn.models import Decoder, load_model
+from kvarn.worker import DraftProposer, plan_cache
+
+_SHARE = 50
+"""By default the cache takes up to one part in this many of the machine's memory."""
+
+
+class DraftModelError(Exception):
+    """The configured draft model cannot guess this model's tokens."""
+
+
+def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decoder, num_blocks: int) -> DraftProposer:
+    """The draft model of a checkpoint, with a KV cache of its own.
+
+    Args:
+        directory: Its checkpoint.
+        target: The checkpoint of the model.
+        config: The model's configuration; kernels and the types of weights and cache hold for the draft model, too.
+        model: The model.
+        num_blocks: Blocks of the model's KV cache.
+
+    Raises:
+        DraftModelError: It is no decoder, or its tokens are others.
+        Exception: What loading raises.
+    """
+    check_vocabulary(directory, target)
+    draft = load_model(
+        directory,
+        device=config.device,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        kernels=config.kernels,
+    )
+    if not isinstance(draft, Decoder):
+        raise DraftModelError(
+            f"the draft model {directory} generates no text: choose a smaller model of the same family"
+        )
+    if draft.spec.delta is not None:
+        raise DraftModelError(
+            f"the draft model {directory} has recurrent states, which cannot go back behind a guess that was wrong: "
+            "choose one without, or the method ngram"
+        )
+    memory = draft.kernels.memory_bytes()
+    block_gib = kv_bytes_per_token(draft.spec, draft.kv_dtype) * BLOCK_SIZE / GIB
+    length = min(draft.spec.max_context_length, config.max_context_length or model.spec.max_context_length)
+    one_context = -(-length // BLOCK_SIZE) * block_gib
+    default = max(min(num_blocks * block_gib, memory / GIB / _SHARE), one_context)
+    plan = plan_cache(
+        draft.spec,
+        draft.kv_dtype,
+        kv_cache_gib=config.speculation.draft_cache_gib or default,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_context_length=length,
+        weight_bytes=model.layer_bytes + model.head_bytes + draft.layer_bytes + draft.head_bytes,
+        memory_bytes=memory,
+    )
+    return DraftProposer(draft, num_blocks=plan.num_blocks, vocab_size=model.spec.vocab_size)
+
+
+def check_vocabulary(draft: Path, target: Path) -> None:
+    """Raise DraftModelError unless the same token ids stand for the same tokens in both checkpoints."""
+    own, wanted = _vocabulary(draft), _vocabulary(target)
+    if own == wanted:
+        return
+    different = sum(1 for token, number in wanted.items() if own.get(token) != number)
+    raise DraftModelError(
+        f"the draft model {draft} has another tokenizer than {target}: {different or len(own) - len(wanted)} of "
+        f"{len(wanted)} tokens differ. Choose a draft model of the same family, or the method ngram."
+    )
+
+
+def _vocabulary(directory: Path) -> dict[str, int]:
+    """Token ids by token."""
+    path = directory / "tokenizer.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        listed = found["model"]["vocab"]
+        tokens = listed if isinstance(listed, dict) else {token: number for number, (token, _) in enumerate(listed)}
+        return {**tokens, **{added["content"]: added["id"] for added in found.get("added_tokens", [])}}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DraftModelError(
+            f"the tokenizer {path} cannot be compared with that of the other model: {error}. Both checkpoints need a "
+            "tokenizer.json."
+        ) from error

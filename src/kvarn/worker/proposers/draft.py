@@ -1,0 +1,239 @@
+"""A small model that guesses what the large one will draw (Leviathan et al. 2023, Chen et al. 2023), greedily.
+
+It has a KV cache of its own, for the sequences that it is asked about. A guess begins with the tokens that the sequence
+has got since the last one (a prompt is caught up with in parts, over several steps), and goes on token by token, all
+sequences together. Where the cache is full, the sequence that was asked about longest ago is forgotten and caught up
+with again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.request import Sequence
+from kvarn.kernels.batch import PagedBatch
+from kvarn.models import Decoder
+from kvarn.worker.proposers.pass_times import PassTimes
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """What the cache holds of one sequence."""
+
+    table: npt.NDArray[np.int32]
+    """Its blocks, as far as it has some."""
+    num_blocks: int = 0
+    num_computed: int = 0
+    """Known tokens in the cache."""
+    guess: list[int] = field(default_factory=list)
+    """Guessed tokens that are in the cache behind those."""
+
+    def settle(self, tokens: list[int]) -> None:
+        """Count the guesses that came true as computed; at least the last token is left to compute."""
+        for guessed, token in zip(self.guess, tokens[self.num_computed :], strict=False):
+            if guessed != token:
+                break
+            self.num_computed += 1
+        self.guess = []
+        self.num_computed = min(self.num_computed, len(tokens) - 1)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence in one call."""
+
+    index: int
+    draft: _Draft
+    tokens: list[int]
+    """To be caught up with now."""
+    length: int
+    """Tokens to guess; 0 where it is not caught up with after that."""
+
+
+class DraftProposer:
+    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+
+    Args:
+        model: The draft model. Its tokens must be those of the large one.
+        num_blocks: Blocks of its KV cache.
+        vocab_size: Tokens of the large model's vocabulary; others are not guessed.
+    """
+
+    grades: tuple[float, ...] = (0.7,)
+    is_free: bool = False
+    overhead_s: float = 0.0
+
+    CATCH_UP = 256
+    """Tokens beyond the first few of each sequence that are caught up with in one call."""
+    FEW = 16
+    """Tokens of a sequence that are always caught up with at once: about what one verification brings."""
+    WARM_CALLS = 8
+    WARM_TOKENS = 8
+    PREPARE_S = 40e-6
+    """About what a guess takes beside its tensors and passes."""
+
+    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = min(vocab_size, model.spec.vocab_size)
+        self._cache = model.new_kv_cache(num_blocks)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
+        """Those asked about longest ago first."""
+        self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
+        self._device = model.kernels.device
+        self._times = PassTimes()
+        self.call_s = 0.0
+        self._passes = model.greedy_passes(self._cache)
+        """None: one call a pass."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of the cache that hold nothing."""
+        return len(self._free)
+
+    def warm_up(self) -> None:
+        """Compute and time short and long guesses of one row; nothing is kept."""
+        row = np.zeros(1, dtype=np.int64)
+        batch = self._batch(row, np.array([0, 1]), row, np.zeros((1, 1), dtype=np.int32))
+        shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
+        for _ in range(self.WARM_CALLS):
+            for length in shortest:
+                began = time.perf_counter()
+                self._draw(self._tensor(row), batch, [length])
+                shortest[length] = min(shortest[length], time.perf_counter() - began)
+        one, many = shortest.values()
+        a_pass = max(0.0, many - one) / (self.WARM_TOKENS - 1)
+        self._times.observe(1, a_pass)
+        self.call_s = max(0.0, one - a_pass) + self.PREPARE_S
+
+    def seconds(self, num_sequences: int) -> float:
+        """See `Proposer`."""
+        return self._times.expected(num_sequences)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free what is held of the sequence."""
+        draft = self._drafts.pop(sequence, None)
+        if draft is not None:
+            self._free.extend(draft.table[: draft.num_blocks].tolist())
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Nothing is kept of ended sequences."""
+
+    def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
+        """See `Proposer`. A sequence that is not caught up with yet gets no guess."""
+        began = time.perf_counter()
+        rows = self._rows(wanted)
+        guesses = [NO_GUESS] * len(wanted)
+        if not rows:
+            return guesses
+        rows.sort(key=lambda row: -row.length)
+        token_ids, batch = self._known_tokens(rows)
+        drawn = self._draw(token_ids, batch, [row.length for row in rows])
+        guessed = [tokens[: row.length] for row, tokens in zip(rows, drawn.T.tolist(), strict=True)]
+        for row, tokens in zip(rows, guessed, strict=True):
+            row.draft.num_computed += len(row.tokens)
+            row.draft.guess = tokens[:-1]
+            guesses[row.index] = Guess(tokens)
+        if len(token_ids) <= 2 * len(rows):  # else it took long to catch up
+            took = time.perf_counter() - began - self.call_s
+            self._times.observe(len(rows), max(0.0, took) / len(drawn))
+        return guesses
+
+    def _rows(self, wanted: Items[tuple[Sequence, int]]) -> list[_Row]:
+        """What to compute for each sequence, its blocks taken."""
+        rows: list[_Row] = []
+        spare = self.CATCH_UP
+        for sequence, _ in wanted:
+            if sequence in self._drafts:
+                self._drafts.move_to_end(sequence)  # so that none of these is forgotten for another
+        for index, (sequence, length) in enumerate(wanted):
+            draft = self._drafts.get(sequence)
+            if draft is None:
+                draft = self._drafts[sequence] = _Draft(np.zeros(self._table_size, dtype=np.int32))
+            draft.settle(sequence.tokens)
+            start, known = draft.num_computed, len(sequence.tokens)
+            if known + length > min(self._table_size * BLOCK_SIZE, self._model.spec.max_context_length):
+                continue
+            count = min(known - start, self.FEW + spare)
+            spare -= max(0, count - self.FEW)
+            row = _Row(index, draft, sequence.tokens[start : start + count], length if start + count == known else 0)
+            if max(row.tokens) >= self._model.spec.vocab_size:
+                continue  # the large model's vocabulary may be padded further
+            if self._reserve(draft, start + count + row.length, keep=len(wanted)):
+                rows.append(row)
+        return rows
+
+    def _reserve(self, draft: _Draft, end: int, keep: int) -> bool:
+        """Take blocks up to position `end`, from other sequences if need be; not from the `keep` that were asked about
+        last."""
+        needed = -(-end // BLOCK_SIZE) - draft.num_blocks
+        while needed > len(self._free) and len(self._drafts) > keep:
+            self.forget(next(iter(self._drafts)))
+        if needed > len(self._free):
+            return False
+        for _ in range(needed):
+            draft.table[draft.num_blocks] = self._free.pop()
+            draft.num_blocks += 1
+        return True
+
+    def _known_tokens(self, rows: list[_Row]) -> tuple[torch.Tensor, PagedBatch]:
+        """The pass over known tokens, with the blocks of all that will be guessed."""
+        counts = np.array([len(row.tokens) for row in rows])
+        starts = np.array([row.draft.num_computed for row in rows])
+        width = -(-int((starts + counts + [row.length for row in rows]).max()) // BLOCK_SIZE)
+        tables = np.stack([row.draft.table[:width] for row in rows])
+        query_starts = np.concatenate(([0], counts.cumsum()))
+        of_row = np.repeat(np.arange(len(rows)), counts)
+        positions = np.arange(len(of_row)) + (starts - query_starts[:-1])[of_row]
+        token_ids = np.array([token for row in rows for token in row.tokens], dtype=np.int64)
+        return self._tensor(token_ids), self._batch(positions, query_starts, of_row, tables)
+
+    def _draw(self, token_ids: torch.Tensor, batch: PagedBatch, lengths: list[int]) -> Ints:
+        """[passes, S]: the likeliest token after a batch, and then after each of those, as many as each sequence wants.
+        `lengths`: the longest first."""
+        active = np.array([sum(length > n for length in lengths) for n in range(1, max(1, *lengths))], dtype=np.int64)
+        if self._passes is not None:
+            return self._passes.run(token_ids, batch, active, self._vocab_size)
+        return self._draw_pass_by_pass(token_ids, batch, active)
+
+    def _draw_pass_by_pass(self, token_ids: torch.Tensor, batch: PagedBatch, active: Ints) -> Ints:
+        drawn = np.zeros((1 + len(active), len(batch.context_lens)), dtype=np.int64)
+        drawn[0] = self._pass(token_ids, batch)
+        ends, tables = batch.context_lens.numpy(force=True), batch.block_tables.numpy(force=True)
+        for number, count in enumerate(active.tolist()):
+            starts = np.arange(count + 1)
+            further = self._batch(ends[:count].astype(np.int64) + number, starts, starts[:-1], tables[:count])
+            drawn[number + 1, :count] = self._pass(self._tensor(drawn[number, :count]), further)
+        return drawn
+
+    def _pass(self, token_ids: torch.Tensor, batch: PagedBatch) -> Ints:
+        """One forward pass; the likeliest token after each sequence's last one."""
+        last = batch.query_starts[1:].to(torch.int64) - 1
+        logits = self._model.forward(token_ids, batch, self._cache, last)
+        likeliest: Ints = self._model.kernels.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
+        return likeliest
+
+    def _batch(self, positions: Ints, query_starts: Ints, of_row: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
+        slots = tables[of_row, positions // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + positions % BLOCK_SIZE
+        return PagedBatch(
+            positions=self._tensor(positions),
+            query_starts=self._tensor(query_starts.astype(np.int32)),
+            context_lens=self._tensor((positions[query_starts[1:] - 1] + 1).astype(np.int32)),
+            block_tables=self._tensor(tables),
+            slot_mapping=self._tensor(slots),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

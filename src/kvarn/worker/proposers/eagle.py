@@ -1,0 +1,242 @@
+"""Guesses by an EAGLE-3 head, which follows the model: after each step it computes the same tokens, from the hidden
+states that the model's layers left there.
+
+Its keys and values lie in the same blocks as the model's, in a cache of its own with the same numbers, so a prefix hit,
+a fork and a return after preemption need nothing of it. What is guessed goes into spare blocks behind those.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
+from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.request import Sequence
+from kvarn.kernels.batch import PagedBatch
+from kvarn.models.decoder import HiddenStates
+from kvarn.models.eagle import EagleHead
+from kvarn.worker.kv_blocks import copy_blocks
+from kvarn.worker.proposers.pass_times import PassTimes
+from kvarn.worker.step_batch import StepInputs
+
+Ints = npt.NDArray[np.int64]
+
+
+class EagleProposer:
+    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
+    thread-safe.
+
+    Args:
+        head: The head.
+        num_blocks: Blocks of the model's KV cache.
+        max_num_seqs: Slots of the executor.
+    """
+
+    grades: tuple[float, ...] = (0.7,)
+    is_free: bool = False
+    call_s: float = 200e-6
+    """About: blocks are copied and tables made."""
+
+    IDLE_AFTER = 16
+    """Steps without a question after which it follows no more."""
+    LENGTH = BLOCK_SIZE
+    """Tokens guessed at most: what two blocks surely hold."""
+
+    def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int) -> None:
+        self._head = head
+        self._num_blocks = num_blocks
+        self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
+        self._device = head.kernels.device
+        self._entered: dict[int, NewSequence] = {}
+        """By slot."""
+        self._followed: dict[int, tuple[int, torch.Tensor]] = {}
+        """By slot: tokens that were known after its last step, and the head's output for the last but one of them."""
+        self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)
+        self._times = PassTimes()
+        self.overhead_s = 0.0
+        """What following a step took: a decaying average."""
+        self._unasked = 0
+        """Steps followed since the last question."""
+
+    # What the executor tells -----------------------------------------------------------------------------------------
+
+    def hidden_states(self) -> HiddenStates | None:
+        """What the model's forward pass shall keep for `follow`; None while nobody asks.
+
+        Sequences that were not followed from their beginning get no guesses later.
+        """
+        self._unasked += 1
+        if self._unasked > self.IDLE_AFTER:
+            self._entered.clear()
+            self._followed.clear()
+            return None
+        return HiddenStates(self._head.aux_layers)
+
+    def admit(self, new: NewSequence) -> None:
+        """A sequence enters a slot."""
+        self._followed.pop(new.slot, None)
+        self._entered[new.slot] = new
+
+    def copy_blocks(self, copies: Items[BlockCopy]) -> None:
+        """The model's KV blocks are copied."""
+        copy_blocks(self._cache, copies)
+
+    def clear_blocks(self, loads: Items[BlockTransfer]) -> None:
+        """The model's KV blocks were loaded; the head's own are not stored, and what others left there says nothing."""
+        for tensor in (*self._cache.keys, *self._cache.values):
+            for transfer in loads:
+                tensor[transfer.block].zero_()
+
+    def follow(
+        self,
+        rows: Items[Row],
+        inputs: StepInputs,
+        drawn: Items[Items[int]],
+        hidden_states: HiddenStates,
+        tables: npt.NDArray[np.int32],
+    ) -> None:
+        """Compute the tokens of a step, whose outcome is known.
+
+        Args:
+            rows: Of the plan.
+            inputs: Of the forward pass.
+            drawn: Tokens drawn for each of `inputs.sampled_rows`.
+            hidden_states: As filled by the forward pass.
+            tables: The executor's block tables, by slot; kept for `propose`.
+        """
+        began = time.perf_counter()
+        self._tables = tables
+        following, ends = self._following(rows, inputs, drawn)
+        hidden = self._head.read(hidden_states.joined())
+        assert hidden_states.batch is not None, "the forward pass has run"
+        hidden = self._head.forward(
+            hidden, torch.from_numpy(following).to(self._device), hidden_states.batch, self._cache
+        )
+        for index, end in ends:
+            row = rows[index]
+            first = int(inputs.flat.query_starts[index])
+            if row.slot in self._entered:
+                self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
+        self.overhead_s += 0.05 * (time.perf_counter() - began - self.overhead_s)
+
+    def _following(
+        self, rows: Items[Row], inputs: StepInputs, drawn: Items[Items[int]]
+    ) -> tuple[Ints, list[tuple[int, int]]]:
+        """The token after each one of the step, and for each sampled row its place in the plan and, in the step, that
+        of its last token that is right."""
+        following = np.roll(inputs.flat.token_ids, -1)
+        starts = inputs.flat.query_starts.tolist()
+        tokens_of = dict(zip(inputs.sampled_rows, drawn, strict=True))
+        ends: list[tuple[int, int]] = []
+        for index, row in enumerate(rows):
+            last = starts[index + 1] - 1
+            tokens = tokens_of.get(index)
+            if tokens:
+                first = last - (row.num_proposals - row.num_forced)
+                following[first : first + len(tokens)] = tokens
+                ends.append((index, first + len(tokens) - 1))
+            else:
+                entered = self._entered.get(row.slot)
+                following[last] = 0 if entered is None else _known_token(entered, row.start + len(row.token_ids))
+        return following, ends
+
+    # What the engine asks --------------------------------------------------------------------------------------------
+
+    def seconds(self, num_sequences: int) -> float:
+        """See `Proposer`."""
+        return self._times.expected(num_sequences)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is held of a sequence that its slot's next one does not replace."""
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Nothing is kept of ended sequences."""
+
+    def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
+        """See `Proposer`. A sequence whose latest tokens were not followed gets no guess."""
+        self._unasked = 0
+        guesses = [NO_GUESS] * len(wanted)
+        rows = [index for index, (sequence, limit) in enumerate(wanted) if limit and self._is_followed(sequence)]
+        if not rows:
+            return guesses
+        rows.sort(key=lambda index: -wanted[index][1])
+        lengths = [min(wanted[index][1], self.LENGTH) for index in rows]
+        sequences = [wanted[index][0] for index in rows]
+        hidden = torch.stack([self._followed[sequence.slot or 0][1] for sequence in sequences])
+        known = np.array([len(sequence.tokens) for sequence in sequences])
+        tables = self._spare_tables([sequence.slot or 0 for sequence in sequences], known)
+        guessed = [[token] for token in self._head.guess(hidden).tolist()]
+        for depth in range(1, lengths[0]):
+            began = time.perf_counter()
+            active = sum(1 for length in lengths if length > depth)
+            tokens = torch.tensor([tokens[-1] for tokens in guessed[:active]], device=self._device)
+            batch = self._batch(known[:active] - 2 + depth, tables[:active])
+            hidden = self._head.forward(hidden[:active].clone(), tokens, batch, self._cache)
+            for own, token in zip(guessed, self._head.guess(hidden).tolist(), strict=False):
+                own.append(token)
+            self._times.observe(active, time.perf_counter() - began)
+        for index, own in zip(rows, guessed, strict=True):
+            guesses[index] = Guess(own)
+        return guesses
+
+    def warm_up(self) -> None:
+        """Compute and time passes of one row; nothing is kept."""
+        token = torch.zeros(1, dtype=torch.int64, device=self._device)
+        batch = self._batch(np.zeros(1, dtype=np.int64), np.full((1, 1), self._num_blocks, dtype=np.int32))
+        times: list[float] = []
+        for _ in range(8):
+            began = time.perf_counter()
+            hidden = self._head.forward(self._head.nothing(), token, batch, self._cache)
+            self._head.guess(hidden)
+            times.append(time.perf_counter() - began)
+        self._times.observe(1, min(times))
+
+    def _is_followed(self, sequence: Sequence) -> bool:
+        slot = sequence.slot
+        if slot is None or slot not in self._followed or self._followed[slot][0] != len(sequence.tokens):
+            return False
+        entered = self._entered[slot]  # the slot may be another's by now, of which the executor has not been told
+        return entered.prompt_token_ids is sequence.request.prompt and entered.seed == sequence.seed
+
+    def _spare_tables(self, slots: list[int], known: Ints) -> npt.NDArray[np.int32]:
+        """Block tables for guessing on: from the block of the last known token on, two spare ones, of which the first
+        begins as a copy of that block."""
+        first = (known - 1) // BLOCK_SIZE
+        tables = np.zeros((len(slots), int(first.max()) + 2), dtype=np.int32)
+        copies: list[BlockCopy] = []
+        for row, (slot, begin) in enumerate(zip(slots, first.tolist(), strict=True)):
+            tables[row, :begin] = self._tables[slot, :begin]
+            spare = self._num_blocks + 2 * row
+            tables[row, begin : begin + 2] = spare, spare + 1
+            if (known[row] - 1) % BLOCK_SIZE:
+                copies.append(BlockCopy(int(self._tables[slot, begin]), spare))
+        copy_blocks(self._cache, copies)
+        return tables
+
+    def _batch(self, positions: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
+        """One token of each sequence."""
+        blocks = tables[np.arange(len(positions)), positions // BLOCK_SIZE].astype(np.int64)
+        return PagedBatch(
+            positions=self._tensor(positions),
+            query_starts=self._tensor(np.arange(len(positions) + 1, dtype=np.int32)),
+            context_lens=self._tensor((positions + 1).astype(np.int32)),
+            block_tables=self._tensor(tables),
+            slot_mapping=self._tensor(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _known_token(entered: NewSequence, position: int) -> int:
+    """What stands at a position behind a part of the prompt (or of what was drawn before a preemption)."""
+    prompt, outputs = entered.prompt_token_ids, entered.output_token_ids
+    if position < len(prompt):
+        return prompt[position]
+    return outputs[position - len(prompt)] if position < len(prompt) + len(outputs) else 0

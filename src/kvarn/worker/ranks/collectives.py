@@ -1,0 +1,164 @@
+"""How ranks in several processes talk: one torch.distributed group, gloo on processors and NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from kvarn.kernels.device.memory import is_host
+from kvarn.worker.errors import WorkerError
+
+TIMEOUT = timedelta(hours=1)
+"""Longer than any step may take: the supervisor ends a process that hangs (`replica.step_timeout_s`)."""
+
+
+class RankLostError(WorkerError):
+    """Another rank of the model is gone, and with it its part of every layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How the ranks of one model are numbered. Those of one stage stand together, the last stage first, so that rank 0,
+    which draws tokens, has the logits; in a stage those that share its layers, once for each part of long prompts."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.stage_size * self.pipeline_parallel_size
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of a stage."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size
+
+    def stage(self, rank: int) -> int:
+        """Index of the stage of a rank."""
+        return self.pipeline_parallel_size - 1 - rank // self.stage_size
+
+    def shard(self, rank: int) -> int:
+        """Place of a rank among those that share its layers."""
+        return rank % self.tensor_parallel_size
+
+    def context(self, rank: int) -> int:
+        """Place of a rank among those that have the same weights and share long prompts."""
+        return rank // self.tensor_parallel_size % self.prefill_context_parallel_size
+
+    def peers(self, rank: int) -> list[int]:
+        """The ranks that share a rank's layers, itself among them."""
+        first = rank - self.shard(rank)
+        return list(range(first, first + self.tensor_parallel_size))
+
+    def context_peers(self, rank: int) -> list[int]:
+        """The ranks that share long prompts with a rank, itself among them."""
+        first = rank - self.context(rank) * self.tensor_parallel_size
+        return list(range(first, first + self.stage_size, self.tensor_parallel_size))
+
+
+class RankGroup:
+    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`.
+
+    It may be given to a model before it has joined the others.
+    """
+
+    def __init__(self, layout: RankLayout, rank: int, device: torch.device) -> None:
+        self._layout = layout
+        self._rank = rank
+        self._device = device
+        self._peers, self._context_peers = layout.peers(rank), layout.context_peers(rank)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        """By their ranks: those to which this one belongs."""
+
+    def join(self, store: Path) -> None:
+        """Wait for all ranks to come. `store`: a file that only they may write, the same for all and new each time.
+
+        Nothing listens beyond this machine's loopback interface, unless GLOO_SOCKET_IFNAME names another.
+        """
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        world = self._layout.world_size
+        backend = "gloo" if is_host(self._device) else "nccl"
+        with _lost():
+            dist.init_process_group(
+                backend, store=FileStore(str(store), world), rank=self._rank, world_size=world, timeout=TIMEOUT
+            )
+            both = (self._layout.peers, self._layout.context_peers)
+            for peers in dict.fromkeys(tuple(of(rank)) for of in both for rank in range(world)):
+                group = dist.new_group(list(peers))  # a call of all ranks, also for the groups of others
+                if self._rank in peers:
+                    self._groups[peers] = group
+
+    def leave(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._groups:
+            self._groups = {}
+            dist.destroy_process_group()
+
+    def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+        """See `Collectives.exchange`."""
+        ours, other = tensor.contiguous(), self._peers[peer]
+        theirs = torch.empty_like(ours)
+        group = self._groups[tuple(self._peers)]  # as the others: each group has buffers of its own on a GPU
+        both = [dist.P2POp(dist.isend, ours, other, group), dist.P2POp(dist.irecv, theirs, other, group)]
+        with _lost():
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+        return theirs
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """See `Collectives.all_gather`."""
+        return self._all_gather(tensor, self._peers)
+
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """See `Collectives.all_to_all`."""
+        taken = rows.new_empty((sum(received), *rows.shape[1:]))
+        with _lost():
+            dist.all_to_all_single(
+                taken, rows.contiguous(), list(received), list(sent), group=self._groups[tuple(self._peers)]
+            )
+        return taken
+
+    def gather_context(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of the ranks that share long prompts, of the same shape and type, in their order."""
+        return self._all_gather(tensor, self._context_peers)
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """See `Neighbours.send`."""
+        with _lost():
+            dist.send(tensor.contiguous(), self._rank - self._layout.stage_size)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Neighbours.receive`."""
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        with _lost():
+            dist.recv(tensor, self._rank + self._layout.stage_size)
+        return tensor
+
+    def _all_gather(self, tensor: torch.Tensor, peers: list[int]) -> list[torch.Tensor]:
+        ours = tensor.contiguous()
+        gathered = [torch.empty_like(ours) for _ in peers]
+        with _lost():
+            dist.all_gather(gathered, ours, group=self._groups[tuple(peers)])
+        return gathered
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    """What torch raises when a connection breaks, as our own error."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RankLostError(f"another rank of this model is gone: {str(error).splitlines()[0][:300]}") from error

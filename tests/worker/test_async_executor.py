@@ -1,0 +1,196 @@
+"""The executor that runs one step while the next is planned, on this machine's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kv_connectors import DictConnector
+from kvarn.engine.errors import ProtocolError
+from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan, StepResult
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.kernels.device.graphs import StepGraphs
+from kvarn.kernels.device.staging import Fetched, Staging
+from kvarn.models import Decoder
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import AsyncExecutor, InvalidLogitsError
+from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
+from kvarn.worker.slots import SlotTable
+from kvarn.worker.step_batch import flatten_rows
+from repeating_recorder import RepeatingRecorder
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0.9, "min_p": 0.02, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.7, "n": 3},
+]
+
+
+def requests(kinds: list[dict[str, Any]]) -> list[Submit]:
+    rng = np.random.default_rng(4)
+    return [
+        Submit(
+            request_id=f"r{index}",
+            prompt_token_ids=rng.integers(4, 500, int(rng.integers(2, 80))).tolist(),
+            sampling=SamplingParams(seed=index, max_tokens=int(rng.integers(3, 20)), **kinds[index % len(kinds)]),
+        )
+        for index in range(14)
+    ]
+
+
+class Counting(AsyncExecutor):
+    """Counts plans that were made before the last tokens were known, and that were not run ahead."""
+
+    planned_ahead = 0
+    waited = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self.planned_ahead += any(LAST_SAMPLED in row.token_ids for row in plan.rows)
+        super().submit(plan)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.waited += 1
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize("kinds", [KINDS[:3], KINDS], ids=["all drawn on the device", "some not"])
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 32}, {"token_budget": 23}], ids=["", "preempted", "in chunks"])
+def test_tokens_are_those_of_one_step_at_a_time(
+    stack: Any, tiny_model: Callable[[str], Decoder], kinds: list[dict[str, Any]], options: dict[str, int]
+) -> None:
+    model, messages = tiny_model("llama"), requests(kinds)
+    want = stack(model).generate(messages)
+    run = stack(model, executor_type=Counting, **options)
+    found = run.generate(messages)
+    assert {key: (each.token_ids, each.finish_reason) for key, each in found.items()} == {
+        key: (each.token_ids, each.finish_reason) for key, each in want.items()
+    }
+    assert run.executor.planned_ahead > 5
+    assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
+
+
+def test_steps_that_move_blocks_are_run_ahead(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
+    """They are stored and loaded once the steps before have ended; tokens are drawn on the device all the same."""
+    model, messages, connector = tiny_model("llama"), requests(KINDS[:3]), DictConnector()
+    want = {key: answer.token_ids for key, answer in stack(model).generate(messages).items()}
+    stack(model, connector=connector).generate(messages)
+    held = set(connector.blocks)
+    run = stack(model, executor_type=Counting, connector=connector, num_blocks=32)
+    assert {key: answer.token_ids for key, answer in run.generate(messages).items()} == want
+    assert connector.num_loaded and set(connector.blocks) >= held and run.engine.stats().preemptions_total
+    assert run.executor.planned_ahead > 5 and run.executor.waited == 0
+
+
+def test_no_field_of_a_batch_is_left_out() -> None:
+    """Whatever a step may have beside its tokens reaches the layers."""
+
+    class Memory:
+        captured_form = 7
+        batch = staticmethod(torch.Tensor.tolist)
+
+    slots = SlotTable(4, 64, 500)
+    slots.occupied[:] = True
+    flat = flatten_rows([Row(2, 5, [9], [], True), Row(0, 2, [8, 7], [], True)], slots)
+    shape = BatchShape.of(flat, 3, Memory(), shares_prefix=True, largest=4)  # type: ignore[arg-type]
+    assert shape == BatchShape(size=4, width=64, shares_prefix=True, adapters=7)
+    arrays = step_arrays(flat, np.arange(3), shape, np.array([1, 2, 2]), state_saves=np.array([-1, 6, -1]))
+    step = HostStep(arrays, shape, Memory(), exchange=object(), is_recurrent=True)  # type: ignore[arg-type]
+    batch = step.batch(StepArrays(*map(torch.from_numpy, arrays)))
+    for field in fields(batch):
+        assert getattr(batch, field.name) is not field.default, field.name
+    assert (batch.adapters, batch.query_starts.tolist()) == ([1, 2, 2, -1], [0, 1, 3, 4, 4])
+    states = batch.recurrent_states
+    assert states is not None and states.places.tolist() == [2, 0, -1, -1] and states.saves.tolist() == [-1, 6, -1, -1]
+
+
+class Addresses(AsyncExecutor):
+    """Notes where each step's inputs and caches are, by its shape."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+
+    def _compute_and_draw(self, step: Any, there: Any, places: Any, draws: Any) -> tuple[torch.Tensor, ...]:
+        tensors = (*there, *places, *(draws or ()))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        own = (*tensors, self._drawn, *self._cache.keys, *self._cache.values)
+        self.found.setdefault(shapes, []).append(tuple(tensor.data_ptr() for tensor in own))
+        return super()._compute_and_draw(step, there, places, draws)
+
+
+def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
+    """So that a device may repeat a captured one."""
+    run = stack(tiny_model("llama"), executor_type=Addresses)
+    run.generate(requests(KINDS[:3]))
+    found = run.executor.found.values()
+    assert sum(len(steps) > 1 for steps in found) > 2
+    assert all(len(set(steps)) == 1 for steps in found)
+
+
+class Capturing(AsyncExecutor):
+    """Captures as on a GPU, and notes which results came while it did."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, fill_up=True, **options)
+        self.graphs = StepGraphs(torch.device("cpu"), RepeatingRecorder())
+        self.warming: list[bool] = []
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        self.warming.append(result.warming)
+        return result
+
+
+def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_time(
+    stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed: list[float] = []
+    monkeypatch.setattr(StepTimeModel, "observe", lambda _self, _shape, elapsed_s: observed.append(elapsed_s))
+    run = stack(tiny_model("llama"), executor_type=Capturing)
+    sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=9)
+    run.generate([Submit(request_id="r", prompt_token_ids=[5, 6, 7], sampling=sampling)])
+    # A prompt, two steps as they are, one that is captured while the one before it runs, and more.
+    assert run.executor.warming[:9] == [False, False, True, True, False, False, False, False, False]
+    assert run.executor.graphs.num_captures == 1
+    assert len(observed) == run.executor.warming.count(False)
+
+
+def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
+    executor = AsyncExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
+    with pytest.raises(ProtocolError, match="no plan was submitted"):
+        executor.collect()
+
+
+def test_logits_that_are_not_finite_are_an_error_that_names_the_slot(
+    tiny_model: Callable[[str], Decoder], admission: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    executor = AsyncExecutor(model, num_blocks=40, max_num_seqs=4)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *inputs: forward(*inputs).fill_(torch.nan))
+    row = Row(3, 0, [5, 6], [BlockUpdate(0, 0)], True)
+    executor.submit(StepPlan(1, [], [admission(3, [5, 6], temperature=0.0)], [], [row]))
+    with pytest.raises(InvalidLogitsError, match="slot 3"):
+        executor.collect()
+
+
+def test_arrays_arrive_whole_whatever_their_sizes() -> None:
+    staging = Staging(torch.device("cpu"), 200, 2)
+    for count in (0, 3, 1000, 5):
+        arrays = [np.arange(count), np.ones((count, 3), np.int32), np.zeros(count, np.bool_), np.full(2, 0.5)]
+        arrived = staging.send(arrays)
+        for array, tensor in zip(arrays, arrived, strict=True):
+            assert torch.equal(tensor, torch.from_numpy(array))
+    first = staging.send([np.arange(4)])[0]
+    fetched = Fetched.start([first])
+    assert staging.send([np.zeros(4, np.int64)])[0].data_ptr() == first.data_ptr()
+    assert fetched.wait()[0].tolist() == [0, 1, 2, 3]
