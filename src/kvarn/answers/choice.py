@@ -136,7 +136,7 @@ class Choice:
             self.num_tokens += 1
             if new.logprobs is not None:
                 delta.positions.append(new.logprobs[position])
-            piece = self.detokenizer.push((token_id,))
+            piece = self.detokenizer.push_one(token_id)
             if self.splitter is None and self.stop is None:  # the usual case
                 parts.append(piece)
                 continue
@@ -150,7 +150,10 @@ class Choice:
             delta.token_ids = new.token_ids
             if new.finish_reason is not None:
                 self._finish(delta, new, parts)
-        delta.write(parts)
+        if len(parts) == 1 and isinstance(parts[0], str):  # the usual case
+            delta.text = parts[0]
+        else:
+            delta.write(parts)
         return delta
 
     def _split(self, splitter: ReasoningSplitter, piece: str, delta: ChoiceDelta) -> Sequence[Part]:
