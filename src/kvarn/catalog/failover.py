@@ -79,8 +79,8 @@ class ResumableRequest:
         if self._lost_at is not None:
             self._on_moved(self._choice.replica, time.monotonic() - self._lost_at)
             self._lost_at = None
-        if self._told and (delta.cached_tokens or delta.queue_s):
-            delta = msgspec.structs.replace(delta, cached_tokens=0, queue_s=0.0)
+        if self._told and delta.cached_tokens:
+            delta = msgspec.structs.replace(delta, cached_tokens=0)
         self._told = True
         self._num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:

@@ -23,6 +23,8 @@ from kvarn.engine.request import Request, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.turn import TurnRecorder
+from kvarn.observe.timeline import Phase
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
 
 
@@ -127,7 +129,9 @@ class EngineCore:
         account = self.scheduler.tenants.open(message.tenant, message.weight)
         self._num_arrived += 1
         mask = self._masks(message) if self._masks is not None else None
-        request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length, mask)
+        now = self._clock()
+        turn = TurnRecorder(now, self.scheduler.waits, len(self.scheduler.queue))
+        request = Request(message, account, now, self._num_arrived, self._max_context_length, turn, mask)
         self._requests[request.request_id] = request
         self._admission.enter(request)
         self.scheduler.memory.adapters.enter(request.scope.adapter)
@@ -136,6 +140,7 @@ class EngineCore:
         if mask is None or _is_usable(mask):
             self.scheduler.add(request)
         else:
+            turn.wait(Phase.WAIT_MASK, now)
             self._preparing.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -181,7 +186,7 @@ class EngineCore:
         """
         now = self._clock()
         output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
-        self._start_prepared()
+        self._start_prepared(now)
         while self._may_submit() and self._submit_step(now):
             pass
         if self.scheduler.num_in_flight:
@@ -204,7 +209,7 @@ class EngineCore:
 
     def _collect_step(self, output: EngineOutput) -> None:
         result = self._executor.collect()
-        update = self.scheduler.update(result)
+        update = self.scheduler.update(result, self._clock())
         if update.shape.num_tokens:
             self._recorder.count_step(update.shape, result)
         output.computed, output.deltas = True, update.deltas
@@ -260,11 +265,12 @@ class EngineCore:
             )
         return refused
 
-    def _start_prepared(self) -> None:
+    def _start_prepared(self, now: float) -> None:
         """Let requests wait for their turn whose masks are ready now."""
         if self._preparing:
             for request in [each for each in self._preparing if each.mask is not None and _is_usable(each.mask)]:
                 self._preparing.remove(request)
+                request.turn.wait(None, now)
                 self.scheduler.add(request)
 
     def _refuse_unmaskable(self) -> list[Refused]:

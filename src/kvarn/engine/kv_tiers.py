@@ -66,11 +66,14 @@ class KVTiers:
         sequence.fetch_tried = True
         scope = root_hash(sequence.request.scope, self._namespace)
         if not far and self.apart is not None and self.apart.ask(sequence, first + near, scope):
+            sequence.request.turn.fetch_begun(len(sequence.block_names) - first - near, now)
             return
         if not far or self._gain_s(first, len(names), far) <= max(0.0, self._gain_s(first, near, 0)):
             return
         sequence.fetch = self.connector.fetch(names, sequence.request.scope.tenant, scope)
         sequence.fetch_tried, sequence.fetch_again_s = sequence.fetch is not None, now + _ASK_AGAIN_S
+        if sequence.fetch is not None:
+            sequence.request.turn.fetch_begun(len(names), now)
         is_known = self._step_time.is_settled
         sequence.patience_s = self._recompute_s(first + near, len(names) - near) if is_known else _LONG_S
 

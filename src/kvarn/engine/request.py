@@ -17,6 +17,7 @@ from kvarn.engine.prefix_cache import PrefixNode
 from kvarn.engine.proposer import GuessRecord
 from kvarn.engine.snapshots import SnapshotRecord
 from kvarn.engine.tenants import TenantAccount
+from kvarn.engine.turn import TurnRecorder
 from kvarn.fairness.queue import FairQueue
 from kvarn.wire.block_names import PrefixScope
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
@@ -72,6 +73,7 @@ class Request:
         "siblings",
         "stop_token_ids",
         "tpot_target_s",
+        "turn",
         "wants_prompt_logprobs",
     )
 
@@ -82,6 +84,7 @@ class Request:
         arrival_s: float,
         order: int,
         max_context_length: int,
+        turn: TurnRecorder,
         mask: TokenMask | None = None,
     ) -> None:
         self.request_id = message.request_id
@@ -89,6 +92,7 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
+        self.turn = turn
         self.mask = mask
         self.priority = message.priority
         self.account = account

@@ -1,13 +1,11 @@
-"""One step: its plan while it is built (`StepBuilder`), the slots it names, one row of its result (`apply_result`)."""
+"""One step: its plan while it is built (`StepBuilder`), and until its result is there (`SubmittedStep`)."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
-from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import (
     LAST_SAMPLED,
     NO_SNAPSHOT,
@@ -18,53 +16,15 @@ from kvarn.engine.plan import (
     NewSequence,
     Row,
     RowMasks,
-    RowResult,
     StateSave,
     StepPlan,
 )
-from kvarn.engine.request import Request, Sequence
+from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 LEAST_STRETCH = 1.25
 """Prompts that have begun beside decodes which miss their latency targets for a moment may stretch a step by this
 factor. No others begin then."""
-
-
-class SlotAllocator:
-    """Slots by which the executor knows running sequences: 0 to `num_slots - 1`.
-
-    The lowest free one goes first, so that the executor's batch stays dense.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))
-        self._released: list[int] = []
-        self._num_slots = num_slots
-
-    @property
-    def num_free(self) -> int:
-        """Slots that can be taken now."""
-        return len(self._free)
-
-    def take(self) -> int:
-        """The lowest free slot."""
-        return heapq.heappop(self._free)
-
-    def release(self, slot: int) -> None:
-        """Free a slot; the next plan tells the executor."""
-        heapq.heappush(self._free, slot)
-        self._released.append(slot)
-
-    def drain_released(self) -> list[int]:
-        """Slots released since the last call, in order."""
-        released, self._released = self._released, []
-        return released
-
-    def check_integrity(self, taken: list[int]) -> None:
-        """Compare with the slots that running sequences say they have. Raises `IntegrityError`."""
-        if sorted(self._free + taken) != list(range(self._num_slots)):
-            raise IntegrityError(f"slots {sorted(taken)} are taken and {sorted(self._free)} are free")
 
 
 class StepBuilder:
@@ -158,6 +118,7 @@ class StepBuilder:
 
     def build(
         self,
+        now: float,
         number: int,
         releases: list[int],
         kv_stores: list[BlockTransfer],
@@ -172,6 +133,8 @@ class StepBuilder:
         """
         new_sequences = [_new_sequence(sequence) for sequence in self.admitted]
         copies = [copy for copies in self.copies.values() for copy in copies]
+        if self.shape.prefill_tokens:
+            self._record_chunks(now)
         rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
         plan = StepPlan(
             number,
@@ -186,6 +149,13 @@ class StepBuilder:
             self._masks,
         )
         return SubmittedStep(plan, self.rows, self.shape)
+
+    def _record_chunks(self, now: float) -> None:
+        rows, step_tokens = len(self.rows), self.shape.num_tokens
+        for sequence, num_tokens in self.rows.items():
+            tokens = num_tokens - len(self.proposals.get(sequence, ()))
+            if tokens > 1:
+                sequence.request.turn.chunk(tokens, rows, step_tokens, now)
 
     def _row(self, sequence: Sequence, num_tokens: int) -> Row:
         slot, start, tokens = sequence.slot, sequence.num_computed_tokens, sequence.tokens
@@ -219,17 +189,6 @@ class StepBuilder:
 
 
 @dataclass(slots=True)
-class StepUpdate:
-    """What a step's result changed."""
-
-    shape: StepShape
-    """What was computed."""
-    deltas: list[TokenDelta] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    """Requests whose last choice ended."""
-
-
-@dataclass(slots=True)
 class SubmittedStep:
     """A step whose result is not there yet."""
 
@@ -247,58 +206,3 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
     outputs = sequence.tokens[sequence.num_prompt :]
     snapshot = NO_SNAPSHOT if sequence.snapshots is None else sequence.snapshots.start
     return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter, snapshot)
-
-
-def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:
-    """Take the tokens that a row drew, and go back by the proposals that were wrong.
-
-    Returns the delta to send: None where there is nothing to tell.
-    """
-    request = sequence.request
-    if result.prompt_logprobs is not None:
-        _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
-    num_prompt = sequence.num_prompt
-    first = row.start < num_prompt and sequence.leads and len(sequence.tokens) == num_prompt
-    kept = sequence.accept(result.token_ids)
-    if row.sample:
-        sequence.num_pending -= 1
-        if row.num_proposals:
-            rejected = row.num_proposals + 1 - len(result.token_ids)
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens - rejected, len(sequence.tokens))
-    elif request.sampling.max_tokens > 0 or row.start + len(row.token_ids) < len(sequence.tokens):
-        return None
-    else:  # only the prompt was to be computed
-        sequence.finish_reason = FinishReason.LENGTH
-    logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
-    if first:
-        return _first_delta(sequence, kept, logprobs)
-    return TokenDelta(
-        request_id=request.request_id,
-        index=sequence.index,
-        token_ids=kept,
-        logprobs=logprobs,
-        finish_reason=sequence.finish_reason,
-    )
-
-
-def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
-    """The request's first: it carries what is told once."""
-    request = sequence.request
-    assert request.first_step_s is not None, "a sequence that ran has had its first step"
-    return TokenDelta(
-        request_id=request.request_id,
-        index=sequence.index,
-        token_ids=kept,
-        logprobs=logprobs,
-        prompt_logprobs=request.prompt_logprobs if request.sampling.prompt_logprobs is not None else None,
-        finish_reason=sequence.finish_reason,
-        cached_tokens=request.cached_tokens,
-        queue_s=request.first_step_s - request.arrival_s,
-    )
-
-
-def _collect_prompt_logprobs(request: Request, start: int, entries: list[PositionLogprobs]) -> None:
-    """Entry i belongs to prompt position start + 1 + i; positions computed a second time are known already."""
-    known = len(request.prompt_logprobs) - (start + 1)
-    request.prompt_logprobs.extend(entries[known:])
-    request.wants_prompt_logprobs = len(request.prompt_logprobs) < len(request.prompt)

@@ -236,7 +236,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """One for each prompt token, None for the first; in the request's first delta of choice 0 only."""
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; in the first delta of choice 0
-    queue_s: float = 0.0  # seconds from arrival to the first step; in the first delta of choice 0
+    events: list[int] | None = None  # see `observe.timeline`; in the request's first delta with a token, and its last
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
