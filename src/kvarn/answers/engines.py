@@ -70,6 +70,7 @@ class EngineGenerator:
         assert turn.replica_choice is not None, "a stage has chosen a replica"
         usage, served = turn.usage, model.served
         token_ids = [each for each in inputs if isinstance(each, list)]
+        turn.record.timeline.mark("sent")
         try:
             vectors = await embed_anywhere(
                 served.replicas, turn.replica_choice, turn.engine_id, token_ids, served.config.failover
@@ -80,6 +81,7 @@ class EngineGenerator:
         except asyncio.CancelledError:  # the engine has been at it: as with an answer, leaving early is not free
             usage.count(prompt=turn.prompt_tokens)
             raise
+        turn.record.timeline.mark("generated")
         usage.count(prompt=turn.prompt_tokens)
         usage.pending -= 1
         return vectors

@@ -94,7 +94,7 @@ def make_submit(
         adapter=turn.adapter,
         cache_salt=salt_of(principal, turn.prompt.cache_salt),
         grammar=grammar,
-        ttft_left_s=None if slo is None else turn.record.received + slo.ttft_target_s - time.monotonic(),
+        ttft_left_s=None if slo is None else turn.record.timeline.received_s + slo.ttft_target_s - time.monotonic(),
         tpot_target_s=None if slo is None else slo.tpot_target_s,
     )
 
@@ -121,8 +121,8 @@ async def generate(
         StageTimeoutError: A stage took longer than the model's `timeouts`.
         ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
     """
-    observer = metrics.generation(model.name, turn.record.received)
-    usage, running = turn.usage, len(choices)
+    observer = metrics.generation(model.name, turn.record.timeline.received_s)
+    usage, running, timeline, sent_s = turn.usage, len(choices), turn.record.timeline, 0.0
     request = _request(model, submit, turn, held, observer)
     timeouts = timeouts_of(model.served.config.timeouts, external=False)
     timer = None if timeouts == NO_TIMEOUTS else StageTimer(timeouts)
@@ -131,7 +131,8 @@ async def generate(
     try:
         while running:
             try:
-                tokens = tokens or request.open()
+                if tokens is None:
+                    tokens, sent_s = request.open(), timeline.mark("sent")
                 new = await (anext(tokens) if timer is None else timer.wait(anext(tokens)))
             except StopAsyncIteration:
                 return
@@ -142,6 +143,8 @@ async def generate(
             new, choice = request.take(new), choices[new.index]
             if new.token_ids and timer is not None:
                 timer.begun = True
+            if new.events is not None:
+                timeline.add_engine(new.events, sent_s)
             if choice.ended:
                 continue
             if new.token_ids:
@@ -160,6 +163,7 @@ async def generate(
                 running -= 1
                 if not running:  # counted before the client hears of it
                     usage.pending -= 1
+                    timeline.mark("generated", {"tokens": usage.completion_tokens})
                     observer.finished()
             yield delta
     except (RequestRefusedError, ReplicaLostError, StageTimeoutError, ApiError) as error:
@@ -180,6 +184,7 @@ def _request(
 
     def moved(replica: str, pause_s: float) -> None:
         turn.replica = replica
+        turn.record.timeline.mark("failover", {"pause_s": pause_s})
         observer.moved(pause_s)
 
     deferred = turn.record.deferred

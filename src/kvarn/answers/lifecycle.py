@@ -86,6 +86,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
     while True:
         try:
             model = await serving.catalog.wait_for(record, attempts.model, "generate")
+            record.timeline.mark("resolved")
             if not attempts.may_fall_back:
                 return await _begin(serving, record, question, model)
             with attempts.permitted():
@@ -106,10 +107,12 @@ async def _begin(
 ) -> RunT:
     """Begin an answer with this very model; `await_first`: it has begun when this returns."""
     prompt = await question.prompt(serving, record, model)
+    record.timeline.mark("prompted", {"tokens": prompt.tokens})
     turn = await take_in(serving, record, prompt)
     deltas = turn.answer
     if deltas is None:
         await serving.moderation.check_prompt(turn, prompt)
+        record.timeline.mark("moderated")
         deltas = prompt.generate(turn)
     if await_first:
         deltas = await begun(deltas, record.reply.client_left)
@@ -128,6 +131,7 @@ async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt
     try:
         for stage in serving.steps.stages:
             turn.answer = await stage.enter(turn)
+            record.timeline.mark(f"stage.{stage.name}")
             if turn.answer is not None:
                 break
     except BaseException:
@@ -159,7 +163,7 @@ def new_turn(record: RequestRecord, prompt: Prompt) -> Turn:
         priority=priority,
         service_tier=tier_of(priority) if deferred is None else BATCH_TIER,
         sequences=prompt.sequences,
-        usage=TokenUsage(pending=prompt.prompts),
+        usage=TokenUsage(pending=prompt.prompts, timeline=record.timeline),
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvarn.admission.demand import Demand
+from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
@@ -94,10 +94,6 @@ class RequestRecord:
     `id`. Two requests may have the same."""
     id: str = field(default_factory=lambda: new_id(""), kw_only=True)
     """Unique: what follows the prefix in the id of its answer (`chatcmpl-…`), and the beginning of its turns' ids."""
-    began: float = field(default_factory=time.monotonic)
-    """Monotonic seconds at which its headers reached this machine."""
-    received: float = field(default_factory=time.monotonic)
-    """The same of the last byte of its body: latencies count from here. That of the headers until it is read."""
     endpoint: str = UNKNOWN
     """Path of the operation, such as `/v1/chat/completions`."""
     principal: Principal = ANYBODY
@@ -107,6 +103,7 @@ class RequestRecord:
     reply: Reply = field(default_factory=Reply)
     choice: ChosenModel = field(default_factory=ChosenModel)
     early: EarlyDemand | None = None
+    timeline: RequestTimeline = field(default_factory=RequestTimeline)
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -122,3 +119,4 @@ class RequestRecord:
             await self.holdings.aclose()
         except Exception:
             _log.exception("request %s could not be settled", self.request_id)
+        self.timeline.mark("settled")

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.models import BuiltInModel, ReadyModel
 from kvarn.config.platform import SloConfig
 from kvarn.routing.candidate import RouteRequest
@@ -51,6 +52,8 @@ class TokenUsage:
     """The engine did not take it, or gave it up."""
     first_token: float | None = None
     """Monotonic seconds."""
+    timeline: RequestTimeline | None = None
+    """Where the first token is noted."""
     on_change: Callable[[TokenUsage], None] | None = None
     """Called after each change of the counts, before the client hears of it."""
 
@@ -66,7 +69,7 @@ class TokenUsage:
     def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0, reasoning: int = 0) -> None:
         """Add tokens."""
         if completion and self.first_token is None:
-            self.first_token = time.monotonic()
+            self.first_token = time.monotonic() if self.timeline is None else self.timeline.mark("first_token")
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.completion_tokens += completion

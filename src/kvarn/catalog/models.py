@@ -120,7 +120,13 @@ class ReadyModel:
         return self.card.kernels if self.is_external else self.text.version
 
     async def render(
-        self, pool: TextPool, tenant: str, size: int, messages: Callable[[], list[dict[str, Any]]], **options: Any
+        self,
+        pool: TextPool,
+        tenant: str,
+        size: int,
+        messages: Callable[[], list[dict[str, Any]]],
+        note: Callable[[str], object] = lambda event: None,
+        **options: Any,
     ) -> list[int]:
         """The token ids of the prompt that the chat template makes of messages.
 
@@ -129,6 +135,7 @@ class ReadyModel:
             tenant: Who takes turns with others at them, and at the template's processes.
             size: Bytes of what the prompt is made from.
             messages: Makes the messages.
+            note: Is told what has been done.
             options: See `PromptBuilder`.
 
         Raises:
@@ -142,7 +149,10 @@ class ReadyModel:
             lambda: PromptBuilder(text.chat_template, text.tokenizer, messages(), context_length=longest, **options),
         )
         rendered = await text.chat_template.render(builder.request, tenant)
-        return await pool.run(tenant, len(rendered), lambda: builder.token_ids(rendered))
+        note("templated")
+        token_ids = await pool.run(tenant, len(rendered), lambda: builder.token_ids(rendered))
+        note("tokenized")
+        return token_ids
 
     @property
     def fingerprint(self) -> str:

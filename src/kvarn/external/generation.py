@@ -154,11 +154,12 @@ async def generate_external(
         ExternalFailedError: The server failed.
         StageTimeoutError: A stage took too long.
     """
-    observer = serving.metrics.generation(model.served.name, turn.record.received)
+    observer = serving.metrics.generation(model.served.name, turn.record.timeline.received_s)
     account = TokenAccount(turn.usage, prompt.tokens, model.count_tokens)
     watches, held = [serving.moderation.watch(turn) for _ in readers], HeldBytes(serving.held, turn.record)
     choices = _Choices(readers, watches, account, observer, held)
     reported, running = None, len(readers)
+    turn.record.timeline.mark("sent")
     try:
         try:
             async with aclosing(model.answer(prompt.key, prompt.path, prompt.body, turn)) as parts:
@@ -182,6 +183,7 @@ async def generate_external(
             running -= 1
             if not running:  # counted before the client hears of it
                 turn.usage.pending -= 1
+                turn.record.timeline.mark("generated", {"tokens": turn.usage.completion_tokens})
                 observer.finished()
             yield last
     except (ExternalRefusedError, ExternalFailedError, StageTimeoutError, ApiError) as error:

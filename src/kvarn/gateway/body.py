@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -74,7 +73,8 @@ class BodyReader:
             held.take(len(parts[-1]))
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        record.body_bytes, record.received = len(body), time.monotonic()
+        record.body_bytes = len(body)
+        record.timeline.mark_read(len(body))
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
         if self._check is not None:
@@ -83,6 +83,7 @@ class BodyReader:
         parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
         held.become(size)
         record.reply.warnings += warnings
+        record.timeline.mark("parsed")
         return parsed
 
 

@@ -118,6 +118,7 @@ class RequestMiddleware:
                     raise invalid_request("The path holds a NUL byte.")
                 record.principal = await self._authenticator.principal(scope)
                 check_endpoint(record.principal, record.endpoint)
+                record.timeline.mark("authenticated")
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
             # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
@@ -132,8 +133,11 @@ class RequestMiddleware:
                 await error_response(to_api_error(error), record)(scope, receive, send_with_id)
         finally:
             self._metrics.in_flight.dec()
-            self._count(scope, record)
-            await record.close()
+            try:
+                await record.close()
+            finally:
+                record.timeline.mark("ended")
+                self._count(scope, record)
 
     def _count(self, scope: Scope, record: RequestRecord) -> None:
         endpoint = endpoint_label(scope)
@@ -142,7 +146,7 @@ class RequestMiddleware:
             if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
             else record.reply.status
         )
-        seconds = time.monotonic() - record.began
+        seconds = record.timeline.total_s
         self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
         self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds)
         if record.reply.disconnected:

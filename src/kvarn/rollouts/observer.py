@@ -110,7 +110,7 @@ class _Heard(ComparedAnswer):
     """Hears one answer of a rollout's version."""
 
     def __init__(self, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn) -> None:
-        super().__init__(turn.record.received)
+        super().__init__(turn.record.timeline.received_s)
         self._ended = ended
         self._turn = turn
 

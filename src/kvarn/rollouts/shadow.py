@@ -165,7 +165,7 @@ class _Copied(ComparedAnswer):
     def __init__(
         self, shadows: Shadows, record: RequestRecord, shadow: ShadowConfig, question: Question[AnswerRun]
     ) -> None:
-        super().__init__(record.received)
+        super().__init__(record.timeline.received_s)
         self._copy = partial(shadows.copy, record, shadow, self, question)
 
     def end(self, error: BaseException | None) -> None:

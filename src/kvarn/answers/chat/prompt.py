@@ -31,6 +31,7 @@ async def render_chat(
         record.principal.organization_id,
         record.body_bytes,
         lambda: _shown_messages(request.plain_messages, model.text, continues=request.continue_final_message),
+        note=record.timeline.mark,
         tools=request.active_tools,
         opening=opening_of(request, model),
         reasoning=model.text.reasoning_format,

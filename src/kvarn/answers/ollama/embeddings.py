@@ -57,8 +57,8 @@ async def _run(
     return EmbedAnswer(
         model=answer.model,
         embeddings=embeddings,
-        total_duration=nanoseconds(time.monotonic() - record.received),
-        load_duration=nanoseconds(started - record.received),
+        total_duration=nanoseconds(time.monotonic() - record.timeline.received_s),
+        load_duration=nanoseconds(started - record.timeline.received_s),
         prompt_eval_count=answer.usage.prompt_tokens,
     )
 

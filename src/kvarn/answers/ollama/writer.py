@@ -87,8 +87,8 @@ class AnswerWriter:
         first = min(usage.first_token or now, now)
         counts = {
             "done_reason": _REASONS.get(delta.finish_reason or "", "stop"),
-            "total_duration": nanoseconds(now - self.record.received),
-            "load_duration": nanoseconds(self.started - self.record.received),
+            "total_duration": nanoseconds(now - self.record.timeline.received_s),
+            "load_duration": nanoseconds(self.started - self.record.timeline.received_s),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(first - self.started),
             "eval_count": usage.completion_tokens,

@@ -22,7 +22,7 @@ class BudgetStage:
     name = "budgets"
 
     def __init__(self, metering: Metering) -> None:
-        self._metering = metering
+        self.metering = metering
 
     async def enter(self, turn: Turn) -> None:
         """Reserve.
@@ -32,7 +32,7 @@ class BudgetStage:
                 where requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration
                 says `closed`.
         """
-        metering, principal, now = self._metering, turn.record.principal, time.time()
+        metering, principal, now = self.metering, turn.record.principal, time.time()
         holders = (principal.organization_id, principal.project_id)
         max_cost = metering.prices.max_cost(turn.model, now, prompt=turn.prompt_tokens, output=turn.max_output_tokens)
         tokens = turn.prompt_tokens + turn.max_output_tokens

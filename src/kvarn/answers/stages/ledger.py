@@ -40,9 +40,9 @@ class LedgerStage:
             service_tier=turn.service_tier,
             batch_id=None if record.deferred is None else record.deferred.batch_id,
             writes=turn.max_output_tokens > 0,
-            started=wall_clock_of(record.received),
+            started=wall_clock_of(record.timeline.received_s),
         )
-        slot = self._metering.begin(request, record.received)
+        slot = self._metering.begin(request, record.timeline.received_s)
         if slot is not None:
             turn.usage.on_change = slot.watch
         turn.closing.callback(self._settle, request, slot, turn)
@@ -53,7 +53,7 @@ class LedgerStage:
         if not usage.did_work:
             self._metering.forget(slot)
             return
-        ttft = None if usage.first_token is None else usage.first_token - turn.record.received
+        ttft = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         measured = Measured(
             str(turn.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
         )

@@ -120,7 +120,7 @@ class ReplicaAdmission:
             prompt_tokens=expected if cached is None else max(1.0, turn.prompt_tokens - cached),
             output_tokens=self.traffic.expected_output(tenant, turn.max_output_tokens),
             sequences=turn.sequences,
-            arrival_s=turn.record.received,
+            arrival_s=turn.record.timeline.received_s,
             accepted=early is not None and early.demand.accepted,
         )
 
@@ -136,7 +136,7 @@ class ReplicaAdmission:
             prompt_tokens=self.traffic.expected_prompt(self.traffic.tokens_in(len(body))),
             output_tokens=self.traffic.expected_output(tenant, sequences * (fields.max_output or MANY_TOKENS)),
             sequences=sequences,
-            arrival_s=record.received,
+            arrival_s=record.timeline.received_s,
             body_bytes=0 if fields.has_context_elsewhere else len(body),
         )
 
@@ -183,7 +183,7 @@ class ReplicaAdmission:
     def leave(self, demand: Demand, turn: Turn) -> None:
         """A request that was admitted is over."""
         usage = turn.usage
-        ttft_s = None if usage.first_token is None else usage.first_token - turn.record.received
+        ttft_s = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         if demand.predicted_ttft_s is not None and ttft_s is not None:
             self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(
