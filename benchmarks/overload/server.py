@@ -23,7 +23,7 @@ from benchmarks.engine_process import launch_engine
 from benchmarks.overload.traffic import TENANTS
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging

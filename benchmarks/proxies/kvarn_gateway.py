@@ -17,7 +17,7 @@ from benchmarks.proxies.clock_engine import STEP_VARIABLE
 from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging

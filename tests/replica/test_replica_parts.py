@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from kvarn.config.schema import EngineConfig
-from kvarn.fleet.process_exit import describe_exit
+from kvarn.fleet.launch.process_exit import describe_exit
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Outbox

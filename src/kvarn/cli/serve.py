@@ -20,8 +20,8 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.desired import DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launchers import launcher_of
-from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.safety.errors import SafetyError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from kvarn.fleet.controller import FleetController
+    from kvarn.quality.monitor import Drift
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -92,7 +93,7 @@ class _Gateway:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
         from kvarn.catalog.live_models import LiveModels
-        from kvarn.fleet.autoscaling import Autoscaling
+        from kvarn.fleet.autoscale.loop import Autoscaling
         from kvarn.gateway.app import create_app
         from kvarn.gateway.server import build_server, collect_garbage_less, share_port
 
@@ -129,7 +130,7 @@ class _Gateway:
             shared=self._processes.shared if self._processes else None,
             fleet=self._controller,
             autoscaling=self._autoscaling,
-            take_out=engines.take_out,
+            take_out=self._take_out_of_service,
             start_after=self._wait_for_models if is_inherited else None,
         )
         gateway = self._app.state.gateway
@@ -154,6 +155,12 @@ class _Gateway:
         )
         self._autoscaling.on_changed = controller.wake
         return controller
+
+    async def _take_out_of_service(self, drift: Drift) -> None:
+        from kvarn.quality.monitor import DriftAction
+
+        if drift.action is not DriftAction.ALERT:
+            await self._engines.take_out_of_service(drift.replica, restart=drift.action is DriftAction.RESTART)
 
     async def run(self) -> int:
         """Serve until told to stop, or until no model can be started; returns the exit status."""

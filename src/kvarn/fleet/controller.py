@@ -13,16 +13,16 @@ import msgspec
 
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
-from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
+from kvarn.fleet.desired import CandidateVersion, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.launcher import Launcher
+from kvarn.fleet.launch.launcher import Launcher
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.lifecycle import LEAVING
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
 from kvarn.jobs.periodic import Periodic
-from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
 from kvarn.store.errors import StoreAwayError
 from kvarn.text.local_path import local_path
@@ -128,7 +128,7 @@ class FleetController:
             return None if is_on_hub else find_checkpoints(model)
 
         found = await asyncio.to_thread(find)
-        return "" if found is None else self._launcher.lacks_room(self._engines.replica_spec(found, 0), count)
+        return "" if found is None else self._launcher.places.lacks_room(self._engines.replica_spec(found, 0), count)
 
     @property
     def observed(self) -> list[Observed]:
@@ -138,21 +138,21 @@ class FleetController:
                 name=name,
                 model=each.status.model,
                 version=each.status.version,
-                phase=self._phase(name, each),
+                state=self._state_of(name, each),
                 in_pool=each.lifecycle.in_pool,
-                can_sleep=_generates(each) and self._launcher.can_sleep(name),
+                can_sleep=_generates(each) and self._launcher.places.can_sleep(name),
                 load=self._load_of(name),
             )
             for name, each in self._engines.supervisors.items()
         ]
 
-    def _phase(self, name: str, supervisor: EngineSupervisor) -> ReplicaPhase:
+    def _state_of(self, name: str, supervisor: EngineSupervisor) -> ReplicaState:
         if name in self._leaving:
-            return ReplicaPhase.DRAINING
-        phase = supervisor.lifecycle.phase
+            return ReplicaState.DRAINING
+        state = supervisor.lifecycle.state
         # One that was taken out for its answers keeps its place: another would answer like it.
-        is_out = name in self._engines.taken_out or phase is ReplicaPhase.GONE
-        return ReplicaPhase.BACKING_OFF if is_out else phase
+        is_out = name in self._engines.out_of_service or state is ReplicaState.GONE
+        return ReplicaState.DOWN if is_out else state
 
     async def reconcile(self) -> None:
         """Look once, and begin what has to be done."""
@@ -255,7 +255,7 @@ class FleetController:
                 log.warning("the fleet stays as it was last wanted: %s", error)
             self._away = True
 
-    def _candidate(self, desired: Desired, candidate: Candidate) -> ServedVersion | None:
+    def _candidate(self, desired: Desired, candidate: CandidateVersion) -> ServedVersion | None:
         """The version that is rolled out beside another; None until its files have been found: its rollout gives it
         up."""
         version = Desired(
@@ -290,7 +290,7 @@ class FleetController:
     def _activate(self, name: str) -> None:
         supervisor = self._engines.supervisors[name]
         try:
-            can_wake = self._launcher.wake(name)
+            can_wake = self._launcher.places.wake(name)
         except LaunchError as error:
             if self._waiting_for_room.get(name) != str(error):
                 log.warning("a replica that is asleep cannot be activated: %s", error, extra={"replica": name})
@@ -315,8 +315,8 @@ class FleetController:
         try:
             await supervisor.sleep(0.0 if version is None else version.desired.model.update.drain_timeout_s)
             supervisor.subscribe(self._changed)
-            if supervisor.lifecycle.phase is ReplicaPhase.ASLEEP:  # one that has failed starts as any other
-                self._launcher.sleep(name)
+            if supervisor.lifecycle.state is ReplicaState.ASLEEP:  # one that has failed starts as any other
+                self._launcher.places.sleep(name)
         finally:
             self._falling_asleep.pop(name, None)
         self._loop.wake()
@@ -340,7 +340,7 @@ class FleetController:
             self._engines.supervisors.pop(name, None)
             self._leaving.pop(name, None)
             self._waiting_for_room.pop(name, None)
-            self._launcher.vacate(name)
+            self._launcher.places.vacate(name)
             supervisor.retire()
         self._loop.wake()
 
@@ -351,7 +351,7 @@ class FleetController:
     def _running(self, model: str) -> int:
         """Replicas of a model that take requests, or will."""
         own = [each for each in self.observed if each.model == model]
-        return sum(not each.in_pool and each.phase not in LEAVING for each in own)
+        return sum(not each.in_pool and each.state not in LEAVING for each in own)
 
     def _pending(self) -> set[tuple[str, int]]:
         """Versions that are wanted."""
@@ -361,7 +361,7 @@ class FleetController:
 
     def _stays(self, name: str) -> bool:
         """Whether a replica is left alone: it leaves already, or was taken out for its answers."""
-        return name in self._leaving or name in self._engines.taken_out
+        return name in self._leaving or name in self._engines.out_of_service
 
     def _changed(self, _: ReplicaStatus) -> None:
         if self._loop.running:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateVersion:
     """A version on its way to serve."""
 
     model: ModelConfig
@@ -41,7 +41,7 @@ class Desired:
     """Number of the deployment's version; 0: the configuration's."""
     replicas: int | None = None
     """Set by `kvarn scale`; None: as the version says."""
-    candidate: Candidate | None = None
+    candidate: CandidateVersion | None = None
     """The version that is rolled out, beside this one."""
     adapters: tuple[AdapterInfo, ...] = ()
     """Loaded at run time: they belong to all versions."""
@@ -173,10 +173,10 @@ class DesiredState:
         return merged
 
 
-def _candidate_of(name: str, row: Mapping[str, Any] | None) -> Candidate | None:
+def _candidate_of(name: str, row: Mapping[str, Any] | None) -> CandidateVersion | None:
     if row is None:
         return None
-    return Candidate(model_of(name, row["spec"]), row["version"], row["share"], row.get("fingerprints"))
+    return CandidateVersion(model_of(name, row["spec"]), row["version"], row["share"], row.get("fingerprints"))
 
 
 def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:

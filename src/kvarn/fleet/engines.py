@@ -13,15 +13,14 @@ from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
-from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
-from kvarn.fleet.launcher import LocalLauncher
-from kvarn.fleet.next_process import NextProcess
-from kvarn.fleet.places import Places, places_of_this_machine
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.replica_lifecycle import LEAVING
-from kvarn.fleet.supervisor import EngineSupervisor
-from kvarn.quality.watch import Action, Drift
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.local import LocalLauncher
+from kvarn.fleet.launch.preloaded_process import PreloadedProcess
+from kvarn.fleet.placement.cpu_affinity import separate_cpus, share_cpus
+from kvarn.fleet.placement.places import Places, places_of_this_machine
+from kvarn.fleet.supervision.lifecycle import LEAVING
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec, replica_name, replica_names
@@ -53,7 +52,7 @@ class Engines:
         desired = desired or {model.name: Desired(model) for model in config.models}
         self.supervisors: dict[str, EngineSupervisor] = {}
         """By the replica's name."""
-        self.taken_out: set[str] = set()
+        self.out_of_service: set[str] = set()
         """Replicas that end now for their answers: they keep their places, so nobody replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
@@ -67,7 +66,7 @@ class Engines:
         is_local = config.fleet.launcher == "local"
         self.places = places_of_this_machine() if is_local else Places()
         """Of the replicas of this machine."""
-        self.next_process = NextProcess()
+        self.preloaded_process = PreloadedProcess()
         """For the next one that is started again, or added."""
         max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
@@ -90,7 +89,7 @@ class Engines:
                     named = msgspec.structs.replace(spec, replica=replica, cpus=cpus)
                     named = self.places.occupy(named, anyway=True)
                     supervisor = self.supervisors[replica] = EngineSupervisor(
-                        named, config.replica, LocalLauncher(ahead=self.next_process)
+                        named, config.replica, LocalLauncher(preloaded=self.preloaded_process)
                     )
                     supervisor.launch(process)
                     process = None
@@ -129,28 +128,24 @@ class Engines:
         is_local = self._config.fleet.launcher == "local"
         supervisors = [*self.supervisors.values(), *self._prefills]
         await asyncio.gather(*[each.stop() if is_local else each.leave() for each in supervisors])
-        self.next_process.close()
+        self.preloaded_process.close()
 
-    async def take_out(self, drift: Drift) -> None:
-        """Take a replica that answers wrongly out of service at once; its requests go on with another."""
-        supervisor = self.supervisors.get(drift.replica)
-        if supervisor is None or supervisor.lifecycle.phase in LEAVING:
+    async def take_out_of_service(self, replica: str, *, restart: bool) -> None:
+        """End a replica that answers wrongly at once, and start it again if `restart`; its requests move to others."""
+        supervisor = self.supervisors.get(replica)
+        if supervisor is None or supervisor.lifecycle.state in LEAVING:
             return  # it ends anyway
-        self.taken_out.add(drift.replica)
+        self.out_of_service.add(replica)
         try:
-            match drift.action:
-                case Action.RESTART:
-                    await supervisor.restart(timeout_s=0)
-                case Action.KEEP_OUT:
-                    await supervisor.drain(timeout_s=0)
+            await (supervisor.restart(timeout_s=0) if restart else supervisor.drain(timeout_s=0))
         finally:
-            self.taken_out.discard(drift.replica)
+            self.out_of_service.discard(replica)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""
         for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.kill()
-        self.next_process.close()
+        self.preloaded_process.close()
         for directory in self._sockets:
             remove_socket_directory(directory)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING, WAITING
+from kvarn.replica.client.protocol import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Observed:
     name: str
     model: str
     version: int
-    phase: ReplicaPhase
+    state: ReplicaState
     in_pool: bool = False
     """See `ReplicaLifecycle.in_pool`."""
     can_sleep: bool = False
@@ -57,7 +58,7 @@ class Observed:
     @property
     def ready(self) -> bool:
         """Whether it takes requests."""
-        return self.phase is ReplicaPhase.READY
+        return self.state is ReplicaState.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +111,17 @@ def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Acti
 
 
 def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
-    staying = [each for each in observed if each.phase not in LEAVING]
+    staying = [each for each in observed if each.state not in LEAVING]
     serving = [each for each in staying if not each.in_pool]
     current = [each for each in serving if each.version == target.version]
     old = [each for each in serving if each.version != target.version]
     pool = [each for each in staying if each.in_pool and each.version == target.version]
     outdated_pool = [each for each in staying if each.in_pool and each.version != target.version]
-    draining = sum(each.phase is ReplicaPhase.DRAINING and each.version != target.version for each in observed)
+    draining = sum(each.state is ReplicaState.DRAINING and each.version != target.version for each in observed)
 
     room = target.replicas + target.max_surge - len(serving) - draining
     missing = max(0, min(target.replicas - len(current), room))
-    pool.sort(key=lambda each: (each.phase not in WAITING, each.name))
+    pool.sort(key=lambda each: (each.state not in WAITING, each.name))
     actions: list[Action] = [Activate(each.name) for each in pool[:missing]]
     actions += [Start(target.model, target.version)] * (missing - len(actions))
     pool = pool[missing:]

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.preparation import Preparations, PreparingError
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.routing.model_choice import split_version, version_name
 from kvarn.store.errors import StoreAwayError
 

@@ -18,7 +18,7 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.catalog.adapters import AdapterKeeper
 from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
@@ -62,7 +62,7 @@ from kvarn.identity.authenticator import Authenticator
 from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
-from kvarn.quality.watch import OnDrift, QualityWatch
+from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
 
@@ -186,7 +186,7 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityWatch | Rollouts] = [
+    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts] = [
         gateway.responses,
         gateway.rollouts,
         retention_worker(gateway.store, config.retention),

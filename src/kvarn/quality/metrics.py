@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvarn.quality.watch import QualityWatch
+from kvarn.quality.monitor import QualityMonitor
 
 _LABELS = ("model", "replica")
 
@@ -15,7 +15,7 @@ _LABELS = ("model", "replica")
 class QualityCollector(Collector):
     """Of the replicas that are watched."""
 
-    def __init__(self, watch: QualityWatch) -> None:
+    def __init__(self, watch: QualityMonitor) -> None:
         self._watch = watch
 
     def collect(self) -> Iterator[Metric]:

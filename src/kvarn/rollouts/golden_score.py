@@ -11,9 +11,9 @@ from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.text_pool import TextPool
 from kvarn.quality.golden import GoldenQuestion, GoldenSetError, golden_set_path, read_golden_set, spread
+from kvarn.quality.golden_models import render_question
 from kvarn.quality.probe import TENANT
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.rollouts.golden_runs import render_question
 from kvarn.rollouts.rollout import Rollout
 from kvarn.text.errors import TextError
 from kvarn.wire.messages import Submit
@@ -25,7 +25,7 @@ _MORE_TOKENS = 8
 _PRIORITY = 10
 _numbers = itertools.count()
 
-log = logging.getLogger("kvarn.gateway")
+log = logging.getLogger(__name__)
 
 
 def golden_path(version: ServedModel | None) -> Path | None:

@@ -28,7 +28,7 @@ _MAX_CHARS = 65_536
 """Of an answer that are compared."""
 _LONGEST_S = 600.0
 
-_log = logging.getLogger("kvarn.rollouts")
+_log = logging.getLogger(__name__)
 
 
 class AnswerRun(Protocol):

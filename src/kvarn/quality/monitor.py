@@ -1,0 +1,354 @@
+"""The watch for silent failure: probes every replica, finds those that deviate, and has them taken out of service."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+import kvarn
+from kvarn.config.quality import QualityConfig
+from kvarn.quality.expected import Build, ExpectedAnswers, Question
+from kvarn.quality.golden import GoldenPrompt, built_in_prompts
+from kvarn.quality.probe import UNCACHED_TENANT, GoldenAnswer, ask
+from kvarn.quality.reference_file import read_reference, write_reference
+from kvarn.replica.client.protocol import ReplicaClient, ReplicaLostError, ReplicaState, RequestRefusedError
+
+_TICK_S = 0.25
+_RESTART_AGAIN_S = 86400.0
+"""A replica that deviates again within a day of its restart is kept out: its machine is to be looked at."""
+
+_UNANSWERED = (RequestRefusedError, ReplicaLostError, TimeoutError)
+
+log = logging.getLogger(__name__)
+
+
+class DriftAction(StrEnum):
+    """What is done with a replica that deviates."""
+
+    RESTART = "restart"
+    """It is drained and started again, with weights that are loaded anew."""
+    KEEP_OUT = "keep_out"
+    """It is drained and stays away."""
+    ALERT = "alert"
+    """It goes on, as nothing else answers for the model, and is reported."""
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that deviates."""
+
+    model: str
+    replica: str
+    prompt: str
+    """Name of the golden prompt that it answered otherwise."""
+    adapter: str
+    cached: bool
+    """It answered otherwise only with cached blocks of the prompt."""
+    detail: str
+    action: DriftAction
+
+
+class MonitoredModel(Protocol):
+    """A model whose replicas are probed."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its checkpoint; empty as long as it is not known: then its replicas are not probed yet."""
+        ...
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaClient]:
+        """Those that there are now, by name."""
+        ...
+
+    @property
+    def prompts(self) -> Sequence[GoldenPrompt]:
+        """Empty: the built-in ones are asked."""
+        ...
+
+
+OnDrift = Callable[[Drift], Awaitable[None]]
+
+
+@dataclass
+class _Watched:
+    """What is known of one replica."""
+
+    due: float = 0.0
+    starts: int = 0
+    """`ReplicaClient.starts` when it was last probed."""
+    next_adapter: int = 0
+    restarted_at: float | None = None
+    probe: asyncio.Task[None] | None = None
+    asked: int = 0
+    """Golden prompts that it answers now."""
+
+
+@dataclass
+class ProbeCounts:
+    """What the watch has done, by (model, replica)."""
+
+    results: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """By (model, replica, result): `equal`, `drifted` or `unanswered`."""
+    seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Spent in probes."""
+    passed_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Unix seconds of the last one that was passed."""
+
+
+class QualityMonitor:
+    """Probes each replica when it gets ready and then again and again.
+
+    Args:
+        models: The models that are watched, as they are now.
+        config: How often, and how much.
+        on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
+
+    Raises:
+        ReferenceFileError: The file of expected answers holds something else.
+    """
+
+    def __init__(
+        self, models: Callable[[], Sequence[MonitoredModel]], config: QualityConfig, on_drift: OnDrift
+    ) -> None:
+        self.drifted: dict[str, Drift] = {}
+        """Replicas that deviate, by name, until they pass a probe again."""
+        self.counts = ProbeCounts()
+        self._models = models
+        self._config = config
+        self._on_drift = on_drift
+        self._expected = ExpectedAnswers()
+        self._file = None if config.reference_file is None else Path(config.reference_file).expanduser()
+        if self._file is not None:
+            self._expected.answers = read_reference(self._file)
+        self._written = len(self._expected.answers)
+        self._watched: dict[str, _Watched] = {}
+        self._numbers = itertools.count()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def replicas(self) -> list[tuple[str, str]]:
+        """Model and name of each replica there is."""
+        return [(model.name, name) for model in self._models() for name in model.replicas]
+
+    def asked(self, replica: str) -> int:
+        """Golden prompts that a replica answers now."""
+        watched = self._watched.get(replica)
+        return 0 if watched is None else watched.asked
+
+    def start(self) -> None:
+        """Watch from now on, in the running event loop."""
+        self._task = asyncio.create_task(self._run(), name="watch replicas for silent failure")
+
+    async def stop(self) -> None:
+        """End the watch. May be called again."""
+        tasks = [watched.probe for watched in self._watched.values() if watched.probe is not None]
+        tasks += [] if self._task is None else [self._task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._begin_due()
+            except Exception:
+                log.exception("the watch of replicas failed and goes on")
+            await asyncio.sleep(_TICK_S)
+
+    def _begin_due(self) -> None:
+        """Begin a probe of each replica that has just got ready, or whose time has come."""
+        now = time.monotonic()
+        names = set()
+        for model in self._models():
+            for name, client in model.replicas.items():
+                names.add(name)
+                watched = self._watched.setdefault(name, _Watched())
+                fresh = client.starts != watched.starts
+                busy = watched.probe is not None and not watched.probe.done()
+                if _is_probed(model, client) and not busy and (fresh or now >= watched.due):
+                    watched.starts = client.starts
+                    watched.probe = asyncio.create_task(self._probe_replica(model, name, watched))
+        for name in self._watched.keys() - names:  # gone for good
+            del self._watched[name]
+            self.drifted.pop(name, None)
+
+    async def _probe_replica(self, model: MonitoredModel, name: str, watched: _Watched) -> None:
+        began, key = time.monotonic(), (model.name, name)
+        try:
+            result = "equal" if await self.probe(model, name) else "drifted"
+        except _UNANSWERED as error:
+            result = "unanswered"  # a replica that is lost or full is another's matter; that nobody looked is counted
+            log.debug("a golden prompt was not answered", extra={"replica": name, "reason": str(error)})
+        except Exception:
+            result = "unanswered"
+            log.exception("a probe failed", extra={"replica": name})
+        took = time.monotonic() - began
+        watched.due = time.monotonic() + max(self._config.interval_s, took / self._config.max_share)
+        self.counts.results[*key, result] += 1
+        self.counts.seconds[key] += took  # type: ignore[assignment]
+        if result == "equal":
+            self.counts.passed_at[key] = time.time()
+            self._keep_expected()
+            if self.drifted.pop(name, None) is not None:
+                log.warning("the replica answers as expected again", extra={"model": model.name, "replica": name})
+
+    async def probe(self, model: MonitoredModel, name: str) -> bool:
+        """Probe one replica now; returns whether it answered as expected. One that did not has been reported.
+
+        Raises:
+            RequestRefusedError, ReplicaLostError, TimeoutError: It did not answer.
+        """
+        client, watched = model.replicas[name], self._watched.setdefault(name, _Watched())
+        client.forget_tenant(UNCACHED_TENANT)
+        for prompt, adapter in self._questions(model, client, watched):
+            cached = await self._ask(name, client, prompt, adapter, cached=True)
+            computed = await self._ask(name, client, prompt, adapter, cached=False)
+            question = _question(model, client, prompt, adapter, self._config.max_tokens)
+            if not self._expected.agrees(question, computed):
+                answers = {name: computed} | await self._witnesses(model, name, question, prompt, adapter)
+                restarted = [each for each, other in self._watched.items() if other.restarted_at is not None]
+                detail = self._expected.describe(question, computed)
+                deviating = self._expected.deviating(question, answers, restarted)
+                for replica in sorted(deviating):
+                    await self._report(model, replica, prompt.name, adapter, detail, cached=False)
+                if name in deviating:
+                    return False
+            elif question.build.exact and not cached.equals(computed):
+                detail = f"{cached.cached_tokens} cached tokens: {self._expected.describe(question, cached)}"
+                await self._report(model, name, prompt.name, adapter, detail, cached=True)
+                return False
+        client.forget_tenant(UNCACHED_TENANT)  # its blocks are free for others
+        return True
+
+    def _keep_expected(self) -> None:
+        """Write what is expected where it is more than before."""
+        if self._file is None or len(self._expected.answers) == self._written:
+            return
+        try:
+            write_reference(self._file, self._expected.answers)
+            self._written = len(self._expected.answers)
+        except OSError as error:
+            log.error("the expected answers cannot be written", extra={"path": self._file, "reason": str(error)})
+
+    def _questions(
+        self, model: MonitoredModel, client: ReplicaClient, watched: _Watched
+    ) -> list[tuple[GoldenPrompt, str]]:
+        """The golden prompts, always the same: what is asked for the first time cannot be told from what is right. One
+        of them is asked of an adapter too, of which there may be many: they take turns."""
+        assert client.card is not None
+        count, card = self._config.prompts, client.card
+        prompts = model.prompts or built_in_prompts(
+            count, card.vocab_size, card.max_context_length, self._config.max_tokens
+        )
+        questions = [(prompt, "") for prompt in prompts[:count]]
+        if adapters := sorted(client.adapters):
+            questions.append((prompts[0], adapters[watched.next_adapter % len(adapters)]))
+            watched.next_adapter += 1
+        return questions
+
+    async def _ask(
+        self, name: str, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, *, cached: bool
+    ) -> GoldenAnswer:
+        request_id, watched = f"quality-{next(self._numbers)}", self._watched.setdefault(name, _Watched())
+        watched.asked += 1
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                return await ask(client, prompt, request_id, self._config.max_tokens, adapter=adapter, cached=cached)
+        finally:
+            watched.asked -= 1
+
+    async def _witnesses(
+        self, model: MonitoredModel, name: str, question: Question, prompt: GoldenPrompt, adapter: str
+    ) -> dict[str, GoldenAnswer]:
+        """What the other replicas of the same build answer to a prompt that one answered otherwise than expected."""
+        others = {
+            other: client
+            for other, client in model.replicas.items()
+            if other != name
+            and _is_probed(model, client)
+            and _question(model, client, prompt, adapter, self._config.max_tokens) == question
+        }
+        asked = [self._ask(other, client, prompt, adapter, cached=False) for other, client in others.items()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[str, GoldenAnswer] = {}
+        for other, answer in zip(others, answers, strict=True):
+            if isinstance(answer, GoldenAnswer):
+                found[other] = answer
+            elif not isinstance(answer, _UNANSWERED):
+                raise answer
+        return found
+
+    async def _report(
+        self, model: MonitoredModel, replica: str, prompt: str, adapter: str, detail: str, *, cached: bool
+    ) -> None:
+        """Tell of a replica that deviates, and have it taken out of service."""
+        watched = self._watched.setdefault(replica, _Watched())
+        now = time.monotonic()
+        others = [each for name, each in model.replicas.items() if name != replica and each.state is ReplicaState.READY]
+        if watched.restarted_at is None or now - watched.restarted_at > _RESTART_AGAIN_S:
+            action, watched.restarted_at = DriftAction.RESTART, now
+        else:
+            action = DriftAction.KEEP_OUT if others else DriftAction.ALERT
+        drift = Drift(
+            model=model.name,
+            replica=replica,
+            prompt=prompt,
+            adapter=adapter,
+            cached=cached,
+            detail=detail,
+            action=action,
+        )
+        self.drifted[replica] = drift
+        log.error("a replica answers wrongly", extra=msgspec.to_builtins(drift))
+        try:
+            await self._on_drift(drift)
+        except Exception:
+            log.exception("a replica that answers wrongly could not be taken out", extra={"replica": replica})
+
+
+def _is_probed(model: MonitoredModel, client: ReplicaClient) -> bool:
+    card = client.card
+    return (
+        client.state is ReplicaState.READY and bool(model.fingerprint) and card is not None and card.kind == "generate"
+    )
+
+
+def _question(
+    model: MonitoredModel, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, max_tokens: int
+) -> Question:
+    card = client.card
+    if card is None:
+        raise ReplicaLostError("the replica is not ready")
+    build = Build(
+        weights=model.fingerprint,
+        version=kvarn.__version__,
+        dtype=card.dtype,
+        quantization=card.quantization,
+        kernels=card.kernels,
+        kv_dtype=card.kv_dtype,
+    )
+    digest = client.adapters[adapter].digest if adapter in client.adapters else adapter
+    return Question(
+        model=model.name,
+        build=build,
+        prompt=prompt.name,
+        token_ids=tuple(prompt.token_ids),
+        max_tokens=max_tokens,
+        adapter=digest,
+    )
