@@ -19,7 +19,8 @@ from kvarn.answers.record import Deferred, RequestRecord
 from kvarn.answers.turn import Prompt
 from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.costs.step_times import StepTimes
+from kvarn.wire.messages import EngineStats
 from profiles import thorough
 
 CHAT = "/v1/chat/completions"

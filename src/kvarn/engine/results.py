@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.kv_memory import KVMemory
 from kvarn.engine.latency_targets import LatencyTargets
@@ -15,7 +16,6 @@ from kvarn.engine.request import Request, Sequence, WaitingQueue
 from kvarn.engine.running import RunningSequences
 from kvarn.engine.speculation import Speculation
 from kvarn.engine.step import SubmittedStep
-from kvarn.engine.step_time import StepShape
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
