@@ -35,9 +35,8 @@ from kvarn.external.model import connect
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
-from kvarn.gateway.body import BodyReader
 from kvarn.gateway.services import Services
-from kvarn.gateway.state import Gateway
+from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
@@ -101,17 +100,18 @@ def build_gateway(
         metrics=metrics,
         held=held,
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
-        shadows=shadows,
-        rollouts=rollouts,
-        key_cache=services.identity.key_cache,
-        bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
-        reports=Reports(store),
-        shared=shared,
-        fleet=fleet,
-        autoscaling=autoscaling,
-        watch=watch,
-        golden=golden,
-        external=[each.external for each in external.values()],
+        control=ControlPlane(
+            key_cache=services.identity.key_cache,
+            reports=Reports(store),
+            fleet=fleet,
+            autoscaling=autoscaling,
+            shared=shared,
+            watch=watch,
+            golden=golden,
+            shadows=shadows,
+            rollouts=rollouts,
+            external=[each.external for each in external.values()],
+        ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)

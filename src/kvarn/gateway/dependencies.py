@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.answers.record import RequestRecord
+from kvarn.gateway.body import BodyReader
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import Gateway
@@ -82,7 +83,7 @@ class AdminContext:
                 yield change
         finally:
             if change is not None and change.concerns_keys:
-                self.gateway.key_cache.renew()
+                self.gateway.control.key_cache.renew()
 
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
@@ -144,5 +145,5 @@ class JsonBodyReader(Generic[RequestT]):
 
     async def __call__(self, request: Request) -> RequestT:
         """The validated body."""
-        gateway = await current_gateway(request)
-        return await gateway.bodies.read(request, self.model)
+        bodies: BodyReader = request.app.state.bodies
+        return await bodies.read(request, self.model)

@@ -9,7 +9,6 @@ from kvarn.external.model import ExternalModel
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
-from kvarn.gateway.body import BodyReader
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.quality.golden_models import GoldenModels
@@ -20,23 +19,29 @@ from kvarn.rollouts.shadow import Shadows
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway(ResponsesContext):
-    """Everything of one gateway that outlives a request."""
+class ControlPlane:
+    """Whatever decides what runs, and what administrators ask for."""
 
     key_cache: KeyCache
-    bodies: BodyReader
     reports: Reports
     fleet: FleetController | None
-    """Who makes deployments so; None: another process does."""
+    """Makes the deployments real; None: another process does."""
     autoscaling: Autoscaling | None
-    """Who decides how many replicas models have; None: another process does."""
+    """Decides how many replicas models have; None: another process does."""
     shared: SharedState | None
-    """What is counted together with other gateway processes of this server; None: there are none."""
+    """Counts kept together with other gateway processes of this server; None: there are none."""
     watch: QualityMonitor | None
     """Finds replicas that answer wrongly; None in processes that do not look for any."""
     golden: GoldenModels
-    """What it watches."""
+    """The prompts and models that it compares."""
     shadows: Shadows
     rollouts: Rollouts
     external: Sequence[ExternalModel]
     """Models that other servers run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway(ResponsesContext):
+    """Everything of one gateway that outlives a request."""
+
+    control: ControlPlane

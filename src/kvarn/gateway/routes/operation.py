@@ -118,7 +118,7 @@ def _page() -> str:
 async def metrics(request: Request, gateway: GatewayDep) -> Response:
     """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
-    registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
+    registry = gateway.metrics.registry if gateway.control.shared is None else await gateway.control.shared.metrics()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     body = encode(as_open_metrics(registry) if "openmetrics" in content_type else registry)
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
@@ -138,8 +138,8 @@ async def version() -> Version:
 async def load(gateway: GatewayDep) -> Load:
     """Requests that are being answered, waiting ones among them and this one not, in vLLM's form."""
     in_flight = gateway.metrics.requests_in_flight
-    if gateway.shared is not None:
-        families = await gateway.shared.metrics()
+    if gateway.control.shared is not None:
+        families = await gateway.control.shared.metrics()
         in_flight = int(families.get_sample_value("kvarn_requests_in_flight") or 1)
     return {"server_load": in_flight - 1}
 
@@ -165,7 +165,7 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     )
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
-        "models": {model.name: _state(model, gateway.watch) for model in models},
+        "models": {model.name: _state(model, gateway.control.watch) for model in models},
         "database": str(gateway.store.health.state),
     }
     return json_response(answer, 200 if all_ready else 503)

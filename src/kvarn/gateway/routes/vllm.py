@@ -94,8 +94,8 @@ async def _scale(admin: PlatformAdminDep, query: EngineQuery, replicas: int | No
     async with admin.audited_change() as change:
         for model in models:
             await deployments.scale(change, model.name, replicas, is_configured=not model.version)
-    if admin.gateway.fleet is not None:
-        admin.gateway.fleet.wake()
+    if admin.gateway.control.fleet is not None:
+        admin.gateway.control.fleet.wake()
 
 
 def _asked_for(gateway: Gateway, name: str | None) -> list[ServedModel]:
