@@ -78,7 +78,7 @@ async def _check(
     if not parts:
         return
     try:
-        problem = await pool.check(turn.principal.organization_id, parts)
+        problem = await pool.check(turn.record.principal.organization_id, parts)
     except SandboxError as error:
         _log.warning("an answer could not be checked %s", error)
         metrics.structured_answers.labels(turn.model, "unchecked").inc()

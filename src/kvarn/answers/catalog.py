@@ -13,7 +13,7 @@ from kvarn.identity.scopes import check_adapter, check_model, may_see_adapter, m
 from kvarn.wire.openai.errors import invalid_request
 
 if TYPE_CHECKING:
-    from kvarn.answers.lifecycle import Question
+    from kvarn.answers.question import Question
 
 Kind = Literal["generate", "embed", "score"]
 
@@ -40,10 +40,11 @@ class Catalog:
         self.routes = routes
         self.held_requests = held_requests
 
-    def attempts(self, record: RequestRecord, question: Question[Any]) -> Attempts:
+    def attempts(self, record: RequestRecord, question: Question[Any, Any]) -> Attempts:
         """The models that may answer a question, in order. Raises `ApiError`: the route is out of the key's scope."""
-        target = self.routes.choose(record, question.model, lambda: question.features(record), question.user)
-        return Attempts(self.routes, record, self.models.canonical(target))
+        target = self.routes.choose(record, question.request.model, question)
+        served = self.models.named(target)
+        return Attempts(self.routes, record, target if served is None else served.canonical(target), served)
 
     def find(self, record: RequestRecord, name: str) -> ServedModel:
         """The model that a request names, whether it is ready or not.
@@ -73,12 +74,12 @@ class Catalog:
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
         """The model that a name stands for, which the record notes, and the adapter where the name is one's. Of several
         versions one is drawn."""
-        found, choice = self.models.find_adapter(name), record.choice
+        served, choice, adapter = self.models.named(name), record.choice, ""
+        found = self.models.find_adapter(name) if served is None else None
         if found is not None and may_see_adapter(record.principal, found[1]):
             model, adapter = found[0], found[1].name
         else:
             model = self.models.choose_version(name, visible=lambda served: may_use_model(record.principal, served))
-            adapter = ""
         if choice.route is None or name not in choice.route.models:  # who may use a route may use its models by it
             check_model(record.principal, model.name)
             if adapter:

@@ -19,6 +19,7 @@ from kvarn.answers.grammars import grammar_of_completion
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import BYTES_PER_TOKEN
+from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
@@ -113,25 +114,8 @@ class CompletionPrompt(GeneratedPrompt):
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionQuestion:
-    """A text completion as the lifecycle asks it."""
-
-    request: CompletionRequest
-
-    @property
-    def model(self) -> str:
-        """See `Question`."""
-        return self.request.model
-
-    @property
-    def user(self) -> str | None:
-        """See `Question`."""
-        return self.request.user
-
-    @property
-    def seed(self) -> int | None:
-        """See `Question`."""
-        return self.request.seed
+class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
+    """A text completion."""
 
     def features(self, record: RequestRecord) -> RequestFeatures:
         """See `Question`."""
@@ -140,14 +124,6 @@ class CompletionQuestion:
             prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
             max_output_tokens=DEFAULT_COMPLETION_TOKENS if given is None else given,
         )
-
-    def with_seed(self, seed: int) -> CompletionQuestion:
-        """See `Question`."""
-        return CompletionQuestion(self.request.model_copy(update={"seed": seed}))
-
-    def copy_for(self, model: str) -> CompletionQuestion:
-        """See `Question`."""
-        return CompletionQuestion(self.request.model_copy(update={"model": model}))
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> CompletionPrompt:
         """See `Question`."""

@@ -1,9 +1,10 @@
-"""Protocol of whoever makes the deltas of answers: the engines of this server, or other servers."""
+"""Generators: whoever makes the deltas of answers, the engines of this server or other servers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvarn.config.routes import FallbackReason
 from kvarn.wire.openai.errors import ApiError
@@ -24,42 +25,24 @@ EmbeddingInputs = Sequence[list[int]] | Sequence[str | list[int]]
 """What is embedded: token ids, or texts where another server tokenizes them."""
 
 
-class Generator(Protocol):
-    """Checks requests for a model, makes their prompts, and generates. Whatever it refuses it refuses as `ApiError`."""
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """The functions of whoever makes deltas. Whatever they refuse they refuse as `ApiError`."""
 
-    async def prompt_chat(
-        self, serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
-    ) -> ChatPrompt:
-        """Check a chat and make its prompt."""
-        ...
-
-    async def prompt_completion(
-        self, serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
-    ) -> CompletionPrompt:
-        """Check a text completion and make its prompts."""
-        ...
-
-    async def count_chat_tokens(
-        self, serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
-    ) -> int:
-        """The tokens of a chat's prompt: exact where the model's template is here, else estimated."""
-        ...
-
-    def embedding_inputs(
-        self, model: ReadyModel, named: NamedInputs, max_tokens: int | None
-    ) -> tuple[EmbeddingInputs, int]:
-        """What is embedded, and how many tokens that is; inputs after the first are cut to `max_tokens`."""
-        ...
-
-    def pick_embedder(self, model: ReadyModel, inputs: EmbeddingInputs) -> ReadyModel:
-        """The model with the replica that would embed these inputs now."""
-        ...
-
-    async def embed(
-        self, turn: Turn, model: ReadyModel, inputs: EmbeddingInputs, dimensions: int | None
-    ) -> list[bytes]:
-        """Vectors of inputs, float32 little-endian, counted to the turn."""
-        ...
+    prompt_chat: Callable[[ServingContext, RequestRecord, ChatQuestion, ReadyModel], Awaitable[ChatPrompt]]
+    """Checks a chat and makes its prompt."""
+    prompt_completion: Callable[
+        [ServingContext, RequestRecord, CompletionRequest, ReadyModel], Awaitable[CompletionPrompt]
+    ]
+    """Checks a text completion and makes its prompts."""
+    count_chat_tokens: Callable[[ServingContext, RequestRecord, ChatCompletionRequest, ReadyModel], Awaitable[int]]
+    """The tokens of a chat's prompt: exact where the model's template is here, else estimated."""
+    embedding_inputs: Callable[[ReadyModel, NamedInputs, int | None], tuple[EmbeddingInputs, int]]
+    """What is embedded, and how many tokens that is; inputs after the first are cut to the number given."""
+    pick_embedder: Callable[[ReadyModel, EmbeddingInputs], ReadyModel]
+    """The model with the replica that would embed these inputs now."""
+    embed: Callable[[Turn, ReadyModel, EmbeddingInputs, int | None], Awaitable[list[bytes]]]
+    """Vectors of inputs, float32 little-endian, counted to the turn; the number is their size, where it is given."""
 
 
 class GeneratorFailedError(Exception):

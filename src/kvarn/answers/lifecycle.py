@@ -15,65 +15,24 @@ the fallbacks answers), *refused* (an `ApiError`). Each attempt that is taken in
 from __future__ import annotations
 
 import asyncio
-import secrets
 from contextlib import aclosing
-from typing import Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.observer import observed
+from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.tiers import priority_of, tier_of
-from kvarn.answers.turn import Deltas, GeneratedPrompt, Prompt, TokenUsage, Turn
+from kvarn.answers.turn import Deltas, Prompt, TokenUsage, Turn
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ReadyModel
-from kvarn.routing.model_choice import RequestFeatures
 from kvarn.store.ledger import BATCH_TIER
 
-RunT_co = TypeVar("RunT_co", covariant=True)
 RunT = TypeVar("RunT")
 
 
-class Question(Protocol[RunT_co]):
-    """A request for an answer that a model generates."""
-
-    @property
-    def model(self) -> str:
-        """The name of a model, an adapter or a route."""
-        ...
-
-    @property
-    def user(self) -> str | None:
-        """The client's name of its user."""
-        ...
-
-    @property
-    def seed(self) -> int | None:
-        """None: any."""
-        ...
-
-    def features(self, record: RequestRecord) -> RequestFeatures:
-        """What decides which target of a route answers."""
-        ...
-
-    def with_seed(self, seed: int) -> Self:
-        """The same question with a seed."""
-        ...
-
-    def copy_for(self, model: str) -> Self:
-        """The same question to another model, with nothing that is stored or paid for."""
-        ...
-
-    async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> GeneratedPrompt:
-        """Check the question and make its prompt. Raises `ApiError` or `ChatTemplateError`."""
-        ...
-
-    def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> RunT_co:
-        """The answer in the question's own form."""
-        ...
-
-
-async def answer(serving: ServingContext, record: RequestRecord, question: Question[RunT]) -> RunT:
+async def answer(serving: ServingContext, record: RequestRecord, question: Question[Any, RunT]) -> RunT:
     """Begin an answer with the model that the question names; where that cannot begin, with the next of its fallbacks.
 
     Raises:
@@ -81,8 +40,8 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
         Exception: Whatever ended the answer before its beginning.
     """
     attempts = serving.catalog.attempts(record, question)
-    if question.seed is None and any(each.needs_seed(record) for each in serving.steps.observers):
-        question = question.with_seed(secrets.randbits(63))
+    if record.choice.route is not None and any(each.needs_seed(record) for each in serving.steps.observers):
+        question = question.with_seed()
     while True:
         try:
             model = await serving.catalog.wait_for(record, attempts.model, "generate")
@@ -100,7 +59,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
 async def _begin(
     serving: ServingContext,
     record: RequestRecord,
-    question: Question[RunT],
+    question: Question[Any, RunT],
     model: ReadyModel,
     *,
     await_first: bool = False,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from kvarn.answers.generator import GeneratorFailedError
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import DegradedError
 from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig
 from kvarn.identity.scopes import check_model, may_use_model
@@ -19,6 +21,9 @@ from kvarn.routing.breaker import BreakerRules, CircuitBreaker
 from kvarn.routing.model_choice import RequestFeatures, RequestSubject, choose_model, next_fallback, split_version
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError, unavailable
+
+if TYPE_CHECKING:
+    from kvarn.answers.question import Question
 
 _CODES: dict[str | None, FallbackReason] = {"model_not_ready": "not_ready", "replica_lost": "error"}
 _NOT_BEGUN: tuple[FallbackReason, ...] = ("error", "timeout", "overload", "not_ready")
@@ -71,8 +76,7 @@ class ModelRoutes:
         self,
         record: RequestRecord,
         name: str,
-        features: Callable[[], RequestFeatures] = RequestFeatures,
-        user: str | None = None,
+        question: Question[Any, Any] | None = None,
     ) -> str:
         """The model that a name stands for, for a request: the name itself unless it is a route's. A request that has
         been given one keeps it.
@@ -91,11 +95,11 @@ class ModelRoutes:
             organization=principal.organization_id,
             project=principal.project_id,
             key=principal.key_id or "",
-            user=user or "",
+            user=("" if question is None else question.request.end_user) or "",
             session=chosen.session,
             request=record.id,
         )
-        known = features()
+        known = RequestFeatures() if question is None else question.features(record)
         choice = choose_model(route, subject, known, lambda model: self._predict_ttft(model, record, known))
         chosen.route, chosen.target = route, choice.model
         record.reply.headers |= {"x-kvarn-route": route.name, "x-kvarn-arm": choice.model}
@@ -139,20 +143,27 @@ class Attempts:
         routes: Of the gateway.
         record: The request.
         model: The first to try.
+        served: The same, where it is a model's name.
     """
 
-    def __init__(self, routes: ModelRoutes, record: RequestRecord, model: str) -> None:
+    def __init__(self, routes: ModelRoutes, record: RequestRecord, model: str, served: ServedModel | None) -> None:
+        self.model = model
+        """The model that is tried now."""
+        self.may_fall_back = False
+        """Whether another model may answer where this one does not begin an answer that it has taken."""
         self._routes = routes
         self._record = record
         self._tried = [model]
         self._first_error: Exception | None = None
-        self._ladders = self._find_ladders()
-        self._look_ahead()
-
-    @property
-    def model(self) -> str:
-        """The model that is tried now."""
-        return self._tried[-1]
+        self._ladders: Mapping[str, Sequence[FallbackConfig]] = {}
+        route = record.choice.route
+        own = served is not None and served.name == model and served.config.fallbacks
+        # A batch waits for the model that its line asks for.
+        if record.deferred is None and (route is not None or own):
+            self._ladders = {each.name: each.config.fallbacks for each in routes.models}
+            if route is not None:
+                self._ladders = {**self._ladders, _ROUTE: route.fallback}
+            self._look_ahead()
 
     @contextmanager
     def permitted(self) -> Generator[None]:
@@ -186,27 +197,14 @@ class Attempts:
         if choice.route is not None:
             choice.target = following
         self._tried.append(following)
+        self.model = following
         self._look_ahead()
 
     def _look_ahead(self) -> None:
         self._record.choice.overload_fallbacks = list(self._following("overload"))
         self.may_fall_back = any(next(self._following(reason), None) for reason in _NOT_BEGUN)
-        """Whether another model may answer where this one does not begin an answer that it has taken."""
-
-    def _find_ladders(self) -> Mapping[str, Sequence[FallbackConfig]]:
-        """The fallbacks of all models and of the route; empty in the usual case that none counts for this request."""
-        record, models = self._record, self._routes.models
-        route, first = record.choice.route, models.named(self.model)
-        if record.deferred is not None:  # a batch waits for the model that its line asks for
-            return {}
-        if route is None and (first is None or first.name != self.model or not first.config.fallbacks):
-            return {}
-        ladders = {model.name: model.config.fallbacks for model in models}
-        return ladders if route is None else {**ladders, _ROUTE: route.fallback}
 
     def _following(self, reason: FallbackReason) -> Iterator[str]:
-        if not self._ladders:
-            return
         passed, owners = list(self._tried), [*(split_version(name)[0] for name in reversed(self._tried)), _ROUTE]
         while (model := next_fallback(reason, owners, self._ladders, passed)) is not None:
             passed.append(model)

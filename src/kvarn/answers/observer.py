@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvarn.answers.choice import ChoiceDelta
 
 if TYPE_CHECKING:
-    from kvarn.answers.lifecycle import Question
+    from kvarn.answers.question import Question
     from kvarn.answers.record import RequestRecord
     from kvarn.answers.turn import Deltas, Turn
 
@@ -33,7 +33,7 @@ class Observer(Protocol):
         """Whether the request will be repeated, and must therefore have a seed."""
         return False
 
-    def listen(self, turn: Turn, question: Question[Any]) -> AnswerListener | None:
+    def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
         """Begin to hear an answer; None: this one is of no interest. `question` asks for the same again."""
         return None
 
@@ -42,7 +42,7 @@ class Observer(Protocol):
         return
 
 
-def observed(observers: Sequence[Observer], turn: Turn, question: Question[Any], deltas: Deltas) -> Deltas:
+def observed(observers: Sequence[Observer], turn: Turn, question: Question[Any, Any], deltas: Deltas) -> Deltas:
     """The deltas, heard in order by every observer that is interested in them."""
     listeners = [each for observer in observers if (each := observer.listen(turn, question)) is not None]
     return _heard(listeners, deltas) if listeners else deltas

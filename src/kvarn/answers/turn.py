@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
 from kvarn.answers.choice import ChoiceDelta
@@ -116,7 +117,7 @@ class GeneratedPrompt(Prompt):
 class Turn:
     """One generation: what it asks of a model, and what it has had."""
 
-    id: str = field(default_factory=lambda: new_id("use_"))
+    id: str = field(default_factory=partial(new_id, "use_"))
     """The id of its usage event."""
     engine_id: str = ""
     """The engine's id of it; those of several prompts are made of it."""
@@ -162,11 +163,6 @@ class Turn:
         """Settle it as failed: it could not begin."""
         self.usage.failed = True
         self.closing.close()
-
-    @property
-    def principal(self) -> Principal:
-        """Who it is done for."""
-        return self.record.principal
 
     @property
     def outcome(self) -> Outcome:

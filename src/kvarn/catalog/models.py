@@ -214,6 +214,14 @@ class ServedModel:
         """This version and, while one replaces another, the others."""
         return self.versions or [self]
 
+    def is_version(self, name: str) -> bool:
+        """Whether a name that finds this model is that of one version."""
+        return name != self.name and name not in self.config.aliases
+
+    def canonical(self, name: str) -> str:
+        """The model's own name where it is called by an alias; the name of a version as it is."""
+        return name if self.is_version(name) else self.name
+
     def draw_seed(self) -> int:
         """The seed of a request that has none."""
         return self._seeds.getrandbits(63)
@@ -244,7 +252,7 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
-        return self._has_text and any(self.replicas[name].card is not None for name in self.replicas.ready)
+        return self._has_text and any(each.card is not None for each in self.replicas.ready_clients())
 
     async def changed(self) -> None:
         """Wait for a change of what answers requests: replicas of any version, the versions themselves, the text."""

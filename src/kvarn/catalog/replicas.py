@@ -117,6 +117,10 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         found = self.foremost
         return self._adapters if found is None else found.adapters
 
+    def ready_clients(self) -> list[ReplicaClient]:
+        """Those that take requests."""
+        return [each for each in self._clients.values() if each.state is ReplicaState.READY]
+
     @property
     def ready(self) -> list[str]:
         """Names of those that take requests."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from hashlib import sha256
 
 from kvarn.answers.chat.prompt import render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion, moderated_chat
+from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.context import ServingContext
 from kvarn.answers.moderation.texts import chat_texts
 from kvarn.answers.record import RequestRecord
@@ -25,11 +26,11 @@ _TOKENS_A_MESSAGE = 4
 
 
 async def count_external_chat(
+    external: ExternalModel,
     serving: ServingContext,
     record: RequestRecord,
     request: ChatCompletionRequest,
     model: ReadyModel,
-    external: ExternalModel,
 ) -> int:
     """The tokens of a chat's prompt: exact where the model's template is here, else estimated."""
     if model.exact_prompts:
@@ -41,7 +42,7 @@ async def count_external_chat(
 
 
 async def external_chat(
-    serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel, external: ExternalModel
+    external: ExternalModel, serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
 ) -> ChatPrompt:
     """Check a chat and make its request to the other server.
 
@@ -54,7 +55,7 @@ async def external_chat(
     stop_strings(request, limits)
     choices = at_most("n", request.n, limits.max_n) or 1
     at_most("top_logprobs", request.top_logprobs, limits.max_logprobs)
-    prompt_tokens = await count_external_chat(serving, record, request, model, external)
+    prompt_tokens = await count_external_chat(external, serving, record, request, model)
     named = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     given: int | None = getattr(request, named)
     max_tokens, bound = external.output_bound(model.card, prompt_tokens, given)
@@ -84,7 +85,7 @@ async def external_chat(
         output_bounded=given is not None,
         priority=request.priority,
         service_tier=request.service_tier,
-        moderated=[moderated_chat(request)],
+        moderated=[("messages", partial(chat_texts, request.plain_messages, request.active_tools))],
         logged=lambda: {"messages": request.plain_messages},
         generate=start,
     )

@@ -57,11 +57,11 @@ class ExternalCompletionReader:
 
 
 async def external_completion(
+    external: ExternalModel,
     serving: ServingContext,
     record: RequestRecord,
     request: CompletionRequest,
     model: ReadyModel,
-    external: ExternalModel,
 ) -> CompletionPrompt:
     """Check a text completion and make its requests to the other server.
 

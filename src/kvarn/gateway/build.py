@@ -9,7 +9,8 @@ from functools import partial
 
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
-from kvarn.answers.engines import EngineGenerator
+from kvarn.answers.engines import ENGINES
+from kvarn.answers.generator import Generator
 from kvarn.answers.grammar_pool import GrammarPool
 from kvarn.answers.held_bytes import ByteBudget
 from kvarn.answers.lifecycle import answer
@@ -30,8 +31,8 @@ from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
 from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
-from kvarn.external.generator import ExternalGenerator
-from kvarn.external.model import connect
+from kvarn.external.generator import external_generator
+from kvarn.external.model import ExternalModel, connect
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
@@ -87,7 +88,8 @@ def build_gateway(
     if autoscaling is not None and watch is not None:
         autoscaling.golden_prompts = watch.asked
     external = _connect_external(table, metrics)
-    steps = _steps(services, text, external, (rollouts.observer, shadows))
+    generators = {name: external_generator(model) for name, model in external.items()}
+    steps = _steps(services, text, generators, (rollouts.observer, shadows))
     gateway = Gateway(
         config=config,
         store=store,
@@ -110,7 +112,7 @@ def build_gateway(
             golden=golden,
             shadows=shadows,
             rollouts=rollouts,
-            external=[each.external for each in external.values()],
+            external=list(external.values()),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
@@ -119,7 +121,7 @@ def build_gateway(
 
 
 def _steps(
-    services: Services, text: TextPool, external: Mapping[str, ExternalGenerator], observers: Sequence[Observer]
+    services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer]
 ) -> LifecycleSteps:
     """Whoever has a part in an answer's life, in order: what arrives is counted first, the ledger comes last."""
     stages: list[Stage] = [
@@ -129,7 +131,7 @@ def _steps(
         *_copy_stages(services, text),
         LedgerStage(services.metering),
     ]
-    return LifecycleSteps(stages, EngineGenerator(), external, observers)
+    return LifecycleSteps(stages, ENGINES, external, observers)
 
 
 def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
@@ -137,11 +139,11 @@ def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
     return [ReplicaStage(text), services.admission]
 
 
-def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalGenerator]:
-    """The generators of models that other servers run, by the model's name."""
+def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalModel]:
+    """The models that other servers run, by name."""
     shown = ExternalMetrics(metrics.registry)
     found = [model for model in models if model.config.external is not None]
-    return {model.name: ExternalGenerator(connect(model, shown)) for model in found}
+    return {model.name: connect(model, shown) for model in found}
 
 
 def _watch(

@@ -140,7 +140,8 @@ class RequestMiddleware:
                 self._count(scope, record)
 
     def _count(self, scope: Scope, record: RequestRecord) -> None:
-        endpoint = endpoint_label(scope)
+        route = scope.get("route")  # one label for all paths that do not exist
+        endpoint = route.path_format if isinstance(route, Route) else UNKNOWN
         status = (
             CLIENT_LEFT
             if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
@@ -210,12 +211,6 @@ def check_headers(scope: Scope, config: GatewayConfig) -> None:
     if b"upgrade" in names and not _ANNOUNCE_BODY.isdisjoint(names):  # the HTTP server would drop the body
         why = "The server speaks HTTP/1.1 only: send a request that has a body without the header 'upgrade'."
         raise ApiError(400, why, code="upgrade_not_supported", headers={"connection": "close"})
-
-
-def endpoint_label(scope: Scope) -> str:
-    """The path template of the route that answered, as in the OpenAPI document; one label for all that do not exist."""
-    route = scope.get("route")
-    return route.path_format if isinstance(route, Route) else UNKNOWN
 
 
 def _without_client_text(warning: str) -> str:

@@ -18,7 +18,7 @@ from kvarn.rollouts.samples import MatchedPairs, RolloutSample
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
 
 if TYPE_CHECKING:
-    from kvarn.answers.lifecycle import Question
+    from kvarn.answers.question import Question
 
 
 class RolloutObserver(Observer):
@@ -42,9 +42,9 @@ class RolloutObserver(Observer):
         """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
-    def listen(self, turn: Turn, question: Question[Any]) -> AnswerListener | None:
+    def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
         """See `Observer`: an answer is heard where a rollout gave it its version."""
-        rollout = self._compared(turn.record)
+        rollout = None if turn.record.choice.route is None else self._compared(turn.record)
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return None
         side = side_of(rollout, turn.record.choice.target)

@@ -22,7 +22,7 @@ from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.routing.model_choice import is_shadowed
 
 if TYPE_CHECKING:
-    from kvarn.answers.lifecycle import Question
+    from kvarn.answers.question import Question
 
 _MAX_CHARS = 65_536
 """Of an answer that are compared."""
@@ -94,7 +94,7 @@ class Shadows(Observer):
     ) -> None:
         self.on_result = on_result
         self.on_failure = on_failure
-        self.ask: Callable[[RequestRecord, Question[AnswerRun]], Awaitable[AnswerRun]]
+        self.ask: Callable[[RequestRecord, Question[Any, AnswerRun]], Awaitable[AnswerRun]]
         """Begins the answer to a copy, which waits for idle capacity, and is neither limited nor paid. Set once."""
         self._metrics = metrics
         self._running: dict[str, set[asyncio.Task[None]]] = {}
@@ -103,7 +103,7 @@ class Shadows(Observer):
         """See `Observer`: the copy has the same seed."""
         return _shadow_of(record) is not None
 
-    def listen(self, turn: Turn, question: Question[Any]) -> AnswerListener | None:
+    def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
         """See `Observer`."""
         record, shadow = turn.record, _shadow_of(turn.record)
         return None if shadow is None or record.choice.degraded_from else _Copied(self, record, shadow, question)
@@ -116,7 +116,7 @@ class Shadows(Observer):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def copy(
-        self, record: RequestRecord, shadow: ShadowConfig, heard: ComparedAnswer, question: Question[AnswerRun]
+        self, record: RequestRecord, shadow: ShadowConfig, heard: ComparedAnswer, question: Question[Any, AnswerRun]
     ) -> None:
         """Ask a question again, of the model that is tried out."""
         route = record.choice.route
@@ -137,7 +137,9 @@ class Shadows(Observer):
         running.add(task)
         task.add_done_callback(running.discard)
 
-    async def _run(self, own: RequestRecord, model: str, heard: ComparedAnswer, question: Question[AnswerRun]) -> None:
+    async def _run(
+        self, own: RequestRecord, model: str, heard: ComparedAnswer, question: Question[Any, AnswerRun]
+    ) -> None:
         assert own.choice.route is not None
         route, copy, outcome = own.choice.route.name, ComparedAnswer(time.monotonic()), "failed"
         try:
@@ -163,7 +165,7 @@ class _Copied(ComparedAnswer):
     """Hears the answer of a request that is copied."""
 
     def __init__(
-        self, shadows: Shadows, record: RequestRecord, shadow: ShadowConfig, question: Question[AnswerRun]
+        self, shadows: Shadows, record: RequestRecord, shadow: ShadowConfig, question: Question[Any, AnswerRun]
     ) -> None:
         super().__init__(record.timeline.received_s)
         self._copy = partial(shadows.copy, record, shadow, self, question)

@@ -79,9 +79,10 @@ class ChatRun:
         usage is asked for, it comes last of all, in a chunk without choices."""
         encoders = [_ChunkEncoder(self, index) for index in range(self.choices)]
         deltas = self.deltas if self.store is None else self._stored(self.store)
+        last = self._usage_event if self.request.include_usage else bytes
         if len(encoders) == 1:
-            return EncodedStream(deltas, encoders[0].encode, self._usage_event)
-        return EncodedStream(deltas, lambda delta: encoders[delta.index].encode(delta), self._usage_event)
+            return EncodedStream(deltas, encoders[0].encode, last)
+        return EncodedStream(deltas, lambda delta: encoders[delta.index].encode(delta), last)
 
     async def _stored(self, store: StoreAnswer) -> Deltas:
         """The deltas; the answer is stored before the client hears of its end."""
@@ -95,7 +96,7 @@ class ChatRun:
                 yield delta
 
     def _usage_event(self) -> bytes:
-        return event(self.chunk([], self.turn.usage.as_openai())) if self.request.include_usage else b""
+        return event(self.chunk([], self.turn.usage.as_openai()))
 
     async def collect(self) -> ChatCompletion:
         """The answer as one object."""
@@ -167,8 +168,8 @@ class _ChunkEncoder:
         return opening + (self._legacy_events(delta) if self._legacy else self._chunk(delta, delta.text))
 
     def _chunk(self, delta: ChoiceDelta, text: str) -> bytes:
-        calls = delta.tool_calls if not self._legacy else []
-        reasoning = delta.reasoning or UNSET
+        calls = delta.tool_calls if delta.parts and not self._legacy else []
+        reasoning = (delta.reasoning if delta.parts else "") or UNSET
         choice = ChunkChoice(
             index=self._index,
             delta=Delta(

@@ -8,7 +8,7 @@ from functools import partial
 from kvarn.answers.answer_check import only_valid_answers
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion, moderated_chat
+from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.chat.tool_calls import ToolCallReader
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
@@ -16,8 +16,9 @@ from kvarn.answers.generation import check_token_ids, generate, make_choices, ma
 from kvarn.answers.grammars import grammar_of_chat
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import answer
+from kvarn.answers.moderation.texts import chat_texts
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.turn import Deltas, Turn
+from kvarn.answers.turn import Deltas, Moderated, Turn
 from kvarn.catalog.models import ModelText, ReadyModel
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
@@ -45,7 +46,8 @@ async def engine_chat(
     """The prompt of a chat for an engine of this server. Raises as `start_chat` does."""
     request, context, text, limits = question.request, question.context, model.text, serving.limits
     checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
-    check_token_ids(list(context), model, "context")
+    if context:
+        check_token_ids(list(context), model, "context")
     prompt = [*context, *await render_chat(serving, record, request, model)]
     kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
     sampling = chat_sampling(
@@ -77,7 +79,7 @@ async def engine_chat(
             return deltas
         return only_valid_answers(deltas, kept, serving.grammars, turn, serving.metrics)
 
-    moderated = [moderated_chat(request)]
+    moderated: list[Moderated] = [("messages", partial(chat_texts, request.plain_messages, request.active_tools))]
     if context:
         moderated.insert(0, ("context", partial(_decoded, text, context)))
     return ChatPrompt(

@@ -25,7 +25,9 @@ async def render_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> list[int]:
     """The token ids of a chat. Raises as `ReadyModel.render` does."""
-    variables = _reasoning_variables(request, record, model.text) | (request.chat_template_kwargs or {})
+    variables = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None:
+        variables = _reasoning_variables(request, record, model.text) | variables
     rendered = model.render(
         serving.text,
         record.principal.organization_id,
@@ -90,13 +92,10 @@ def _reasoning_variables(request: ChatCompletionRequest, record: RequestRecord, 
     """What `reasoning_effort` means to the template: its level, and whether to reason at all. Only what the template
     knows is set; where it knows nothing of it the client is warned."""
     effort = request.reasoning_effort
-    if effort is None:
-        return {}
     reasons = effort != "none"
     meaning = {"reasoning_effort": effort, "enable_thinking": reasons, "thinking": reasons}
     source = text.chat_template.source
     known = {name: value for name, value in meaning.items() if re.search(rf"\b{name}\b", source)}
-    warning = "ignored the reasoning effort, this model has no such levels"
-    if not known and reasons and warning not in record.reply.warnings:
-        record.reply.warnings.append(warning)
+    if not known and reasons:
+        record.warn("ignored the reasoning effort, this model has no such levels")
     return known

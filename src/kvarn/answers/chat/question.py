@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvarn.answers.chat.answer import ChatRun
@@ -14,8 +13,9 @@ from kvarn.answers.chat.stored import keep_completion
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
+from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
@@ -33,26 +33,11 @@ class ChatPrompt(GeneratedPrompt):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatQuestion:
+class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
     """A chat; `context`: tokens that stand before its prompt."""
 
-    request: ChatCompletionRequest
     context: Sequence[int] = ()
-
-    @property
-    def model(self) -> str:
-        """See `Question`."""
-        return self.request.model
-
-    @property
-    def user(self) -> str | None:
-        """See `Question`."""
-        return self.request.safety_identifier or self.request.user
-
-    @property
-    def seed(self) -> int | None:
-        """See `Question`."""
-        return self.request.seed
+    NOT_COPIED = {"store": None, "service_tier": None, "priority": 0}  # noqa: RUF012
 
     def features(self, record: RequestRecord) -> RequestFeatures:
         """See `Question`."""
@@ -64,15 +49,6 @@ class ChatQuestion:
             tools=request.tool_use is not None,
             reasoning_effort=request.reasoning_effort,
         )
-
-    def with_seed(self, seed: int) -> ChatQuestion:
-        """See `Question`."""
-        return replace(self, request=self.request.model_copy(update={"seed": seed}))
-
-    def copy_for(self, model: str) -> ChatQuestion:
-        """See `Question`."""
-        changes = {"model": model, "store": None, "service_tier": None, "priority": 0}
-        return replace(self, request=self.request.model_copy(update=changes))
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> ChatPrompt:
         """See `Question`."""
@@ -99,8 +75,3 @@ class ChatQuestion:
             held=gathered,
             store=keep,
         )
-
-
-def moderated_chat(request: ChatCompletionRequest) -> Moderated:
-    """The field and the texts of a chat that are moderated."""
-    return "messages", partial(chat_texts, request.plain_messages, request.active_tools)

@@ -57,7 +57,7 @@ class Moderation:
         Raises:
             ApiError: 503, the moderating model is away.
         """
-        principal = turn.principal
+        principal = turn.record.principal
         claim = Claim(principal.organization_id, principal.weight, turn.priority if tier is None else tier)
         try:
             return await self.moderator.judge(text, claim)

@@ -44,11 +44,13 @@ class LimitsStage:
             ApiError: 429 with the seconds to wait; 400 for what asks for more than a limit ever allows; 503 where Redis
                 is away and the configuration says `closed`.
         """
-        limits = limits_of(turn.principal, turn.model, self._config)
+        limits = limits_of(turn.record.principal, turn.model, self._config)
         if not limits:
             return
         expected = self._expected_output(turn)
-        reservation = Reservation(turn.id, turn.principal.organization_id, limits, _reservation(turn, expected, limits))
+        reservation = Reservation(
+            turn.id, turn.record.principal.organization_id, limits, _reservation(turn, expected, limits)
+        )
         try:
             taken = await self._limiter.take(reservation, used=lambda: _used(turn))
         except LimitsAwayError:
@@ -73,12 +75,12 @@ class LimitsStage:
             written = turn.usage.completion_tokens
             self._metrics.estimate_ratio.labels(turn.model).observe(written / max(1, expected))
             each = math.ceil(written / turn.sequences)
-            self._estimates.observe(turn.principal.organization_id, turn.model, each)
+            self._estimates.observe(turn.record.principal.organization_id, turn.model, each)
 
     def _expected_output(self, turn: Turn) -> int:
         if turn.output_bounded:
             return turn.max_output_tokens
-        each = self._estimates.expect(turn.principal.organization_id, turn.model)
+        each = self._estimates.expect(turn.record.principal.organization_id, turn.model)
         return min(each * turn.sequences, turn.max_output_tokens)
 
 

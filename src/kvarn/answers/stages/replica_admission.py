@@ -110,12 +110,12 @@ class ReplicaAdmission:
 
     def demand_of(self, turn: Turn) -> Demand:
         """What a piece of work would need of this engine."""
-        tenant, early, choice = turn.principal.organization_id, turn.record.early, turn.replica_choice
+        tenant, early, choice = turn.record.principal.organization_id, turn.record.early, turn.replica_choice
         cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
         expected = self.traffic.expected_prompt(turn.prompt_tokens)
         return Demand(
             tenant=tenant,
-            weight=turn.principal.weight,
+            weight=turn.record.principal.weight,
             priority=turn.priority,
             prompt_tokens=expected if cached is None else max(1.0, turn.prompt_tokens - cached),
             output_tokens=self.traffic.expected_output(tenant, turn.max_output_tokens),
