@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import msgspec
-from kvarn.fleet.supervisor import EngineSupervisor
 
 from benchmarks.engine_process import launch_engine
 from kvarn.clock import SYSTEM_CLOCK
@@ -15,6 +14,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineParts
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec, ReportProgress

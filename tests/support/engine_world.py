@@ -13,9 +13,9 @@ from guesses import FreeProposer
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
-from kvarn.engine.memory_pressure import Preemption
+from kvarn.engine.memory.pressure import Preemption
 from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Sequence as EngineSequence
 from kvarn.engine.request import TokenMask
 from kvarn.engine.step_time import StepTimeModel

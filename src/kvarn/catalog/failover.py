@@ -58,7 +58,7 @@ class ResumableRequest:
         self._config = config
         self._report_pending = report_pending
         self._on_moved = on_moved
-        self._drawn: dict[int, list[int]] = {index: [] for index in submit.choices}
+        self._tokens: dict[int, list[int]] = {index: [] for index in submit.choices}
         """Tokens of the choices that have not ended."""
         self._told = False
         """Whether what is told once has come: cached tokens, log-probabilities of the prompt."""
@@ -84,9 +84,9 @@ class ResumableRequest:
         self._told = True
         self._num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
-            self._drawn.pop(delta.index, None)
-        elif delta.index in self._drawn:
-            self._drawn[delta.index] += delta.token_ids
+            self._tokens.pop(delta.index, None)
+        elif delta.index in self._tokens:
+            self._tokens[delta.index] += delta.token_ids
         return delta
 
     async def move(self, error: ReplicaLostError | RequestRefusedError) -> None:
@@ -124,8 +124,8 @@ class ResumableRequest:
         if not self._told:
             return rest
         sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
-        drawn = [self._drawn.get(index) for index in range(sampling.n)]
-        return msgspec.structs.replace(rest, sampling=sampling, drawn=drawn)
+        tokens = [self._tokens.get(index) for index in range(sampling.n)]
+        return msgspec.structs.replace(rest, sampling=sampling, resume_token_ids=tokens)
 
 
 async def generate_anywhere(request: ResumableRequest) -> AsyncGenerator[TokenDelta, None]:

@@ -9,16 +9,16 @@ from dataclasses import KW_ONLY, dataclass, field
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
-from kvarn.engine.kv_memory import KVMemory
-from kvarn.engine.kv_tiers import KVTiers
-from kvarn.engine.memory_pressure import OffloadPreemption, Preemption, RecomputePreemption
+from kvarn.engine.memory.adapters import AdapterStore
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
+from kvarn.engine.memory.prefix_cache import PrefixCache
+from kvarn.engine.memory.pressure import OffloadPreemption, Preemption, RecomputePreemption
+from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.prefill_apart import PrefillApart, PrefillPeer
-from kvarn.engine.prefix_cache import PrefixCache
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Request, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
@@ -89,7 +89,7 @@ class EngineCore:
         self._max_in_flight = executor.max_in_flight
         self._masks = parts.masks
         tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time)
-        memory = KVMemory(
+        memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
         preemption = parts.preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
@@ -99,7 +99,7 @@ class EngineCore:
         if tiers is not None and parts.prefill_peer is not None:
             chosen = parts.disaggregation or DisaggregationConfig()
             running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.apart = PrefillApart(parts.prefill_peer, config, step_time, running, queue, chosen)
+            tiers.remote_prefill = RemotePrefill(parts.prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}

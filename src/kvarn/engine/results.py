@@ -8,13 +8,13 @@ import msgspec
 
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
-from kvarn.engine.kv_memory import KVMemory
 from kvarn.engine.latency_targets import LatencyTargets
-from kvarn.engine.memory_pressure import Headroom
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
+from kvarn.engine.memory.pressure import MemoryReserve
 from kvarn.engine.plan import Row, RowResult, StepResult
+from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence, WaitingQueue
 from kvarn.engine.running import RunningSequences
-from kvarn.engine.speculation import Speculation
 from kvarn.engine.step import SubmittedStep
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
@@ -48,12 +48,12 @@ class StepResults:
     def __init__(
         self,
         *,
-        memory: KVMemory,
+        memory: KVCacheManager,
         running: RunningSequences,
         queue: WaitingQueue,
         tenants: TenantAccounts,
         targets: LatencyTargets,
-        headroom: Headroom,
+        reserve: MemoryReserve,
         speculation: Speculation | None,
         totals: SchedulerTotals,
     ) -> None:
@@ -62,7 +62,7 @@ class StepResults:
         self._queue = queue
         self._tenants = tenants
         self._targets = targets
-        self._headroom = headroom
+        self._memory_reserve = reserve
         self._speculation = speculation
         self._totals = totals
 
@@ -97,7 +97,7 @@ class StepResults:
                 delta = _with_events(delta, request.turn.decode(now))
             update.deltas.append(delta)
         if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
-            self._headroom.prefix_changes += 1
+            self._memory_reserve.prefix_changes += 1
         if request.siblings and sequence.num_prompt <= row.start + len(row.token_ids):
             for sibling in request.fork():
                 self._queue.push(sibling)

@@ -6,24 +6,25 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 
 from __future__ import annotations
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
 from kvarn.engine.forced import add_forced
-from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
-from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch
+from kvarn.engine.memory.pressure import MemoryReserve, Preemption, RecomputePreemption
 from kvarn.engine.plan import BlockCopy, StepPlan, StepResult
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
+from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence, WaitingQueue
 from kvarn.engine.results import SchedulerTotals, StepResults, StepUpdate
 from kvarn.engine.running import RunningSequences
-from kvarn.engine.speculation import Speculation
 from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
 from kvarn.observe.timeline import Phase
+from kvarn.shapes import BLOCK_SIZE
 
 
 class Scheduler:
@@ -35,7 +36,7 @@ class Scheduler:
     def __init__(
         self,
         config: EngineConfig,
-        memory: KVMemory,
+        memory: KVCacheManager,
         preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
@@ -58,7 +59,7 @@ class Scheduler:
         if proposer is not None:
             self.speculation = Speculation(proposer, speculation or SpeculationConfig(), self.step_time)
         self._started: list[Request] = []
-        self._headroom = Headroom(memory, self.running)
+        self._memory_reserve = MemoryReserve(memory, self.running)
         self.waits = QueueWaits()
         self._now = 0.0
         """Time of the step that is planned, or whose result was taken."""
@@ -68,7 +69,7 @@ class Scheduler:
             queue=self.queue,
             tenants=self.tenants,
             targets=self._targets,
-            headroom=self._headroom,
+            reserve=self._memory_reserve,
             speculation=self.speculation,
             totals=self.totals,
         )
@@ -78,7 +79,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         self.queue.push(request.sequences[0], new=True)
-        self.memory.adapters.prefetch(request.scope.adapter, self._headroom.spare_blocks)
+        self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)
 
     def remove(self, request: Request) -> None:
@@ -116,7 +117,7 @@ class Scheduler:
         self._now = now
         step = StepBuilder(self._config, self.step_time, self._targets.step_limit_s)
         if self.memory.adapters.poll():
-            self._headroom.prefix_changes += 1
+            self._memory_reserve.prefix_changes += 1
         was_busy = bool(self.running)
         if self.queue:
             self._targets.look()
@@ -133,10 +134,11 @@ class Scheduler:
         add_forced(step, self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
-        step.saves = self.memory.plan_saves(step.rows)
+        for sequence, saves in self.memory.plan_saves(step.rows).items():
+            step.extra(sequence).saves = saves
         self.totals.steps += 1
         self._targets.planned(now, is_busy=was_busy)
-        self._headroom.growth.observe(step.preempted)
+        self._memory_reserve.growth.observe(step.preempted)
         submitted = step.build(now, self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
         self._in_flight.append(submitted)
         return submitted.plan
@@ -150,8 +152,9 @@ class Scheduler:
         self._now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
+        if step.plan.rows:
+            self._targets.took(result.elapsed_s, warming=result.warming)
         if step.plan.rows and not result.warming:
-            self._targets.took(result.elapsed_s)
             self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)
@@ -214,7 +217,7 @@ class Scheduler:
                 self.memory.reserve(sequence, end, copies)
                 break
             except OutOfBlocksError:
-                step.copies[sequence] = copies
+                step.extra(sequence).copies = copies
                 victim = self._preemption.victim(self.running)
                 self._take_out(step, victim)
                 self._preempt(victim)
@@ -222,14 +225,14 @@ class Scheduler:
                 if victim is sequence:
                     return False
         if copies:
-            step.copies[sequence] = copies
+            step.extra(sequence).copies = copies
         return True
 
     def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
         """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
-            step.charged[sequence] = charged
+            step.extra(sequence).charged = charged
             self._charge(sequence, charged)
 
     def _take_out(self, step: StepBuilder, sequence: Sequence) -> None:
@@ -269,11 +272,11 @@ class Scheduler:
         worse.sort(key=lambda other: other.rank)
         if not worse:
             return
-        if not self._headroom.fits_without(sequence, worse):
+        if not self._memory_reserve.fits_without(sequence, worse):
             return
         if not self._targets.has_room(sequence, worse[-1]):  # it would not start
             return
-        while worse and (not self._slots.num_free or self._headroom.missing_blocks(sequence) > 0):
+        while worse and (not self._slots.num_free or self._memory_reserve.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
 
     # Letting in ------------------------------------------------------------------------------------------------------
@@ -285,7 +288,7 @@ class Scheduler:
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
         long as ageing lifts by a tier, nobody passes it any more until it fits. Returns why the rest waits.
         """
-        spare, adapters = self._headroom.spare_blocks(), self.memory.adapters
+        spare, adapters = self._memory_reserve.spare_blocks(), self.memory.adapters
         passed = 0
         for sequence in self.queue.candidates(now):
             if not step.tokens_left:
@@ -298,8 +301,8 @@ class Scheduler:
             if self.memory.must_wait(sequence, now):
                 turn.wait(Phase.WAIT_FETCH, now)
                 continue
-            placement = self._headroom.fitting_placement(sequence, spare)
-            if placement is None:
+            match = self._memory_reserve.fitting_match(sequence, spare)
+            if match is None:
                 passed += 1
                 turn.wait(Phase.WAIT_BLOCKS, now)
                 if sequence.blocked_since_s is None:
@@ -312,29 +315,29 @@ class Scheduler:
                 spare -= adapters.begin_load(adapter)
                 continue
             turn.wait(None, now)
-            share = step.share(placement.num_computed_tokens, sequence.num_tokens - placement.num_computed_tokens)
+            share = step.share(match.num_computed_tokens, sequence.num_tokens - match.num_computed_tokens)
             if not share:
                 return Phase.WAIT_BUDGET
             if not self._targets.has_room(sequence):
                 return Phase.WAIT_LATENCY
-            self._start(sequence, placement, now)
+            self._start(sequence, match, now)
             step.admitted.append(sequence)
             self._compute(step, sequence, share)
-            spare -= self._headroom.wanted_blocks(sequence, placement)
+            spare -= self._memory_reserve.wanted_blocks(sequence, match)
         return Phase.WAIT_STEP
 
-    def _start(self, sequence: Sequence, placement: Placement, now: float) -> None:
+    def _start(self, sequence: Sequence, match: PrefixMatch, now: float) -> None:
         """Give a waiting sequence its slot and the blocks it shares."""
         sequence.tier = self.queue.tier(sequence, now)
         self.queue.start(sequence, self._targets.cost(sequence))
-        self.memory.place(sequence, placement)
+        self.memory.place(sequence, match)
         self.memory.leave_queue(sequence)
         sequence.blocked_since_s = None
         sequence.blocks_wanted = 0
         self._running.enter(sequence)
         request, computed = sequence.request, sequence.num_computed_tokens
         recomputed = sequence.num_tokens - computed if sequence.last_step else 0
-        request.turn.start(now, computed, len(placement.loads) * BLOCK_SIZE, recomputed)
+        request.turn.start(now, computed, len(match.loads) * BLOCK_SIZE, recomputed)
         if request.first_step_s is None:
             request.first_step_s = now
             self._started.append(request)

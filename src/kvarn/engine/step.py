@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import (
@@ -23,12 +23,33 @@ from kvarn.engine.plan import (
 )
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
+
+_NO_PROPOSALS: list[int] = []
+
+
+class RowExtras:
+    """What the step does for a row beside computing its tokens."""
+
+    __slots__ = ("charged", "copies", "is_forced", "proposals", "saves")
+
+    def __init__(self) -> None:
+        self.charged = 0
+        """Prompt tokens charged to the tenant."""
+        self.copies: list[BlockCopy] = []
+        """Blocks to be copied before."""
+        self.proposals: list[int] = []
+        """Tokens to verify at its end; they count as the row's."""
+        self.is_forced = False
+        """Whether its proposals are what the mask forces: there is nothing to verify."""
+        self.saves: list[StateSave] = []
+        """Copies of recurrent states that are kept."""
 
 
 class StepBuilder:
     """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
 
-    Most rows are a decode's single token: they are an entry of `rows`, and what only others have stands beside it.
+    Most rows are a decode's single token: an entry of `rows` and no `extras`.
     """
 
     def __init__(
@@ -39,16 +60,8 @@ class StepBuilder:
         self.shape = StepShape()
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
-        self.charged: dict[Sequence, int] = {}
-        """Prompt tokens charged to the tenant for a row, where there are any."""
-        self.copies: dict[Sequence, list[BlockCopy]] = {}
-        """Blocks to be copied for a row, where there are any."""
-        self.proposals: dict[Sequence, list[int]] = {}
-        """Tokens to verify at the end of a row, where there are any; they count as the row's."""
-        self.forced: set[Sequence] = set()
-        """Sequences whose proposals are what the mask forces: there is nothing to verify."""
-        self.saves: dict[Sequence, list[StateSave]] = {}
-        """Copies of recurrent states that are kept of a row, where there are any."""
+        self.extras: dict[Sequence, RowExtras] = {}
+        """What few rows have."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
@@ -83,31 +96,36 @@ class StepBuilder:
         self.tokens_left -= num_tokens
         self.shape.add(sequence.num_computed_tokens, num_tokens)
 
+    def extra(self, sequence: Sequence) -> RowExtras:
+        """The extras of a sequence's row."""
+        found = self.extras.get(sequence)
+        if found is None:
+            found = self.extras[sequence] = RowExtras()
+        return found
+
     def remove(self, sequence: Sequence) -> int:
         """Take a sequence's row, if it has one, out again, its copies with it; returns the tokens charged for it."""
         num_tokens = self.rows.pop(sequence, 0)
         if num_tokens:
             self.tokens_left += num_tokens
             self.shape.add(sequence.num_computed_tokens, num_tokens, sign=-1)
-        copies = self.copies.pop(sequence, None)
-        if copies:  # what was to be copied is not there
+        extra = self.extras.pop(sequence, None)
+        if extra is None:
+            return 0
+        if extra.copies:  # what was to be copied is not there
             sequence.num_computed_tokens = min(
-                sequence.num_computed_tokens, BLOCK_SIZE * sequence.blocks.index(copies[0].target)
+                sequence.num_computed_tokens, BLOCK_SIZE * sequence.blocks.index(extra.copies[0].target)
             )
-        return self.charged.pop(sequence, 0)
+        return extra.charged
 
-    def propose(self, sequence: Sequence, proposals: list[int]) -> None:
-        """Append tokens to verify to a sequence's row. No row is taken out of the step afterwards."""
-        num_tokens = self.rows[sequence]
+    def propose(self, sequence: Sequence, proposals: list[int], *, is_forced: bool = False) -> None:
+        """Append tokens to verify, or such as the mask forces, to a sequence's row. No row is taken out of the step
+        afterwards."""
+        num_tokens, extra = self.rows[sequence], self.extra(sequence)
         self.shape.add_proposals(sequence.num_computed_tokens + num_tokens, len(proposals))
         self.rows[sequence] = num_tokens + len(proposals)
         self.tokens_left -= len(proposals)
-        self.proposals[sequence] = proposals
-
-    def force(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Append tokens that are certain to be drawn next. As with `propose`, the row stays."""
-        self.propose(sequence, tokens)
-        self.forced.add(sequence)
+        extra.proposals, extra.is_forced = proposals, is_forced
 
     def build(
         self,
@@ -125,7 +143,7 @@ class StepBuilder:
         is another's target, and an executor may carry the copies out in any order.
         """
         new_sequences = [_new_sequence(sequence) for sequence in self.admitted]
-        copies = [copy for copies in self.copies.values() for copy in copies]
+        copies = [copy for extra in self.extras.values() for copy in extra.copies]
         if self.shape.prefill_tokens:
             self._record_chunks(now)
         rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
@@ -146,17 +164,20 @@ class StepBuilder:
     def _record_chunks(self, now: float) -> None:
         rows, step_tokens = len(self.rows), self.shape.num_tokens
         for sequence, num_tokens in self.rows.items():
-            tokens = num_tokens - len(self.proposals.get(sequence, ()))
-            if tokens > 1:
-                sequence.request.turn.chunk(tokens, rows, step_tokens, now)
+            if num_tokens > 1:
+                extra = self.extras.get(sequence)
+                tokens = num_tokens if extra is None else num_tokens - len(extra.proposals)
+                if tokens > 1:
+                    sequence.request.turn.chunk(tokens, rows, step_tokens, now)
 
     def _row(self, sequence: Sequence, num_tokens: int) -> Row:
         slot, start, tokens = sequence.slot, sequence.num_computed_tokens, sequence.tokens
         assert slot is not None, "a row belongs to a running sequence"
         end = sequence.num_computed_tokens = start + num_tokens
         token_ids = tokens[start:end]
-        proposals = self.proposals.get(sequence) if self.proposals else None
-        if proposals is not None:
+        extra = self.extras.get(sequence) if self.extras else None
+        proposals: list[int] = extra.proposals if extra is not None else _NO_PROPOSALS
+        if proposals:
             token_ids += proposals
             end -= len(proposals)
         elif len(token_ids) < num_tokens:
@@ -164,21 +185,18 @@ class StepBuilder:
         updates: list[BlockUpdate] = []
         if sequence.pending_updates:
             updates, sequence.pending_updates = sequence.pending_updates, updates
-        request, num_forced = sequence.request, 0
+        request = sequence.request
+        num_forced = len(proposals) if extra is not None and extra.is_forced else 0
         sample = end == len(tokens) + sequence.num_pending and request.sampling.max_tokens > 0
         if sample:
             sequence.num_pending += 1
             if request.mask is not None:
                 outputs = tokens[sequence.num_prompt :]
-                if proposals and sequence in self.forced:
-                    num_forced = len(proposals)
-                    outputs += proposals
-                verified = proposals if proposals and not num_forced else []
-                self._masks[slot] = request.mask.pack(sequence.index, outputs, verified)
+                forced, verified = (proposals, []) if num_forced else ([], proposals)
+                self._masks[slot] = request.mask.pack(sequence.index, outputs + forced, verified)
         prompt_logprobs = request.wants_prompt_logprobs and sequence.leads
-        num_proposals = len(proposals) if proposals else 0
-        saves = self.saves.get(sequence, []) if self.saves else []
-        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, num_proposals, num_forced, saves)
+        saves = extra.saves if extra is not None else []
+        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, len(proposals), num_forced, saves)
 
 
 @dataclass(slots=True)

@@ -51,28 +51,24 @@ class Engines:
     ) -> None:
         desired = desired or {model.name: Desired(model) for model in config.models}
         self.supervisors: dict[str, EngineSupervisor] = {}
-        """By the replica's name."""
         self.out_of_service: set[str] = set()
-        """Replicas that end now for their answers: they keep their places, so nobody replaces or drains them."""
+        """Replicas that end now for their answers. They keep their places: nothing replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
-        """Of the processes that compute prompts for those."""
+        """Supervisors of the prefill engines."""
         self._sockets: list[Path] = []
-        """Directories in which those listen."""
+        """Socket directories of the prefill engines."""
         models = [model for model in config.models if model.external is None]
         found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}
-        """Of the checkpoints."""
         is_local = config.fleet.launcher == "local"
         self.places = places_of_this_machine() if is_local else Places()
-        """Of the replicas of this machine."""
         self.preloaded_process = PreloadedProcess()
-        """For the next one that is started again, or added."""
         max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores and is_local else None
         self._cpus = affinity.engines if affinity else ()
-        """Of the engines; empty: any."""
+        """CPUs of the engines; empty: any."""
         try:
             for model in models if is_local else ():
                 version, count = desired[model.name].version, desired[model.name].count
@@ -80,7 +76,7 @@ class Engines:
                 try:
                     check_binding(desired[model.name].fingerprints, found[model.name])
                 except VersionChangedError as error:
-                    log.error("no replica of %r is started: %s", model.name, error)
+                    log.error("replicas of %r are not started: %s", model.name, error)
                     count = 0
                 if model.disaggregation is not None:
                     spec = self._with_prefill(spec, model, config)
@@ -150,7 +146,7 @@ class Engines:
             remove_socket_directory(directory)
 
     def _with_prefill(self, spec: ReplicaSpec, model: ModelConfig, config: KvarnConfig) -> ReplicaSpec:
-        """The spec of a model's first engine, which asks a second one; that gets a supervisor."""
+        """The spec of a model's decode engine; makes the supervisor of its prefill engine."""
         directory = make_socket_directory()
         self._sockets.append(directory)
         second = prefill_spec(spec, model, str(directory / "prefill"))

@@ -21,23 +21,22 @@ from kvarn.replica.client.protocol import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is wanted of one model."""
+    """The desired replicas of one model."""
 
     model: str
     version: int
     replicas: int
-    """That take requests."""
+    """Replicas that take requests."""
     pool: int = 0
-    """Besides, in the warm pool: they wait to be activated, warm or asleep."""
+    """Additional replicas in the warm pool, warm or asleep."""
     max_surge: int = 1
     """Replicas beyond `replicas` while versions change."""
     max_unavailable: int = 0
     """Replicas by which the ready ones may be fewer than `replicas` while versions change; positive where `max_surge`
     is 0, or nothing could ever change."""
     candidate: int | None = None
-    """Number of the version that is rolled out beside `version`; None: there is none."""
+    """The version that is rolled out beside `version`."""
     candidate_replicas: int = 0
-    """That it shall have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Start:
     model: str
     version: int
     warm: bool = False
-    """For the pool."""
+    """It waits in the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ Action = Start | Activate | Sleep | Drain
 
 
 def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Action]:
-    """What has to be done now. Models without a target are drained."""
+    """The actions to take now. Models without a target are drained."""
     actions: list[Action] = []
     wanted = {target.model: target for target in targets}
     for model in [*wanted, *sorted({each.model for each in observed} - wanted.keys())]:

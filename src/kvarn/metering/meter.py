@@ -16,11 +16,13 @@ from kvarn.metering.kafka import callbacks, consumer_settings, decode_message
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import LedgerEvent
+from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.usage import billing
 
 _POLL_S = 0.25
 _RETRY_S = 1.0
 _LAG_EVERY_S = 2.0
+_SWEEP_EVERY_S = 600.0
 
 _log = logging.getLogger("kvarn.metering")
 
@@ -39,6 +41,7 @@ class Meter:
         self._stopping = False
         self._newest = 0
         self._measured = float("-inf")
+        self._swept = float("-inf")
 
     def stop(self) -> None:
         """End `run` once the batch in hand is counted."""
@@ -57,6 +60,7 @@ class Meter:
                 messages = await asyncio.to_thread(consumer.consume, BATCH_EVENTS, _POLL_S)
                 await self._count(consumer, messages)
                 await self._measure_lag(consumer)
+                await self._sweep()
         finally:
             await asyncio.to_thread(consumer.close)
 
@@ -88,6 +92,16 @@ class Meter:
             self._metrics.billed.inc(new)
             self._metrics.repeats.inc(len(events) - new)
             return
+
+    async def _sweep(self) -> None:
+        """Delete now and then what was counted for organisations whose usage has been erased."""
+        if time.monotonic() < self._swept + _SWEEP_EVERY_S:
+            return
+        self._swept = time.monotonic()
+        try:
+            await delete_erased_usage(self._store)
+        except StoreAwayError as error:
+            _log.warning("usage of erased organizations is deleted later: %s", error)
 
     def _read(self, message: Message) -> LedgerEvent | None:
         value = message.value()

@@ -20,7 +20,8 @@ from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
 from kvarn.metering.writer import LedgerWriter
-from kvarn.store.engine import Store, data_dir
+from kvarn.store.directories import data_dir
+from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import Budget

@@ -36,23 +36,23 @@ class GoldenModel:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.served.name
 
     @property
     def fingerprint(self) -> str:
-        """Of the checkpoint; empty until the prompts are rendered."""
+        """Digest of the checkpoint; empty until the prompts are rendered."""
         text = self.served.text
         return text.version if text is not None and self._rendered else ""
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
-        """Those that there are now."""
+        """The present replicas."""
         return self.served.replicas
 
     @property
     def prompts(self) -> Sequence[GoldenPrompt]:
-        """Of its golden set; empty where it has none."""
+        """The model's golden prompts; empty: it has none."""
         return self._prompts
 
     async def render(self) -> None:
@@ -68,7 +68,7 @@ class GoldenModel:
                 self._prompts = [await render_question(ready, self._text, question) for question in questions]
         except (GoldenSetError, TextError, ApiError) as error:
             log.error(
-                "the golden prompts cannot be used; built-in ones are asked instead",
+                "golden prompts cannot be used; asking built-in ones",
                 extra={"model": self.name, "reason": str(error)},
             )
         self._rendered = True

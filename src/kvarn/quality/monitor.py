@@ -1,4 +1,4 @@
-"""The watch for silent failure: probes every replica, finds those that deviate, and has them taken out of service."""
+"""The quality monitor: probes every replica for silent failure, and has those that deviate taken out of service."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import msgspec
 
 import kvarn
 from kvarn.config.quality import QualityConfig
+from kvarn.jobs.periodic import Periodic
 from kvarn.quality.expected import Build, ExpectedAnswers, Question
 from kvarn.quality.golden import GoldenPrompt, built_in_prompts
 from kvarn.quality.probe import UNCACHED_TENANT, GoldenAnswer, ask
@@ -25,7 +26,7 @@ from kvarn.replica.client.protocol import ReplicaClient, ReplicaLostError, Repli
 
 _TICK_S = 0.25
 _RESTART_AGAIN_S = 86400.0
-"""A replica that deviates again within a day of its restart is kept out: its machine is to be looked at."""
+"""A replica that deviates again within a day of its restart is kept out: its machine needs attention."""
 
 _UNANSWERED = (RequestRefusedError, ReplicaLostError, TimeoutError)
 
@@ -33,14 +34,14 @@ log = logging.getLogger(__name__)
 
 
 class DriftAction(StrEnum):
-    """What is done with a replica that deviates."""
+    """The action on a replica that deviates."""
 
     RESTART = "restart"
     """It is drained and started again, with weights that are loaded anew."""
     KEEP_OUT = "keep_out"
     """It is drained and stays away."""
     ALERT = "alert"
-    """It goes on, as nothing else answers for the model, and is reported."""
+    """It goes on, as no other replica answers for the model, and is reported."""
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +50,10 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: str
     prompt: str
-    """Name of the golden prompt that it answered otherwise."""
+    """Name of the golden prompt with the wrong answer."""
     adapter: str
     cached: bool
-    """It answered otherwise only with cached blocks of the prompt."""
+    """The answer was wrong only with cached blocks of the prompt."""
     detail: str
     action: DriftAction
 
@@ -62,22 +63,22 @@ class MonitoredModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the model."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Of its checkpoint; empty as long as it is not known: then its replicas are not probed yet."""
+        """Digest of its checkpoint; empty: not known yet, and its replicas are not probed."""
         ...
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
-        """Those that there are now, by name."""
+        """The present replicas by name."""
         ...
 
     @property
     def prompts(self) -> Sequence[GoldenPrompt]:
-        """Empty: the built-in ones are asked."""
+        """The golden prompts; empty: the built-in ones are asked."""
         ...
 
 
@@ -85,8 +86,8 @@ OnDrift = Callable[[Drift], Awaitable[None]]
 
 
 @dataclass
-class _Watched:
-    """What is known of one replica."""
+class _ProbeState:
+    """State of one replica."""
 
     due: float = 0.0
     starts: int = 0
@@ -95,26 +96,26 @@ class _Watched:
     restarted_at: float | None = None
     probe: asyncio.Task[None] | None = None
     asked: int = 0
-    """Golden prompts that it answers now."""
+    """Golden prompts under way."""
 
 
 @dataclass
 class ProbeCounts:
-    """What the watch has done, by (model, replica)."""
+    """Counts of probes, by (model, replica)."""
 
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """By (model, replica, result): `equal`, `drifted` or `unanswered`."""
     seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Spent in probes."""
+    """Time spent in probes."""
     passed_at: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Unix seconds of the last one that was passed."""
+    """Unix seconds of the last probe without a deviation."""
 
 
 class QualityMonitor:
     """Probes each replica when it gets ready and then again and again.
 
     Args:
-        models: The models that are watched, as they are now.
+        models: Gives the present models.
         config: How often, and how much.
         on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
 
@@ -136,9 +137,10 @@ class QualityMonitor:
         if self._file is not None:
             self._expected.answers = read_reference(self._file)
         self._written = len(self._expected.answers)
-        self._watched: dict[str, _Watched] = {}
+        self._probed: dict[str, _ProbeState] = {}
         self._numbers = itertools.count()
-        self._task: asyncio.Task[None] | None = None
+        self._loop = Periodic("quality checks", self._begin_due, _TICK_S)
+        self.start = self._loop.start
 
     @property
     def replicas(self) -> list[tuple[str, str]]:
@@ -147,66 +149,53 @@ class QualityMonitor:
 
     def asked(self, replica: str) -> int:
         """Golden prompts that a replica answers now."""
-        watched = self._watched.get(replica)
-        return 0 if watched is None else watched.asked
-
-    def start(self) -> None:
-        """Watch from now on, in the running event loop."""
-        self._task = asyncio.create_task(self._run(), name="watch replicas for silent failure")
+        state = self._probed.get(replica)
+        return 0 if state is None else state.asked
 
     async def stop(self) -> None:
-        """End the watch. May be called again."""
-        tasks = [watched.probe for watched in self._watched.values() if watched.probe is not None]
-        tasks += [] if self._task is None else [self._task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._task = None
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                self._begin_due()
-            except Exception:
-                log.exception("the watch of replicas failed and goes on")
-            await asyncio.sleep(_TICK_S)
+        """End the loop and all probes. May be called again."""
+        await self._loop.stop()
+        probes = [state.probe for state in self._probed.values() if state.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
 
     def _begin_due(self) -> None:
-        """Begin a probe of each replica that has just got ready, or whose time has come."""
+        """Begin a probe of each replica that is newly ready or due."""
         now = time.monotonic()
         names = set()
         for model in self._models():
             for name, client in model.replicas.items():
                 names.add(name)
-                watched = self._watched.setdefault(name, _Watched())
-                fresh = client.starts != watched.starts
-                busy = watched.probe is not None and not watched.probe.done()
-                if _is_probed(model, client) and not busy and (fresh or now >= watched.due):
-                    watched.starts = client.starts
-                    watched.probe = asyncio.create_task(self._probe_replica(model, name, watched))
-        for name in self._watched.keys() - names:  # gone for good
-            del self._watched[name]
+                state = self._probed.setdefault(name, _ProbeState())
+                fresh = client.starts != state.starts
+                busy = state.probe is not None and not state.probe.done()
+                if _is_probed(model, client) and not busy and (fresh or now >= state.due):
+                    state.starts = client.starts
+                    state.probe = asyncio.create_task(self._probe_replica(model, name, state))
+        for name in self._probed.keys() - names:  # gone for good
+            del self._probed[name]
             self.drifted.pop(name, None)
 
-    async def _probe_replica(self, model: MonitoredModel, name: str, watched: _Watched) -> None:
+    async def _probe_replica(self, model: MonitoredModel, name: str, state: _ProbeState) -> None:
         began, key = time.monotonic(), (model.name, name)
         try:
             result = "equal" if await self.probe(model, name) else "drifted"
         except _UNANSWERED as error:
             result = "unanswered"  # a replica that is lost or full is another's matter; that nobody looked is counted
-            log.debug("a golden prompt was not answered", extra={"replica": name, "reason": str(error)})
+            log.debug("golden prompt not answered", extra={"replica": name, "reason": str(error)})
         except Exception:
             result = "unanswered"
-            log.exception("a probe failed", extra={"replica": name})
+            log.exception("quality check failed; will retry", extra={"replica": name})
         took = time.monotonic() - began
-        watched.due = time.monotonic() + max(self._config.interval_s, took / self._config.max_share)
+        state.due = time.monotonic() + max(self._config.interval_s, took / self._config.max_share)
         self.counts.results[*key, result] += 1
         self.counts.seconds[key] += took  # type: ignore[assignment]
         if result == "equal":
             self.counts.passed_at[key] = time.time()
             self._keep_expected()
             if self.drifted.pop(name, None) is not None:
-                log.warning("the replica answers as expected again", extra={"model": model.name, "replica": name})
+                log.warning("replica answers as expected again", extra={"model": model.name, "replica": name})
 
     async def probe(self, model: MonitoredModel, name: str) -> bool:
         """Probe one replica now; returns whether it answered as expected. One that did not has been reported.
@@ -214,15 +203,15 @@ class QualityMonitor:
         Raises:
             RequestRefusedError, ReplicaLostError, TimeoutError: It did not answer.
         """
-        client, watched = model.replicas[name], self._watched.setdefault(name, _Watched())
+        client, state = model.replicas[name], self._probed.setdefault(name, _ProbeState())
         client.forget_tenant(UNCACHED_TENANT)
-        for prompt, adapter in self._questions(model, client, watched):
+        for prompt, adapter in self._questions(model, client, state):
             cached = await self._ask(name, client, prompt, adapter, cached=True)
             computed = await self._ask(name, client, prompt, adapter, cached=False)
             question = _question(model, client, prompt, adapter, self._config.max_tokens)
             if not self._expected.agrees(question, computed):
                 answers = {name: computed} | await self._witnesses(model, name, question, prompt, adapter)
-                restarted = [each for each, other in self._watched.items() if other.restarted_at is not None]
+                restarted = [each for each, other in self._probed.items() if other.restarted_at is not None]
                 detail = self._expected.describe(question, computed)
                 deviating = self._expected.deviating(question, answers, restarted)
                 for replica in sorted(deviating):
@@ -237,20 +226,20 @@ class QualityMonitor:
         return True
 
     def _keep_expected(self) -> None:
-        """Write what is expected where it is more than before."""
+        """Write the expected answers if there are more than before."""
         if self._file is None or len(self._expected.answers) == self._written:
             return
         try:
             write_reference(self._file, self._expected.answers)
             self._written = len(self._expected.answers)
         except OSError as error:
-            log.error("the expected answers cannot be written", extra={"path": self._file, "reason": str(error)})
+            log.error("expected answers cannot be written", extra={"path": self._file, "reason": str(error)})
 
     def _questions(
-        self, model: MonitoredModel, client: ReplicaClient, watched: _Watched
+        self, model: MonitoredModel, client: ReplicaClient, state: _ProbeState
     ) -> list[tuple[GoldenPrompt, str]]:
-        """The golden prompts, always the same: what is asked for the first time cannot be told from what is right. One
-        of them is asked of an adapter too, of which there may be many: they take turns."""
+        """The golden prompts, always the same: the first answer to a prompt cannot be checked. One of them is asked of
+        an adapter too; adapters take turns."""
         assert client.card is not None
         count, card = self._config.prompts, client.card
         prompts = model.prompts or built_in_prompts(
@@ -258,25 +247,25 @@ class QualityMonitor:
         )
         questions = [(prompt, "") for prompt in prompts[:count]]
         if adapters := sorted(client.adapters):
-            questions.append((prompts[0], adapters[watched.next_adapter % len(adapters)]))
-            watched.next_adapter += 1
+            questions.append((prompts[0], adapters[state.next_adapter % len(adapters)]))
+            state.next_adapter += 1
         return questions
 
     async def _ask(
         self, name: str, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, *, cached: bool
     ) -> GoldenAnswer:
-        request_id, watched = f"quality-{next(self._numbers)}", self._watched.setdefault(name, _Watched())
-        watched.asked += 1
+        request_id, state = f"quality-{next(self._numbers)}", self._probed.setdefault(name, _ProbeState())
+        state.asked += 1
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 return await ask(client, prompt, request_id, self._config.max_tokens, adapter=adapter, cached=cached)
         finally:
-            watched.asked -= 1
+            state.asked -= 1
 
     async def _witnesses(
         self, model: MonitoredModel, name: str, question: Question, prompt: GoldenPrompt, adapter: str
     ) -> dict[str, GoldenAnswer]:
-        """What the other replicas of the same build answer to a prompt that one answered otherwise than expected."""
+        """The answers of other replicas of the same build to a prompt that one answered differently."""
         others = {
             other: client
             for other, client in model.replicas.items()
@@ -297,12 +286,12 @@ class QualityMonitor:
     async def _report(
         self, model: MonitoredModel, replica: str, prompt: str, adapter: str, detail: str, *, cached: bool
     ) -> None:
-        """Tell of a replica that deviates, and have it taken out of service."""
-        watched = self._watched.setdefault(replica, _Watched())
+        """Report a replica that deviates, and have it taken out of service."""
+        state = self._probed.setdefault(replica, _ProbeState())
         now = time.monotonic()
         others = [each for name, each in model.replicas.items() if name != replica and each.state is ReplicaState.READY]
-        if watched.restarted_at is None or now - watched.restarted_at > _RESTART_AGAIN_S:
-            action, watched.restarted_at = DriftAction.RESTART, now
+        if state.restarted_at is None or now - state.restarted_at > _RESTART_AGAIN_S:
+            action, state.restarted_at = DriftAction.RESTART, now
         else:
             action = DriftAction.KEEP_OUT if others else DriftAction.ALERT
         drift = Drift(
@@ -315,11 +304,11 @@ class QualityMonitor:
             action=action,
         )
         self.drifted[replica] = drift
-        log.error("a replica answers wrongly", extra=msgspec.to_builtins(drift))
+        log.error("replica answers wrongly", extra=msgspec.to_builtins(drift))
         try:
             await self._on_drift(drift)
         except Exception:
-            log.exception("a replica that answers wrongly could not be taken out", extra={"replica": replica})
+            log.exception("replica that answers wrongly could not be taken out of service", extra={"replica": replica})
 
 
 def _is_probed(model: MonitoredModel, client: ReplicaClient) -> bool:

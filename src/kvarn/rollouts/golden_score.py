@@ -1,4 +1,4 @@
-"""Whether the versions of a rollout answer golden prompts rightly."""
+"""Golden prompts for the two versions of a rollout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
 
 _MORE_TOKENS = 8
-"""Beyond those of the right answer: whoever goes on has not answered rightly."""
+"""Tokens beyond those of the right answer: a longer answer is wrong."""
 _PRIORITY = 10
 _numbers = itertools.count()
 
@@ -46,9 +46,9 @@ async def ask_golden(rollout: Rollout, models: ModelTable, text: TextPool) -> No
             if rollout.gates.failure or rollout.ended:
                 return
     except GoldenSetError as error:
-        log.error("a rollout goes on without golden prompts: %s", error, extra={"model": rollout.model})
+        log.error("rollout goes on without golden prompts: %s", error, extra={"model": rollout.model})
     except (ApiError, ReplicaLostError, RequestRefusedError) as error:
-        log.info("golden prompts are asked again: %s", error, extra={"model": rollout.model})
+        log.info("golden prompts not answered, retrying: %s", error, extra={"model": rollout.model})
         return
     rollout.golden_done()
 

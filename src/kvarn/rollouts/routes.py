@@ -1,4 +1,4 @@
-"""From rollouts to routes: which names of clients are shared between two versions, and how."""
+"""The routes that share requests between the two versions of a rollout."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def hold_back(rollouts: Iterable[Rollout], models: ModelTable) -> None:
 
 
 def _version_names(rollout: Rollout, models: ModelTable) -> Iterator[tuple[str, str]]:
-    """Names by which clients reach a deployment, each with the adapter that it stands for. Once the rollout has ended
-    the deployment's version says who answers."""
+    """Names by which clients reach a deployment, each with the adapter that it stands for. After the rollout's end the
+    deployment's version answers."""
     stable, candidate = models.named(rollout.stable), models.named(rollout.candidate)
     if rollout.ended or stable is None or candidate is None:
         return

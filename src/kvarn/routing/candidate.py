@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvarn.admission.predictor import Predictor
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats
 
 WAITING_WEIGHT = 4

@@ -9,10 +9,11 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.routing.candidate import Candidate, Reservation, RouteRequest
 from kvarn.routing.index import MAX_REPLICAS, BlockIndex, new_block_index
 from kvarn.routing.policies import POLICIES, READS_NAMES, Policy, Situation, usable
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_events import NAME_BYTES
 
 MAX_SESSIONS = 65536

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.device.graphs import StepGraphs, recorder_for
@@ -27,6 +26,7 @@ from kvarn.kernels.device.memory import device_allocations
 from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.constraints import needs_constraints
 from kvarn.worker.device_step import (
     BUCKETS,

@@ -177,8 +177,7 @@ class InProcessExecutor(SynchronousExecutor):
         memory, adapters = None, None
         if self.adapters.indices and (of_rows := self._slots.adapter[flat.row_slots]).max() != BASE_MODEL:
             memory, adapters = self.adapters.memory, of_rows[flat.row_of_token]
-        reads_shared_prefixes = self._model.kernels.reads_shared_prefixes and self._model.spec.latent is None
-        shares_prefix = reads_shared_prefixes and flat.shares_prefix
+        shares_prefix = self._model.reads_shared_prefixes and flat.shares_prefix
         shape = BatchShape.of(flat, len(logits_rows), memory, shares_prefix=shares_prefix, largest=self._largest)
         saves = None if self._recurrent_states is None else self._recurrent_states.saves(rows)
         arrays = step_arrays(flat, logits_rows, shape, adapters, saves)

@@ -17,8 +17,9 @@ from kvarn.answers.tiers import priority_of
 from kvarn.answers.turn import Outcome, Turn
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
-from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.shapes import BLOCK_SIZE
 
 POLL_S = 0.01
 """How often waiting requests are looked at. What ends is noticed at once; this is for the prompts that an engine has

@@ -1,4 +1,4 @@
-"""How many replicas a model shall have. Pure, on a clock that is passed in.
+"""The number of replicas of a model. Pure, on a clock that is passed in.
 
 Work is counted where it arrives, never at the output: that saturates with the replicas there are, and would say that
 they are enough. It is counted in seconds of one engine, by the engine's own model of its steps, so a replica's
@@ -26,26 +26,24 @@ _SLOW_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What is seen at one look."""
+    """The load of a model at one look."""
 
     now: float
-    """Seconds."""
     arrived_s: float
-    """Work that has arrived since the last look, in seconds of an engine."""
+    """Work arrived since the last look, in seconds of one engine."""
     waiting_s: float = 0.0
-    """Work that has arrived and not begun."""
+    """Work arrived and not begun."""
     replicas: int = 0
-    """That there are, ready or starting."""
+    """Ready or starting."""
     ttft_s: float | None = None
-    """Predicted for a request that arrives now; None: nobody knows."""
+    """Prediction for a request that arrives now; None: unknown."""
     ttft_target_s: float = 1.0
     running: int = 0
-    """Requests that run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """How many replicas there shall be, and why."""
+    """The number of replicas, and the reason."""
 
     now: float
     replicas: int
@@ -53,11 +51,11 @@ class ScalingDecision:
 
 
 class Autoscaler:
-    """One model's.
+    """The autoscaler of one model.
 
     Args:
-        config: Its bounds. Others hold from the next decision on.
-        replicas: That there are at first.
+        config: Bounds, which may be replaced between decisions.
+        replicas: Present number.
     """
 
     def __init__(self, config: AutoscaleConfig, replicas: int) -> None:
@@ -66,13 +64,13 @@ class Autoscaler:
         self._fast = self._slow = 0.0
         self._last: float | None = None
         self._used_at: float | None = None
-        """When a request arrived or ran, as far as was seen."""
+        """Time of the last look with an arrival or a running request."""
         self._raised_at = -math.inf
         self._needed: deque[tuple[float, int]] = deque()
-        """What was needed at each look of the last `scale_in_delay_s`, and at the one before."""
+        """Replicas needed at each look of the last `scale_in_delay_s`, and at the one before."""
 
     def decide(self, sample: LoadSample) -> ScalingDecision:
-        """Look, and say how many there shall be."""
+        """Decide from a new sample."""
         config, now = self.config, sample.now
         self._count(sample)
         foreseen = self._foreseen()
@@ -95,7 +93,7 @@ class Autoscaler:
         return ScalingDecision(now, self._settled(now, needed, parts), "; ".join(parts))
 
     def _settled(self, now: float, needed: int, parts: list[str]) -> int:
-        """What is needed, or more for a while."""
+        """The needed number, or more for a while."""
         config, since = self.config, now - self.config.scale_in_delay_s
         self._replicas = min(max(self._replicas, config.min_replicas), config.max_replicas)
         self._needed.append((now, needed))

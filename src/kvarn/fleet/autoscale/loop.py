@@ -1,4 +1,4 @@
-"""Joins the autoscaler to what this server sees: work that arrives, requests that are held, what engines tell."""
+"""The loop of the autoscalers: samples of arriving work, held requests and engines go in, replica counts come out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.admission.predictor import Predictor
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.autoscale.autoscaler import Autoscaler, LoadSample, ScalingDecision
 from kvarn.fleet.autoscale.popularity import Popularity, most_popular
-from kvarn.fleet.desired import Desired
+from kvarn.fleet.desired import Desired, ReplicaCounts
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.arrivals import HELD, OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS
 from kvarn.replica.client.protocol import ReplicaClient
@@ -21,7 +21,7 @@ from kvarn.replica.client.protocol import ReplicaClient
 LOOK_S = 5.0
 _KEPT_DECISIONS = 256
 _FIRST_WORK_S = 1.0
-"""Work of a request while no engine has told how long its steps take."""
+"""Work of a request before an engine has reported the time of its steps."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ScaledModel(Protocol):
         ...
 
 
-class Autoscaling:
+class Autoscaling(ReplicaCounts):
     """The autoscalers of the models that have `autoscale`. Runs in the main process.
 
     Args:
@@ -71,25 +71,25 @@ class Autoscaling:
         clock: Callable[[], float],
     ) -> None:
         self.decisions: deque[tuple[str, ScalingDecision]] = deque(maxlen=_KEPT_DECISIONS)
-        """The latest that changed something or had another reason to stay, with their model, oldest first."""
+        """The latest changes and new reasons, with their model, oldest first."""
         self._config = config
         self._models = models
         self._metrics = metrics
         self.on_changed: Callable[[], None] = lambda: None
-        """Called where a model shall have another number of replicas."""
+        """Called when the count of a model changes."""
         self.golden_prompts: Callable[[str], int] = lambda replica: 0
-        """How many the watch for silent failure asks a replica now: they are no use of its model."""
+        """Golden prompts that a replica answers now: they are no use of its model."""
         self._clock = clock
         self._scalers: dict[str, Autoscaler] = {}
         self._counts: dict[str, int] = {}
-        """Of the models that it looks at: those for which the controller has asked."""
+        """By model, once the controller has asked for it."""
         self._seen: dict[str, tuple[float, float, float]] = {}
-        """Requests, prompt tokens and output tokens that had arrived at the last look, by model."""
+        """Requests, prompt tokens and output tokens at the last look, by model."""
         self._popularity = Popularity()
         self._pool: list[str] = []
-        """Models that have a place in the warm pool, the most popular first."""
+        """Models with a process in the warm pool, the most popular first."""
         self._work_s: dict[str, float] = {}
-        """Of a request on average, by model."""
+        """Average work of a request, by model."""
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 
@@ -117,7 +117,7 @@ class Autoscaling:
         return int(model in self._pool)
 
     async def look(self) -> None:
-        """Look once at each model."""
+        """Decide once for each model."""
         if not self._counts:
             return
         registry = await self._metrics()
@@ -164,12 +164,15 @@ class Autoscaling:
         if self._is_news(name, decision):
             self.decisions.append((name, decision))
         if self._counts[name] != decision.replicas:
-            _log.info("replicas", extra={"model": name, "replicas": decision.replicas, "reason": decision.reason})
+            _log.info(
+                "number of replicas changed",
+                extra={"model": name, "replicas": decision.replicas, "reason": decision.reason},
+            )
             self._counts[name] = decision.replicas
             self.on_changed()
 
     def _share_pool(self, scaled: list[ScaledModel]) -> None:
-        """Choose the models without replicas that have a place in the warm pool."""
+        """Choose the models without replicas that get a process in the warm pool."""
         now, size = self._clock(), self._config.fleet.warm_pool
         idle = [model.name for model in scaled if self._counts.get(model.name) == 0]
         chosen = most_popular(self._popularity, idle, size, now)
@@ -179,7 +182,7 @@ class Autoscaling:
             if (name in chosen) != (name in self._pool):
                 waits = "waits" if name in chosen else "waits no longer"
                 reason = f"a process {waits}: {self._popularity.of(name, now):.1f} requests lately, {size} may wait"
-                _log.info("warm pool", extra={"model": name, "reason": reason})
+                _log.info("warm pool changed", extra={"model": name, "reason": reason})
                 self.decisions.append((name, ScalingDecision(now, 0, reason)))
         self._pool = chosen
         self.on_changed()

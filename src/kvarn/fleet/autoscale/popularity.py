@@ -1,4 +1,4 @@
-"""Which models without replicas have a process that waits for them. Pure, on a clock that is passed in.
+"""The choice of models without replicas for which a process waits. Pure, on a clock that is passed in.
 
 A model's popularity is the number of its requests, each of which counts less the longer ago it was: by half after
 `HALF_LIFE_S`. The most popular ones have the pool's processes, one each.
@@ -15,14 +15,13 @@ LEAST = 0.5
 
 
 class Popularity:
-    """How much each model was asked for lately."""
+    """Recent requests of each model."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[float, float]] = {}
-        """Requests and when they were so many, by model."""
 
     def add(self, model: str, requests: float, now: float) -> None:
-        """So many requests have come; `now` is in seconds."""
+        """Count requests; `now` is in seconds."""
         self._counts[model] = self.of(model, now) + requests, now
 
     def of(self, model: str, now: float) -> float:

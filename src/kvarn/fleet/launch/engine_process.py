@@ -19,7 +19,6 @@ class EngineProcess:
 
     popen: subprocess.Popen[bytes]
     sockets: Path
-    """Directory of its sockets."""
     spawned_at: float
     """`time.monotonic()` just before it was started."""
 

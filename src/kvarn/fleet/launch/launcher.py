@@ -1,4 +1,4 @@
-"""What the fleet needs of whoever starts engine processes."""
+"""The base of launchers, and the engine processes that they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a child process ended."""
+"""The exit of a child process."""
 
 from __future__ import annotations
 

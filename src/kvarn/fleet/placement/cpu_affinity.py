@@ -1,4 +1,4 @@
-"""Which CPUs engines and gateway processes run on, apart from each other."""
+"""CPUs of the engines and of the gateway processes, apart from each other."""
 
 from __future__ import annotations
 

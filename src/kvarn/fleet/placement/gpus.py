@@ -1,4 +1,4 @@
-"""The GPUs of this machine that engines may use, as the driver's command tells of them: the gateway has no torch."""
+"""The GPUs of this machine, as `nvidia-smi` reports them: the gateway has no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvarn.config.schema import ModelConfig
 
 LEAST_CAPABILITY = (9, 0)
-"""Of those that `device: auto` takes; as `kvarn.kernels.dispatch` has it."""
+"""Least compute capability for `device: auto`; equal to that in `kvarn.kernels.dispatch`."""
 _QUERY = "index,uuid,memory.total,compute_cap"
 _MIB = 1024**2
 _TIMEOUT_S = 20.0
@@ -27,15 +27,15 @@ class Gpu:
     """One GPU."""
 
     number: int
-    """As `nvidia-smi` counts."""
+    """Index in `nvidia-smi`."""
     uuid: str
     memory_bytes: int
     capability: tuple[int, int] = LEAST_CAPABILITY
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """Those that this process may use (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs). None where there is no `nvidia-smi`,
-    where it fails, or where a part of a GPU (MIG) is named: then engines use what the environment says."""
+    """The GPUs that this process may use (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs). None if `nvidia-smi` is missing or
+    fails, or a part of a GPU (MIG) is named: then engines use what the environment says."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ()
@@ -44,7 +44,7 @@ def find_gpus() -> tuple[Gpu, ...]:
         found = subprocess.run(arguments, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
         gpus = [_gpu(line) for line in csv.reader(found.splitlines(), skipinitialspace=True)]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        _log.warning("replicas are not placed on GPUs: nvidia-smi does not tell of them: %s", error)
+        _log.warning("nvidia-smi failed; replicas are not placed on GPUs: %s", error)
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(gpus if visible is None else _visible(gpus, visible.split(",")))

@@ -15,31 +15,31 @@ from kvarn.text.json_file import read_json
 
 GIB = 1024**3
 PROCESS_BYTES = GIB // 2
-"""Of an engine process besides weights and KV cache: the libraries, and activations of a step."""
+"""Memory of an engine process besides weights and KV cache: libraries, activations of a step."""
 
 _BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25, "fp8": 8.25, "int4": 4.5}
-"""Of a weight in memory, with its scales. float16 is held as float32."""
+"""Bits of a weight in memory, with its scales. float16 is held as float32."""
 
 
 GPU_PROCESS_BYTES = 3 * GIB
-"""Of main memory, of a process that computes on a GPU: the driver and its libraries, pinned memory."""
+"""Main memory of a process that computes on a GPU: the driver and its libraries, pinned memory."""
 _LEAST_SHARE = 1e-6
-"""Shares of a GPU that differ by less are the same: they are sums of decimal fractions."""
+"""Smaller differences of GPU shares are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of one replica."""
+    """Resources that one replica needs."""
 
     memory_bytes: int
-    """Of main memory."""
+    """Main memory."""
     cpus: float = 0.0
     gpus: int = 0
-    """One for each rank; 0: it computes on processors."""
+    """One for each rank; 0: it computes on CPUs."""
     gpu_share: float = 0.0
-    """Of the memory of each of them."""
+    """Share of each GPU's memory."""
     weight_bytes: int = 0
-    """Of main memory, more, while it is asleep."""
+    """Additional main memory while it is asleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +54,29 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a replica is."""
+    """The machine and GPUs of a replica."""
 
     machine: str
-    """The name."""
     needs: Needs
     gpus: tuple[str, ...] = ()
-    """UUIDs of those that it has a share of."""
+    """UUIDs of the GPUs that it has a share of."""
     asleep: bool = False
-    """Its weights are in main memory, and others may have its shares until it wakes."""
+    """Its weights are in main memory, and others may use its shares until it wakes."""
 
     @property
     def memory_bytes(self) -> int:
-        """Of main memory, that it takes."""
+        """Main memory that it takes."""
         return self.needs.memory_bytes + (self.needs.weight_bytes if self.asleep else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _FreeGpu:
-    """What replicas leave of a GPU."""
+    """The free part of a GPU."""
 
     gpu: Gpu
     free: float
-    """The share that nobody has."""
     free_when_all_wake: float
-    """The same if those asleep had their shares; negative where they take turns."""
+    """The same if sleeping replicas had their shares; negative where they take turns."""
 
     def has(self, share: float) -> bool:
         return self.free + _LEAST_SHARE >= share
@@ -90,7 +88,7 @@ class _FreeGpu:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What replicas leave of a machine."""
+    """The free part of a machine."""
 
     memory_bytes: int
     cpus: float
@@ -124,7 +122,7 @@ class _Room:
 
 
 def needs_of(model: ModelConfig, directory: Path, machine_bytes: int, gpus: int = 0) -> Needs:
-    """What a replica of a model needs.
+    """The needs of a replica of a model.
 
     Args:
         model: Its configuration.
@@ -194,7 +192,7 @@ def main_memory() -> int:
 
 
 def describe_room(needs: Needs, machines: Sequence[Machine], placed: Collection[Placement]) -> str:
-    """What a replica needs and what is free, in words."""
+    """The needs of a replica and the free resources, in words."""
     free = []
     for room in (_Room.on(machine, placed) for machine in machines):
         gpus = "".join(f", {max(0.0, each.free):.0%} of GPU {each.gpu.number}" for each in room.gpus)

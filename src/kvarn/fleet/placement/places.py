@@ -1,4 +1,4 @@
-"""Which replicas have which part of this machine."""
+"""The places of replicas on machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvarn.replica.spec import ReplicaSpec
 
 
 def places_of_this_machine() -> Places:
-    """All of this machine is free."""
+    """Places on this machine, all of them free."""
     machine = this_machine()
 
     def needs(spec: ReplicaSpec) -> Needs:
@@ -50,7 +50,6 @@ class Places:
         self._machines = machines
         self._needs_of = needs_of
         self._placed: dict[str, Placement] = {}
-        """By the replica's name."""
 
     def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> ReplicaSpec:
         """Give a replica a place; `anyway`: whether there is room or not. Returns the spec with its GPUs.
@@ -104,7 +103,7 @@ class Places:
         return False
 
     def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
-        """What is missing for so many more replicas, in words; empty: nothing."""
+        """The reason why so many more replicas have no room; empty: they have."""
         needs, placed = self._needs_of(spec), list(self._placed.values())
         for number in range(count if self._machines else 0):
             found = place(needs, self._machines, placed)

@@ -24,7 +24,7 @@ from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
 _KEPT_S = 30.0
-"""For so long the actor can be asked why its engine ended."""
+"""Time for which the actor can be asked why its engine ended."""
 
 
 class EngineActor:

@@ -26,11 +26,10 @@ from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0
-"""One wait for an engine's end; then it is asked again."""
+"""Length of one wait for an engine's end; then it is asked again."""
 _ASK_S = 10.0
 _START_S = 60.0
-"""In which an engine's actor has to start where a place was found: on a busy machine much of it, however soon a place
-has to be found."""
+"""Limit for the start of an engine's actor after a place was found, which takes long on a busy machine."""
 _RETRY_S = 1.0
 
 
@@ -109,7 +108,6 @@ class Agent:
         return msgspec.json.encode(places)
 
     def _places(self) -> dict[str, Place]:
-        """Of all engines that run."""
         places = {}
         for name in ray.util.list_named_actors():
             with contextlib.suppress(ValueError, RayActorError, GetTimeoutError):
@@ -131,7 +129,7 @@ class Agent:
         self._sweep(only=name)
 
     def _sweep(self, only: str | None = None) -> None:
-        """Give back the places of engines that are gone, or of one."""
+        """Give back the places of all engines that are gone, or of one engine."""
         living = set(ray.util.list_named_actors()) - {only}
         for group_id, group in placement_group_table().items():
             name = group["name"].removeprefix(self._prefix)

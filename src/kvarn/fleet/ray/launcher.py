@@ -67,11 +67,11 @@ class RayLauncher(Launcher):
         self._host = config.listen_address or ""
         self.places = Places()  # Ray knows the room, and gives places back when engines end
         self.engines: dict[str, RayEngine] = {}
-        """That run, by replica and run: `replica#1`."""
+        """Running engines by replica and run: `replica#1`."""
         self._abandoned: set[str] = set()
-        """Engines whose launch was cut short: they are killed as soon as there is a way."""
+        """Engines whose launch was cut short: they are killed once Ray is connected."""
         self.connected = asyncio.Event()
-        """Set while there is a way to Ray."""
+        """Set while the agent is connected to Ray."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,7 +112,7 @@ class RayLauncher(Launcher):
             raise LaunchError(launched.problem)
         engine = self._engine(name, launched.place)
         engine.supervisor = supervisor
-        _log.info("Ray has placed an engine", extra={"replica": spec.replica, "run": run, "node": engine.node})
+        _log.info("engine placed by Ray", extra={"replica": spec.replica, "run": run, "node": engine.node})
         return engine
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
@@ -120,7 +120,7 @@ class RayLauncher(Launcher):
         try:
             places = await self._list(await self._agent())
         except (ChannelClosedError, LaunchError) as error:
-            _log.warning("engines that may run cannot be taken over: %s", error)
+            _log.warning("running engines cannot be taken over: %s", error)
             return {}
         found: dict[int, LaunchedEngine] = {}
         for name, place in places.items():
@@ -150,7 +150,6 @@ class RayLauncher(Launcher):
             self._channel.send("kill", name.encode())
 
     async def _agent(self) -> Channel:
-        """The agent, once it is connected to Ray."""
         try:
             async with asyncio.timeout(self._config.place_timeout_s):
                 await self.connected.wait()
@@ -219,4 +218,4 @@ class RayLauncher(Launcher):
 
     @staticmethod
     def _report(failure: str | None, backoff_s: float) -> None:
-        _log.error("there is no way to Ray: %s", failure, extra={"tried_again_in_s": backoff_s})
+        _log.error("Ray unreachable, retrying: %s", failure, extra={"tried_again_in_s": backoff_s})

@@ -1,4 +1,4 @@
-"""What the gateway and the process that speaks to Ray for it (`ray_agent`) tell each other, without importing Ray."""
+"""Messages between the gateway and its Ray agent (`fleet/ray/agent.py`), without importing Ray."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where an engine process runs."""
+    """The place of an engine process."""
 
     endpoint: Endpoint
-    """As gateway processes use it."""
     pid: int
     node: str
     """Ray's id of the machine."""
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """Where it runs, or why it does not."""
+    """The place of a new engine process, or the problem."""
 
     place: Place | None = None
     problem: str = ""

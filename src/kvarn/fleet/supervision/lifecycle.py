@@ -27,7 +27,7 @@ WAITING = (ReplicaState.WARM, ReplicaState.ASLEEP)
 
 
 class CommandKind(StrEnum):
-    """What a supervisor does with a run."""
+    """An instruction for one run."""
 
     LAUNCH = "launch"
     ACTIVATE = "activate"
@@ -40,7 +40,7 @@ class CommandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to do with one run."""
+    """An instruction, and its run."""
 
     kind: CommandKind
     run: int
@@ -51,11 +51,11 @@ class LifecycleTimeouts:
     """Seconds."""
 
     launch_s: float = 600.0
-    """In which a launch must succeed or fail."""
+    """Limit for a launch."""
     sleep_s: float = 120.0
-    """In which the weights must leave the GPU."""
+    """Limit for weights to leave the GPU."""
     stop_s: float = 2.0
-    """Between being told to end and being killed."""
+    """Between the instruction to stop and the kill."""
     kill_again_s: float = 2.0
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""
@@ -75,11 +75,10 @@ class ReplicaLifecycle:
     def __init__(self, times: LifecycleTimeouts, *, in_pool: bool = False, last_run: int = 0) -> None:
         self.state = ReplicaState.PENDING
         self.run = last_run
-        """Number of the current run, or of the latest."""
+        """Number of the current or latest run."""
         self.reason = ""
-        """Why the latest run ended, until one is ready."""
         self.wake_at: float | None = None
-        """When `tick` is due; None: when something else happens."""
+        """Time at which `tick` is due."""
         self.was_found_draining = False
         """It was adopted from a controller that had told it to end; none of its processes follows."""
         self.in_pool = in_pool
@@ -89,7 +88,6 @@ class ReplicaLifecycle:
         self._deadline: float | None = None
         self._pauses = RestartPauses(times.backoff_s, times.max_backoff_s)
         self._has_answered = False
-        """The current run has computed something."""
         self._ready_since: float | None = None
         self._kills: dict[int, float] = {}
         """Runs that were given up and may still be there: when each is killed again."""

@@ -1,4 +1,4 @@
-"""When a process that ended is run again, and the loop that does so."""
+"""Restarts of processes that end: the pauses, and the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices an engine that hangs while it loads: it does nothing any more."""
+"""Detection of an engine that hangs while it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one replica running: carries out what its lifecycle says with engine processes of a launcher."""
+"""The supervisor of one replica: carries out the commands of its lifecycle with engine processes of a launcher."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EngineSupervisor:
         name = spec.replica or replica_names(model, 1)[0]
         self.status = ReplicaStatus(model=model, replica=name, version=spec.version)
         self.failure: str | None = None
-        """Why the latest engine process ended; None while one serves."""
+        """The reason why the latest engine process ended; None while one serves."""
         self.spec = spec
         self.lifecycle = self._new_lifecycle(config, last_run, in_pool=spec.warm)
         self._config = config
@@ -174,7 +174,6 @@ class EngineSupervisor:
     # The loop ----------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        """Until the replica is gone."""
         adopted = {} if self._launched is not None else await self._launcher.adopt(self.status.replica)
         for run, engine in adopted.items():
             self._engines[run] = engine
@@ -191,7 +190,7 @@ class EngineSupervisor:
             self._do(self.lifecycle.tick(self._now()))
 
     async def _until_gone(self) -> None:
-        """Wait for the end of everything; raises nothing, and leaves no process of this machine."""
+        """Wait for the end of all runs; leaves no process on this machine."""
         task, self._task = self._task, None
         if task is not None:
             try:
@@ -205,7 +204,7 @@ class EngineSupervisor:
         self.kill()
 
     def _do(self, commands: list[Command]) -> None:
-        """Carry out what the lifecycle says; then tell clients, and look again when the next is due."""
+        """Carry out commands of the lifecycle, and check it again when its next event is due."""
         for command in commands:
             run, engine = self._runs.get(command.run), self._engines.get(command.run)
             match command.kind:
@@ -277,7 +276,6 @@ class EngineSupervisor:
         self._ended(run, failure)
 
     def _ended(self, run: int, failure: str | None) -> None:
-        """A run's process is gone."""
         leaving = self.lifecycle.state in (ReplicaState.STOPPING, ReplicaState.DRAINING)
         if failure is None and not leaving:
             failure = "the engine process ended by itself"
@@ -287,7 +285,7 @@ class EngineSupervisor:
             self._report_end(run, failure)
 
     def _report_end(self, run: int, failure: str | None) -> None:
-        """Tell clients, who fail what was in flight, and the log."""
+        """Report an end to clients, which fail requests in flight, and to the log."""
         if run != self.lifecycle.run:
             return
         self._down(failure)

@@ -170,7 +170,7 @@ def code_digest() -> str:
 
 
 def origin_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """What tells one state of a checkpoint's files from another: path, size and time of the last change of each."""
+    """Identify a state of a checkpoint's files: path, size and time of the last change of each."""
     stats = [(file.resolve(), file.stat()) for file in sorted(files)]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 

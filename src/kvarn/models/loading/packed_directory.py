@@ -25,7 +25,7 @@ class KeptFile(NamedTuple):
     path: Path
     size: int
     used: float
-    """When it was used or written last."""
+    """Time of its last use or write."""
 
 
 def default_directory() -> Path | None:
@@ -62,7 +62,7 @@ def make_room(file: Path, size: int) -> bool:
 
 
 def _least_recently_used(files: Iterable[KeptFile], excess: int, before: float) -> list[Path] | None:
-    """Which to remove for `excess` bytes, of those used before a time; None where they are not enough."""
+    """Files to remove for `excess` bytes, of those used before a time; None where they are not enough."""
     chosen: list[Path] = []
     for each in sorted(files, key=lambda each: each.used):
         if excess > 0 and each.path.suffix == SUFFIX and each.used < before:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from kvarn.engine.held_blocks import BlockPlace, HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory, BlockPlace
 from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
 SEND_EVERY_S = 0.02
@@ -35,7 +35,7 @@ class BlockEventPublisher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._places = places
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
         """None while nobody wants events."""
         self._send = send
         self._clock = clock
@@ -52,7 +52,7 @@ class BlockEventPublisher:
             self._sequences.pop(gateway, None)
         else:
             if self._held is None:
-                self._watch(HeldBlocks())
+                self._watch(BlockInventory())
             assert self._held is not None, "it is watched"
             stored, removed, names = self._held.snapshot()
             self._tell_all(stored, removed)  # the others: the snapshot holds these changes
@@ -80,7 +80,7 @@ class BlockEventPublisher:
             for gateway in list(self._sequences):
                 self._tell(gateway, stored, removed)
 
-    def _watch(self, held: HeldBlocks | None) -> None:
+    def _watch(self, held: BlockInventory | None) -> None:
         self._held = held
         for place in self._places:
             place.watch(held)

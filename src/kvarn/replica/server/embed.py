@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.held_blocks import BlockPlace
+from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.wire.messages import (
     Embed,
     Embedded,

@@ -11,7 +11,7 @@ import msgspec
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
-from kvarn.engine.held_blocks import BlockPlace
+from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.replica.server.prefill_client import PrefillClient
 from kvarn.wire.messages import (
     AdapterChanged,
@@ -218,8 +218,8 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
     checked what holds for every model."""
     if request.grammar is not None and not has_grammars:
         return "this engine keeps answers to no grammar"
-    if not all(card.has_tokens(drawn or ()) for drawn in request.drawn):
-        return f"drawn must be in 0 to {card.vocab_size - 1}"
+    if not all(card.has_tokens(drawn or ()) for drawn in request.resume_token_ids):
+        return f"resume_token_ids must be in 0 to {card.vocab_size - 1}"
     if not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids

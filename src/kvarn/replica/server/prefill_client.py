@@ -13,8 +13,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from kvarn.engine.memory.remote_prefill import PeerLoad
 from kvarn.engine.plan import KVFetch
-from kvarn.engine.prefill_apart import PeerLoad
 from kvarn.engine.request import Sequence
 from kvarn.kvstore import BadBlockError, TieredStore
 from kvarn.kvstore.exchange import (
@@ -90,7 +90,7 @@ class PrefillClient:
         request = sequence.request
         if self._channel is None:
             return None
-        fetch = self._tiers.expect(sequence.block_names, request.scope.tenant, scope)
+        fetch = self._tiers.expect(sequence.fetch.block_names, request.scope.tenant, scope)
         if fetch is None:
             return None
         with self._lock:

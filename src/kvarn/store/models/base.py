@@ -49,7 +49,7 @@ class Owned:
 
 
 class CountedOwned(Owned):
-    """What a project owns and one number says the size of."""
+    """What a project owns besides files."""
 
     counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for in its organisation's stored bytes (`repositories/stored_bytes.py`)."""
+    """What it counts for in its organisation's stored bytes: its content and a flat rate."""

@@ -18,6 +18,7 @@ class Conversation(CountedOwned, Base):
     __table_args__ = (
         Index("ix_conversations_project_id_created_at", "project_id", "created_at"),
         Index("ix_conversations_organization_id_changed_at", "organization_id", "changed_at"),
+        Index("ix_conversations_organization_id_counted_bytes", "organization_id", "counted_bytes"),
     )
 
     created_at: Mapped[Seconds]
@@ -55,6 +56,7 @@ class StoredResponse(CountedOwned, Base):
     __table_args__ = (
         Index("ix_responses_project_id_created_at", "project_id", "created_at"),
         Index("ix_responses_organization_id_created_at", "organization_id", "created_at"),
+        Index("ix_responses_organization_id_counted_bytes", "organization_id", "counted_bytes"),
     )
 
     created_at: Mapped[Seconds] = mapped_column(index=True)
@@ -86,6 +88,7 @@ class StoredCompletion(CountedOwned, Base):
     __table_args__ = (
         Index("ix_stored_completions_project_id_created_at", "project_id", "created_at"),
         Index("ix_stored_completions_organization_id_created_at", "organization_id", "created_at"),
+        Index("ix_stored_completions_organization_id_counted_bytes", "organization_id", "counted_bytes"),
     )
 
     created_at: Mapped[Seconds] = mapped_column(index=True)

@@ -28,6 +28,16 @@ class Deployment(Base):
     changed_by: Mapped[Name]
 
 
+class VersionNumber(Base):
+    """The newest version that a model ever had: numbers are not used again, not even after its deployment was deleted,
+    whose replicas may still drain."""
+
+    __tablename__ = "version_numbers"
+
+    model: Mapped[Name] = mapped_column(primary_key=True)
+    last_version: Mapped[int]
+
+
 class DeploymentVersion(Base):
     """A version: checkpoint, adapters, template and settings, bound together. A row is never changed, but for
     `fingerprints`, which are written once."""

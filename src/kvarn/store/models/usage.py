@@ -170,7 +170,7 @@ class BilledHour(Base):
 
 
 class ErasedOrganization(Base):
-    """An organisation whose usage has been erased: what of it comes later (from a spool, from Kafka) is dropped."""
+    """An organisation whose usage has been erased: the sweep deletes what comes later, from a spool or from Kafka."""
 
     __tablename__ = "erased_organizations"
 

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.proposers.pass_times import PassTimes
 
 Ints = npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class _Row:
 
 
 class DraftProposer:
-    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
 
     Args:
         model: The draft model. Its tokens must be those of the large one.

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
 from kvarn.models.eagle import EagleHead
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.kv_blocks import copy_blocks
 from kvarn.worker.proposers.pass_times import PassTimes
 from kvarn.worker.step_batch import StepInputs
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
+    """See `kvarn.engine.proposals.record.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
     thread-safe.
 
     Args:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope
@@ -99,7 +99,7 @@ class _Text:
 
 
 class NgramProposer:
-    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
 
     Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
     """

@@ -19,6 +19,7 @@ from kvarn.store.repositories.tenants.rate_limits import limits_of
 class Grant:
     """What the database says of a key."""
 
+    organization_id: str
     digest: str
     """SHA-256 of the key."""
     principal: Principal | None
@@ -76,11 +77,11 @@ async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -
     key, project, organization = row
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
-        return Grant(key.digest, None, key.expires_at)
+        return Grant(organization.id, key.digest, None, key.expires_at)
     principal = await _principal_of(session, organization, project, key.id)
     scopes = scopes_from_json(key.scopes)
     principal = replace(principal, role=_role(key), user_id=key.user_id, key_id=key.id, scopes=scopes)
-    return Grant(key.digest, principal, key.expires_at)
+    return Grant(organization.id, key.digest, principal, key.expires_at)
 
 
 async def _principal_of(

@@ -14,7 +14,7 @@ def packed(names: Iterable[bytes]) -> bytes:
     return b"".join([name[:NAME_BYTES] for name in names])
 
 
-class HeldBlocks:
+class BlockInventory:
     """The names of all blocks that are held in one place at least, and what changed since that was last told.
 
     A block that came and went in between is not mentioned. Thread-safe: tiers have threads of their own.
@@ -76,6 +76,6 @@ class HeldBlocks:
 class BlockPlace(Protocol):
     """Where blocks are held."""
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """Add what is held here and, from now on, add and drop what comes and goes; or no more."""
         ...

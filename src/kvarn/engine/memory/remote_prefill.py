@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.costs.step_times import pairs
 from kvarn.engine.plan import KVFetch
 from kvarn.engine.request import Sequence, WaitingQueue
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 
 _SPARE_S = 0.5
 """Added to what a prompt is expected to take elsewhere, before it is given up."""
@@ -48,7 +49,7 @@ class PrefillPeer(Protocol):
         ...
 
 
-class PrefillApart:
+class RemotePrefill:
     """Asks the peer where that pays.
 
     Args:
@@ -80,7 +81,7 @@ class PrefillApart:
 
     def ask(self, sequence: Sequence, first: int, scope: bytes) -> bool:
         """Have the peer compute a new prompt's blocks from entry `first` on, where that pays: it is its fetch."""
-        names = sequence.block_names[first:]
+        names = sequence.fetch.block_names[first:]
         start, count = first * BLOCK_SIZE, len(names) * BLOCK_SIZE
         adapter = sequence.request.scope.adapter  # the peer has none
         if adapter or count < self._chosen.min_tokens or sequence.num_computed_tokens:
@@ -95,10 +96,11 @@ class PrefillApart:
         there_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
         if self._chosen.mode == "auto" and not (is_busy and there_s <= here_s):
             return False
-        sequence.fetch = self._peer.prefill(sequence, names, scope)
-        sequence.patience_s = 2 * max(here_s, there_s) + _SPARE_S
-        self.asked += sequence.fetch is not None
-        return sequence.fetch is not None
+        fetch = sequence.fetch
+        fetch.pending = self._peer.prefill(sequence, names, scope)
+        fetch.timeout_s = 2 * max(here_s, there_s) + _SPARE_S
+        self.asked += fetch.pending is not None
+        return fetch.pending is not None
 
     def _here(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
         """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and

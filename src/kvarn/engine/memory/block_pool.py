@@ -2,22 +2,31 @@
 
 Every block is in exactly one of three places::
 
-    free ──allocate──▶ held (references > 0) ──release──▶ free                  no prefix-cache node names it
+    free ──allocate──▶ held (references > 0) ──release──▶ free                  nobody caches it
       ▲                     ▲        │
-      │                  acquire   release                                      a node names it
+      │                  acquire   release                                      the prefix cache or an adapter does
       │                     │        ▼
-      └──────uncache─────── idle: held by the prefix cache only, least recently released first
+      └──────uncache─────── idle: cached only, least recently released first
 
 All operations are O(1): the free list is a stack, the idle blocks a linked list in order of release. Blocks are
-interchangeable, so there is no external fragmentation.
+interchangeable, so there is no external fragmentation. Where none is free, the block idle for longest is evicted.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError
+
+
+class BlockOwner(Protocol):
+    """Caches contents in blocks: the prefix cache, or the adapters."""
+
+    def evict(self, block: int) -> None:
+        """Forget an idle block's contents, and whatever cannot stay without them, by `uncache`."""
+        ...
 
 
 class BlockPool:
@@ -27,7 +36,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
-        self._named = bytearray(num_blocks)
+        self._owners: list[BlockOwner | None] = [None] * num_blocks
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -37,7 +46,7 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        """Blocks held only by the prefix cache."""
+        """Blocks that are cached and not referenced."""
         return len(self._idle)
 
     @property
@@ -54,18 +63,18 @@ class BlockPool:
         """Block-table entries that point to the block."""
         return self._references[block]
 
-    def is_named(self, block: int) -> bool:
-        """Whether a prefix-cache node names the block."""
-        return bool(self._named[block])
+    def is_cached(self, block: int) -> bool:
+        """Whether the block has an owner that caches its contents."""
+        return self._owners[block] is not None
 
     def is_writable(self, block: int) -> bool:
-        """Whether its one holder may write into it: nobody else, and no cache node, would see the change."""
-        return self._references[block] == 1 and not self._named[block]
+        """Whether its one holder may write into it: nobody else, and no cache, would see the change."""
+        return self._references[block] == 1 and self._owners[block] is None
 
     def allocate(self) -> int:
-        """Take a free block with one reference. Raises `OutOfBlocksError` when none is free."""
-        if not self._free:
-            raise OutOfBlocksError("no free KV block: evict cached blocks or preempt a sequence")
+        """Take a block with one reference. Raises `OutOfBlocksError` where none is free or idle."""
+        if not self._free and not self.evict():
+            raise OutOfBlocksError("no free KV block: preempt a sequence")
         block = self._free.pop()
         self._references[block] = 1
         return block
@@ -83,28 +92,33 @@ class BlockPool:
             raise IntegrityError(f"block {block} was released more often than it was acquired")
         self._references[block] = count
         if count == 0:
-            if self._named[block]:
-                self._idle[block] = None
-            else:
+            if self._owners[block] is None:
                 self._free.append(block)
+            else:
+                self._idle[block] = None
 
     def release_all(self, blocks: Iterable[int]) -> None:
         """Release each block, in order."""
         for block in blocks:
             self.release(block)
 
-    def name(self, block: int) -> None:
-        """Note that a prefix-cache node now names this held block."""
-        self._named[block] = 1
+    def cache(self, block: int, owner: BlockOwner) -> None:
+        """Have a held block become idle, not free, at its last release."""
+        self._owners[block] = owner
 
-    def oldest_idle(self) -> int | None:
-        """The idle block released longest ago."""
-        return next(iter(self._idle), None)
+    def evict(self) -> bool:
+        """Have the block that was released longest ago evicted; False where none is idle."""
+        block = next(iter(self._idle), None)
+        owner = None if block is None else self._owners[block]
+        if block is None or owner is None:
+            return False
+        owner.evict(block)
+        return True
 
     def uncache(self, block: int) -> None:
-        """Note that no node names this idle block any more: it becomes free."""
+        """Free an idle block, whose owner has forgotten it."""
         del self._idle[block]
-        self._named[block] = 0
+        self._owners[block] = None
         self._free.append(block)
 
     def check_integrity(self, expected_references: dict[int, int]) -> None:
@@ -119,7 +133,7 @@ class BlockPool:
             places = (block in free) + (block in self._idle) + (references > 0)
             if places != 1:
                 raise IntegrityError(f"block {block} is in {places} places, not in one")
-            if block in self._idle and not self._named[block]:
-                raise IntegrityError(f"block {block} is idle, but no cache node names it")
-            if block in free and self._named[block]:
-                raise IntegrityError(f"block {block} is free, but a cache node names it")
+            if block in self._idle and self._owners[block] is None:
+                raise IntegrityError(f"block {block} is idle, but has no owner")
+            if block in free and self._owners[block] is not None:
+                raise IntegrityError(f"block {block} is free, but has an owner")

@@ -1,55 +1,8 @@
-"""What guesses tokens for the model to verify, and how often the guesses were right."""
+"""How often guesses were right: of one sequence, and of all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from kvarn.engine.request import Sequence
-
-
-class Guess(NamedTuple):
-    """Tokens that may follow a sequence's known ones."""
-
-    tokens: list[int]
-    grade: int = 0
-    """How sure the proposer is: an index of its `grades`."""
-
-
-NO_GUESS = Guess([])
-
-
-class Proposer(Protocol):
-    """Guesses tokens, which the model then verifies in one step. A wrong guess costs time and changes no token."""
-
-    grades: tuple[float, ...]
-    """Share of right guesses that is expected of each grade before any was verified."""
-    is_free: bool
-    """Guesses take next to no time: they are asked for, and then it is chosen how many of them are verified. Else it is
-    chosen first, with the price of guessing."""
-
-    call_s: float
-    """Seconds that a call takes beside `seconds`."""
-    overhead_s: float
-    """Seconds that each step takes longer while guesses are asked for at all."""
-
-    def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """For each sequence at most so many tokens that may follow its known ones; none where there is no guess."""
-        ...
-
-    def seconds(self, num_sequences: int) -> float:
-        """Seconds that guessing one token for each of so many sequences takes; where it is free, all their tokens."""
-        ...
-
-    def forget(self, sequence: Sequence) -> None:
-        """The sequence ended; a preempted one has not. Sequences that were never asked about are told of too."""
-        ...
-
-    def forget_tenant(self, tenant: str) -> None:
-        """The tenant is deleted: nothing of its ended sequences is kept."""
-        ...
 
 
 class Acceptance:
@@ -81,9 +34,9 @@ class Acceptance:
 
 
 class GuessRecord:
-    """What is remembered of one sequence's guesses."""
+    """The guesses of one sequence."""
 
-    __slots__ = ("acceptance", "due", "gain_s", "grade", "unverified", "unverified_at")
+    __slots__ = ("acceptance", "due", "grade", "saved_s", "unverified", "unverified_at")
 
     DECAY = 0.8
     FADE = 0.99
@@ -92,8 +45,8 @@ class GuessRecord:
         self.acceptance = Acceptance(length, self.DECAY, self.FADE)
         self.due = 0
         """Step before which no guess is asked for."""
-        self.gain_s = 0.0
-        """Seconds that a look at its guess saves: a decaying average."""
+        self.saved_s = 0.0
+        """Seconds saved by each guess: a decaying average."""
         self.grade = 0
         """Of the proposals in flight."""
         self.unverified: list[int] = []

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.step_times import pairs
+from kvarn.engine.memory.remote_prefill import RemotePrefill
 from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
-from kvarn.engine.prefill_apart import PrefillApart
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1
@@ -37,7 +37,7 @@ class KVTiers:
         """Of those, tokens loaded."""
         self.given_up = 0
         """Fetches that took too long."""
-        self.apart: PrefillApart | None = None
+        self.remote_prefill: RemotePrefill | None = None
         """Asks another engine to compute prompts, where there is one."""
         self._namespace = namespace
         self._step_time = step_time
@@ -50,52 +50,54 @@ class KVTiers:
 
     def name(self, sequence: Sequence, limit: int) -> None:
         """Name the full blocks of the first `limit` tokens, unless the sequence has names from its preemption."""
-        if not sequence.block_names and limit >= BLOCK_SIZE:
+        if not sequence.fetch.block_names and limit >= BLOCK_SIZE:
             tokens = sequence.tokens[: limit // BLOCK_SIZE * BLOCK_SIZE]
-            sequence.block_names = block_hashes(tokens, sequence.request.scope, self._namespace)
+            sequence.fetch.block_names = block_hashes(tokens, sequence.request.scope, self._namespace)
 
     def loadable(self, sequence: Sequence, first: int, end: int) -> list[bytes]:
         """Names of the blocks from entry `first` on, before entry `end`, that the next plan shall load."""
-        names = list(takewhile(self.connector.is_loadable, sequence.block_names[first:end]))
+        names = list(takewhile(self.connector.is_loadable, sequence.fetch.block_names[first:end]))
         return names if self._gain_s(first, len(names), 0) >= 0 else []
 
     def begin_fetch(self, sequence: Sequence, first: int, end: int, now: float) -> None:
         """Bring the blocks of these entries near where that pays; where there is no room for them, later."""
-        names = list(takewhile(self.connector.holds, sequence.block_names[first:end]))
+        names = list(takewhile(self.connector.holds, sequence.fetch.block_names[first:end]))
         far = sum(1 for name in names if not self.connector.is_loadable(name))
         near = next((i for i, name in enumerate(names) if not self.connector.is_loadable(name)), len(names))
-        sequence.fetch_tried = True
+        sequence.fetch.tried = True
         scope = root_hash(sequence.request.scope, self._namespace)
-        if not far and self.apart is not None and self.apart.ask(sequence, first + near, scope):
-            sequence.request.turn.fetch_begun(len(sequence.block_names) - first - near, now)
+        if not far and self.remote_prefill is not None and self.remote_prefill.ask(sequence, first + near, scope):
+            sequence.request.turn.fetch_begun(len(sequence.fetch.block_names) - first - near, now)
             return
         if not far or self._gain_s(first, len(names), far) <= max(0.0, self._gain_s(first, near, 0)):
             return
-        sequence.fetch = self.connector.fetch(names, sequence.request.scope.tenant, scope)
-        sequence.fetch_tried, sequence.fetch_again_s = sequence.fetch is not None, now + _ASK_AGAIN_S
-        if sequence.fetch is not None:
+        fetch = sequence.fetch
+        fetch.pending = self.connector.fetch(names, sequence.request.scope.tenant, scope)
+        fetch.tried, fetch.again_s = fetch.pending is not None, now + _ASK_AGAIN_S
+        if fetch.tried:
             sequence.request.turn.fetch_begun(len(names), now)
         is_known = self._step_time.is_settled
-        sequence.patience_s = self._recompute_s(first + near, len(names) - near) if is_known else _LONG_S
+        fetch.timeout_s = self._recompute_s(first + near, len(names) - near) if is_known else _LONG_S
 
     def must_wait(self, sequence: Sequence, now: float) -> bool:
         """Whether blocks are on their way, or wait for room, that are worth waiting for by one that could start now."""
-        if sequence.fetch_tried if sequence.fetch is None else sequence.fetch.is_done():
+        fetch = sequence.fetch
+        if fetch.tried if fetch.pending is None else fetch.pending.is_done():
             return False
-        if sequence.fetch_until_s is None:
-            sequence.fetch_until_s = now + sequence.patience_s
-        if now < sequence.fetch_until_s:
+        if fetch.until_s is None:
+            fetch.until_s = now + fetch.timeout_s
+        if now < fetch.until_s:
             return True
-        self.given_up += sequence.patience_s > 0
-        sequence.fetch_tried = True
+        self.given_up += fetch.timeout_s > 0
+        fetch.tried = True
         self.end_fetch(sequence)
         return False
 
     def end_fetch(self, sequence: Sequence) -> None:
         """The sequence does not wait for blocks any more."""
-        fetch, sequence.fetch = sequence.fetch, None
-        if fetch is not None:
-            fetch.release()
+        pending, sequence.fetch.pending = sequence.fetch.pending, None
+        if pending is not None:
+            pending.release()
 
     # What the next plan does ------------------------------------------------------------------------------------------
 

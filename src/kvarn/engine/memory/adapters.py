@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.block_pool import BlockPool
 from kvarn.engine.plan import AdapterLoad
-from kvarn.engine.prefix_cache import PrefixCache
 
 
 class AdapterStore(Protocol):
@@ -55,13 +54,11 @@ class AdapterResidency:
 
     Args:
         pool: Whose blocks they take.
-        cache: Whose blocks are evicted in one order with theirs.
         store: What can be loaded.
     """
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, store: AdapterStore | None) -> None:
+    def __init__(self, pool: BlockPool, store: AdapterStore | None) -> None:
         self._pool = pool
-        self._cache = cache
         self._store = store
         self._resident: dict[str, _Resident] = {}
         self._of_block: dict[int, str] = {}
@@ -165,9 +162,9 @@ class AdapterResidency:
         count = self.num_blocks(adapter)
         if adapter in self._resident or count > self._pool.num_available:
             return 0
-        blocks = [self.allocate() for _ in range(count)]
+        blocks = [self._pool.allocate() for _ in range(count)]
         for block in blocks:
-            self._pool.name(block)
+            self._pool.cache(block, self)
             self._of_block[block] = adapter
         self._resident[adapter] = _Resident(blocks)
         self._loads.append(AdapterLoad(adapter, blocks))
@@ -204,18 +201,10 @@ class AdapterResidency:
         if not found.users:
             self._pool.release_all(found.blocks)
 
-    def allocate(self) -> int:
-        """Take a block with one reference, for whatever purpose. Where none is free, what was used least recently of
-        cached blocks and adapters is evicted. Raises `OutOfBlocksError`."""
-        if not self._pool.num_free:
-            oldest = self._pool.oldest_idle()
-            adapter = None if oldest is None else self._of_block.get(oldest)
-            if adapter is None:
-                self._cache.evict()
-            else:
-                self._drop(adapter)
-                self.num_evictions += 1
-        return self._pool.allocate()
+    def evict(self, block: int) -> None:
+        """Free the blocks of the idle adapter that this one belongs to; see `BlockOwner`."""
+        self._drop(self._of_block[block])
+        self.num_evictions += 1
 
     def drain(self) -> tuple[list[AdapterLoad], list[str]]:
         """Adapters to load and those to be forgotten before, for the next plan."""

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.adapters import AdapterResidency, AdapterStore
-from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.kv_tiers import KVTiers
+from kvarn.engine.memory.adapters import AdapterResidency, AdapterStore
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
+from kvarn.engine.memory.snapshots import Snapshots
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate, StateSave
-from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.request import Sequence
-from kvarn.engine.snapshots import Snapshots
+from kvarn.shapes import BLOCK_SIZE
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -23,7 +23,7 @@ def blocks_for(num_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PrefixMatch:
     """Computed tokens that a waiting sequence would find, and what it would still take."""
 
     num_computed_tokens: int
@@ -41,7 +41,7 @@ class Placement:
     not compute."""
 
 
-class KVMemory:
+class KVCacheManager:
     """The paged KV cache of one replica, as bookkeeping: the block pool and the prefix cache together."""
 
     def __init__(
@@ -59,10 +59,10 @@ class KVMemory:
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
         """Where blocks are kept beyond the device, if anywhere."""
-        self.adapters = AdapterResidency(self.pool, self.cache, adapters)
+        self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 
-    def placement(self, sequence: Sequence) -> Placement:
+    def match_prefix(self, sequence: Sequence) -> PrefixMatch:
         """The best start for a waiting sequence: its sibling's prompt, or the longest prefix that is cached or stored.
 
         At least the last known token is left to compute, since the next one is drawn from its logits. While prompt
@@ -76,7 +76,7 @@ class KVMemory:
         cached, blocks = len(nodes) * BLOCK_SIZE, [node.block for node in nodes]
         computed, loads = cached, self._loadable(sequence, limit, len(nodes))
         if loads:
-            known = sequence.num_computed_tokens or len(sequence.block_names) * BLOCK_SIZE
+            known = sequence.num_computed_tokens or len(sequence.fetch.block_names) * BLOCK_SIZE
             computed = min(cached + len(loads) * BLOCK_SIZE, known, limit)
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
@@ -89,7 +89,7 @@ class KVMemory:
         if can_fork and shared > computed:
             blocks, nodes, loads = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE], []
             computed = cached = shared
-        return Placement(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached), matched)
+        return PrefixMatch(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached), matched)
 
     def _reusable(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, if their keys and values are anywhere."""
@@ -109,7 +109,7 @@ class KVMemory:
 
     def prefetch(self, sequence: Sequence, now: float) -> None:
         """Have a waiting sequence's blocks brought near, unless that was decided already."""
-        if self.tiers is None or sequence.fetch_tried or now < sequence.fetch_again_s:
+        if self.tiers is None or sequence.fetch.tried or now < sequence.fetch.again_s:
             return
         limit = self._reusable(sequence)
         if self._reuse:
@@ -142,23 +142,23 @@ class KVMemory:
         adapter = self.adapters.blocks_needed(sequence.request.scope.adapter)
         return blocks_for(sequence.num_tokens) - computed // BLOCK_SIZE + revived + adapter
 
-    def place(self, sequence: Sequence, placement: Placement) -> None:
-        """Give the sequence the blocks it shares and loads. Nothing may have been allocated since `placement`."""
-        for block in placement.blocks:
+    def place(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Give the sequence the blocks it shares and loads. Nothing may have been allocated since `match`."""
+        for block in match.blocks:
             self.pool.acquire(block)
         self.adapters.acquire(sequence.request.scope.adapter)
-        sequence.num_computed_tokens = placement.num_computed_tokens
-        sequence.blocks = list(placement.blocks)
-        sequence.nodes = list(placement.nodes)
+        sequence.num_computed_tokens = match.num_computed_tokens
+        sequence.blocks = list(match.blocks)
+        sequence.nodes = list(match.nodes)
         if self.snapshots is not None:
-            self.snapshots.start(sequence, placement.nodes, placement.shared_tokens)
-        sequence.block_names = []
-        for name in placement.loads:
+            self.snapshots.start(sequence, match.nodes, match.shared_tokens)
+        sequence.fetch.block_names = []
+        for name in match.loads:
             assert self.tiers is not None, "only blocks of a tier are loaded"
             if not self.tiers.connector.reserve(name):  # evicted since it was looked for
-                sequence.num_computed_tokens = min(placement.num_computed_tokens, len(sequence.blocks) * BLOCK_SIZE)
+                sequence.num_computed_tokens = min(match.num_computed_tokens, len(sequence.blocks) * BLOCK_SIZE)
                 break
-            block = self.adapters.allocate()
+            block = self.pool.allocate()
             sequence.blocks.append(block)
             self.tiers.load(block, name)
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
@@ -183,10 +183,10 @@ class KVMemory:
         first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
         for index in range(first, last + 1):
             if index == len(blocks):
-                blocks.append(self.adapters.allocate())
+                blocks.append(self.pool.allocate())
                 sequence.pending_updates.append(BlockUpdate(index, blocks[index]))
             elif not self.pool.is_writable(blocks[index]):
-                shared, own = blocks[index], self.adapters.allocate()
+                shared, own = blocks[index], self.pool.allocate()
                 copies.append(BlockCopy(shared, own))
                 self._replace(sequence, index, own)
 
@@ -229,14 +229,14 @@ class KVMemory:
         sequence.forget_memory()
 
     def offload(self, sequence: Sequence) -> None:
-        """Release a preempted sequence's blocks and have their contents stored: `placement` will find them again."""
+        """Release a preempted sequence's blocks and have their contents stored: `match` will find them again."""
         if self.tiers is None:
             raise ValueError("blocks can only be stored by an engine that has a KV connector: pass it one")
         # Positions from the last known token on belong to steps in flight, whose results are dropped.
         computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
         names = self.tiers.suspend(sequence, computed)
         self.release(sequence)
-        sequence.num_computed_tokens, sequence.block_names = computed, names
+        sequence.num_computed_tokens, sequence.fetch.block_names = computed, names
 
     @property
     def has_transfers(self) -> bool:

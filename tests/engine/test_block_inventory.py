@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from block_watcher import names_in
 from engine_world import World
-from kvarn.engine.held_blocks import HeldBlocks, packed
+from kvarn.engine.memory.block_inventory import BlockInventory, packed
 
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 90), st.integers(1, 40), st.integers(0, 6)),
@@ -26,7 +26,7 @@ def test_changes_add_up_to_what_is_cached(
     cache = world.engine.cache
     world.submit("early", 60)
     world.run()
-    held = HeldBlocks()
+    held = BlockInventory()
     cache.watch(held)
     view = names_in(held.snapshot()[2])
 
@@ -57,7 +57,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.booleans()),
 
 @given(steps=STEPS)
 def test_a_block_is_held_as_long_as_one_place_has_it(steps: list[tuple[int, int, bool]]) -> None:
-    held, places = HeldBlocks(), [set[bytes]() for _ in range(3)]
+    held, places = BlockInventory(), [set[bytes]() for _ in range(3)]
     view = set[bytes]()
     for place, block, tell in steps:
         name = bytes([block]) * 16

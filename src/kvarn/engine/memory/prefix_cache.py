@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
 
@@ -36,7 +36,7 @@ class PrefixNode:
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
-        """Of the recurrent states after its tokens (`kvarn.engine.snapshots`); None: there is none."""
+        """Of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`); None: there is none."""
 
 
 class PrefixCache:
@@ -53,7 +53,7 @@ class PrefixCache:
         self._roots: dict[PrefixScope, PrefixNode] = {}
         self._by_block: dict[int, PrefixNode] = {}
         self.evictions = 0
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
         self._on_removal = on_removal
 
     def __len__(self) -> int:
@@ -90,23 +90,19 @@ class PrefixCache:
         node = PrefixNode(scope, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
         parent.children[block_tokens] = node
         self._by_block[block] = node
-        self._pool.name(block)
+        self._pool.cache(block, self)
         if self._held is not None:
             self._held.add(node.hash)
         return node
 
-    def evict(self) -> bool:
-        """Free the idle block released longest ago. False when every cached block is in use."""
-        block = self._pool.oldest_idle()
-        if block is None:
-            return False
+    def evict(self, block: int) -> None:
+        """Free an idle block; see `BlockOwner`."""
         node = self._by_block.pop(block)
         if node.children:
             raise IntegrityError(f"block {block} was to be evicted before the blocks that follow it")
         self._unlink(node)
         self._pool.uncache(block)
         self.evictions += 1
-        return True
 
     def forget(self, tenant: str) -> None:
         """Free a tenant's idle blocks. What follows a block that is held is held too, or was not released yet."""
@@ -121,7 +117,7 @@ class PrefixCache:
         """Of all blocks."""
         return (node.hash for node in self._by_block.values())
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:
@@ -145,7 +141,7 @@ class PrefixCache:
         found = 0
         for node in self._walk(self._roots.values()):
             found += 1
-            if self._by_block.get(node.block) is not node or not self._pool.is_named(node.block):
+            if self._by_block.get(node.block) is not node or not self._pool.is_cached(node.block):
                 raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
             parent = node.parent
             if parent is None or node.hash != chain_hash(parent.hash, node.tokens):

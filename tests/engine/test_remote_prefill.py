@@ -8,9 +8,9 @@ from engine_world import World
 from kv_connectors import DictConnector
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.costs.step_times import StepShape
-from kvarn.engine.kv_tiers import KVTiers
+from kvarn.engine.memory.remote_prefill import PeerLoad, RemotePrefill
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepPlan
-from kvarn.engine.prefill_apart import PeerLoad, PrefillApart
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
 
@@ -47,7 +47,7 @@ class Peer:
         other = World(connector=self.connector, num_blocks=64)
         other.submit("prompt", sequence.request.prompt, max_tokens=0)
         other.run()
-        return self.connector.fetch(sequence.block_names, "", scope)
+        return self.connector.fetch(sequence.fetch.block_names, "", scope)
 
 
 def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]:
@@ -58,7 +58,8 @@ def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]
     tiers = scheduler.memory.tiers
     assert isinstance(tiers, KVTiers)
     config = DisaggregationConfig(**{"min_tokens": 64, **chosen})
-    tiers.apart = PrefillApart(peer, world.config, scheduler.step_time, scheduler.running, scheduler.queue, config)
+    running, queue = scheduler.running, scheduler.queue
+    tiers.remote_prefill = RemotePrefill(peer, world.config, scheduler.step_time, running, queue, config)
     return world, peer
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.kv_memory import KVMemory, Placement, blocks_for
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch, blocks_for
 from kvarn.engine.request import Sequence
+from kvarn.shapes import BLOCK_SIZE
 
 
 class GrowthReserve:
@@ -46,10 +46,10 @@ class GrowthReserve:
         return self.share * min(outstanding, self.LONGEST) / BLOCK_SIZE
 
 
-class Headroom:
+class MemoryReserve:
     """How much of the memory a waiting sequence may take. `running` is the scheduler's own, current collection."""
 
-    def __init__(self, memory: KVMemory, running: Collection[Sequence]) -> None:
+    def __init__(self, memory: KVCacheManager, running: Collection[Sequence]) -> None:
         self.growth = GrowthReserve()
         self.prefix_changes = 0
         """Counts prompts computed to their end, and adapters loaded: each may be what a waiting sequence needs."""
@@ -64,38 +64,38 @@ class Headroom:
         """
         return self._memory.pool.num_available - sum(self._promised(sequence) for sequence in self._running)
 
-    def wanted_blocks(self, sequence: Sequence, placement: Placement) -> float:
+    def wanted_blocks(self, sequence: Sequence, match: PrefixMatch) -> float:
         """Spare blocks without which a waiting sequence does not start. Alone, it needs none to grow into."""
         growth = self.growth.blocks(sequence) if self._running else 0.0
-        return placement.blocks_needed + growth
+        return match.blocks_needed + growth
 
     def missing_blocks(self, sequence: Sequence) -> float:
         """Blocks by which a waiting sequence does not fit; zero or less where it does."""
-        return self.wanted_blocks(sequence, self._memory.placement(sequence)) - self.spare_blocks()
+        return self.wanted_blocks(sequence, self._memory.match_prefix(sequence)) - self.spare_blocks()
 
     def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:
         """Whether a waiting sequence fits once these running ones are gone.
 
         Blocks that it shares with them are not freed by that: it would hold them itself.
         """
-        placement = self._memory.placement(sequence)
-        shared = set(placement.blocks)
+        match = self._memory.match_prefix(sequence)
+        shared = set(match.blocks)
         leaving = Counter(block for other in others for block in other.blocks if block not in shared)
         freed = sum(1 for block, count in leaving.items() if count == self._memory.pool.references(block))
         adapters = Counter(other.request.scope.adapter for other in others)
         freed += self._memory.adapters.blocks_freed(adapters, sequence.request.scope.adapter)
         promised = sum(self._promised(other) for other in others)
-        return self.wanted_blocks(sequence, placement) <= self.spare_blocks() + freed + promised
+        return self.wanted_blocks(sequence, match) <= self.spare_blocks() + freed + promised
 
-    def fitting_placement(self, sequence: Sequence, spare: float) -> Placement | None:
+    def fitting_match(self, sequence: Sequence, spare: float) -> PrefixMatch | None:
         """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
         if sequence.seen_prefix_changes == self.prefix_changes and sequence.blocks_wanted > spare:
             return None
-        placement = self._memory.placement(sequence)
-        if self.wanted_blocks(sequence, placement) > spare:
-            sequence.blocks_wanted, sequence.seen_prefix_changes = placement.blocks_needed, self.prefix_changes
+        match = self._memory.match_prefix(sequence)
+        if self.wanted_blocks(sequence, match) > spare:
+            sequence.blocks_wanted, sequence.seen_prefix_changes = match.blocks_needed, self.prefix_changes
             return None
-        return placement
+        return match
 
     def _promised(self, sequence: Sequence) -> float:
         # Rejected proposals leave blocks behind its last token: it grows into those first.
@@ -110,7 +110,7 @@ class Preemption(Protocol):
         """The running sequence that gives way. `running` is not empty."""
         ...
 
-    def suspend(self, sequence: Sequence, memory: KVMemory) -> None:
+    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
         """Take the sequence's blocks. Its tokens stay; it must be able to go on from them later."""
         ...
 
@@ -126,7 +126,7 @@ class RecomputePreemption:
         """The lowest priority, then the latest arrival."""
         return max(running, key=lambda sequence: sequence.rank)
 
-    def suspend(self, sequence: Sequence, memory: KVMemory) -> None:
+    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
         """Release all blocks."""
         memory.release(sequence)
 
@@ -137,6 +137,6 @@ class OffloadPreemption(RecomputePreemption):
     What the connector does not hold any more by then is computed again.
     """
 
-    def suspend(self, sequence: Sequence, memory: KVMemory) -> None:
+    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
         """Release all blocks, to be stored by the next step before anything is written into them."""
         memory.offload(sequence)
