@@ -18,7 +18,7 @@ from kvarn.wire.openai.errors import ApiError
 
 _FINISHED = ("stop", "tool_calls", "function_call")
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.answers")
 
 
 @dataclass(slots=True)

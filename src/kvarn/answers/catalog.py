@@ -27,7 +27,7 @@ _ABLE = {"generate": ("generate",), "embed": ("embed",), "score": ("score", "emb
 
 
 class Catalog:
-    """What requests may name.
+    """Everything that requests may name.
 
     Args:
         models: What is served.
@@ -64,7 +64,7 @@ class Catalog:
         return _able(model.require_ready(adapter), name, kind)
 
     async def wait_for(self, record: RequestRecord, name: str, kind: Kind) -> ReadyModel:
-        """The same; the request waits where the model's first replica is expected."""
+        """Find a ready model as `ready` does; the request waits where the model's first replica is expected."""
         name = self.routes.choose(record, name)
         model, adapter = self._find(record, name)
         if not model.ready:

@@ -39,7 +39,7 @@ class ShownPrompt:
 
     token_ids: list[int]
     text: str
-    """What `echo` puts before the answer; empty without it."""
+    """Put before the answer by `echo`; empty without it."""
     positions: list[PositionLogprobs | None] | None = None
     """Log-probabilities of its tokens, once the engine has sent them."""
 
@@ -232,7 +232,7 @@ def _texts(given: list[str | list[int]], model: ReadyModel) -> list[str]:
 
 
 def _offsets(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int], offset: int) -> tuple[list[int], int]:
-    """Where tokens stand in a choice's text, and where the next one will: special tokens are not in it, and a character
+    """Offsets of tokens in a choice's text, and of the next one: special tokens are not in it, and a character
     may take several tokens."""
     offsets = []
     for token_id in token_ids:

@@ -1,4 +1,4 @@
-"""What every operation needs, made once."""
+"""The context of every operation, made once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LifecycleSteps:
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """What operations need that outlives a request."""
+    """Everything operations need that outlives a request."""
 
     config: KvarnConfig
     store: Store

@@ -36,7 +36,7 @@ _BYTES = 64
 _SIZE_UNKNOWN = 4096
 """Numbers in a vector of a model of which that is not known yet, at most as a rule."""
 _BYTES_IN_BASE64 = 16
-"""The same where vectors are sent in base64."""
+"""Memory of a number where vectors are sent in base64."""
 
 
 async def start_embedding(
@@ -76,8 +76,8 @@ async def start_embedding(
 async def start_rerank(
     serving: ServingContext, record: RequestRecord, request: RerankRequest, *, show_documents: bool
 ) -> Coroutine[None, None, RerankAnswer]:
-    """As `start_embedding`, for a query and documents. `show_documents`: texts are sent back where the request does not
-    say. Raises as it does."""
+    """Begin to rank documents for a query; raises as `start_embedding` does. `show_documents`: texts are sent back where
+    the request does not say."""
     model = await serving.catalog.wait_for(record, request.model, "score")
     texts, max_tokens = request.texts, request.max_tokens_per_doc
     _check_count(serving, len(texts), "documents")
@@ -109,7 +109,7 @@ async def start_rerank(
 async def start_score(
     serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
-    """As `start_embedding`, for pairs of texts. Raises as it does."""
+    """Begin to score pairs of texts. Raises as `start_embedding` does."""
     model = await serving.catalog.wait_for(record, request.model, "score")
     left, right = request.text_1, request.text_2
     _check_count(serving, len(left), "text_1")
@@ -149,7 +149,7 @@ def _tokenize_sides(
     max_tokens: int | None = None,
     instruction: str | None = None,
 ) -> tuple[EmbeddingInputs, int]:
-    """What the model reads to compare texts, and how many tokens that is: pairs, or each text by itself."""
+    """Inputs of a comparison and their number of tokens: pairs, or each text by itself."""
     if instruction is not None and not model.card.pair_template:
         message = f"The model {model.name!r} takes no 'instruction'."
         raise invalid_request(message, "instruction", "unsupported_parameter")
@@ -159,7 +159,7 @@ def _tokenize_sides(
 
 
 def _scores(model: ReadyModel, answers: list[bytes], left: int) -> list[float]:
-    """Of what the model made of that; the first `left` vectors are those of the left texts."""
+    """Scores of the model's vectors; the first `left` are those of the left texts."""
     found = [numbers(answer) for answer in answers]
     return pair_scores(found) if is_cross_encoder(model) else vector_scores(found[:left], found[left:])
 
@@ -167,7 +167,7 @@ def _scores(model: ReadyModel, answers: list[bytes], left: int) -> list[float]:
 def _inputs(
     serving: ServingContext, model: ReadyModel, named: NamedInputs, max_tokens: int | None = None
 ) -> tuple[EmbeddingInputs, int]:
-    """What is embedded, and how many tokens that is; inputs after the first are cut to `max_tokens`."""
+    """Inputs as they are embedded and their number of tokens; those after the first are cut to `max_tokens`."""
     empty = next((where for where, given in named if not given), None)
     if empty is not None:
         raise invalid_request(f"{empty!r} may not be empty.", empty)

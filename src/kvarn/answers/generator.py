@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NamedInputs = Sequence[tuple[str, str | list[int]]]
 """Inputs of an embedding, text or token ids, each with the name of its field."""
 EmbeddingInputs = Sequence[list[int]] | Sequence[str | list[int]]
-"""What is embedded: token ids, or texts where another server tokenizes them."""
+"""Token ids, or texts where another server tokenizes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Generator:
     count_chat_tokens: Callable[[ServingContext, RequestRecord, ChatCompletionRequest, ReadyModel], Awaitable[int]]
     """The tokens of a chat's prompt: exact where the model's template is here, else estimated."""
     embedding_inputs: Callable[[ReadyModel, NamedInputs, int | None], tuple[EmbeddingInputs, int]]
-    """What is embedded, and how many tokens that is; inputs after the first are cut to the number given."""
+    """Inputs as they are embedded and their number of tokens; those after the first are cut to the number given."""
     pick_embedder: Callable[[ReadyModel, EmbeddingInputs], ReadyModel]
     """The model with the replica that would embed these inputs now."""
     embed: Callable[[Turn, ReadyModel, EmbeddingInputs, int | None], Awaitable[list[bytes]]]
@@ -55,5 +55,5 @@ class GeneratorFailedError(Exception):
 
     @property
     def api_error(self) -> ApiError:
-        """What the client is told; the log has the reason, which may name addresses."""
+        """The error for the client; the log has the reason, which may name addresses."""
         raise NotImplementedError

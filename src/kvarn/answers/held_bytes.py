@@ -1,4 +1,4 @@
-"""How much memory running requests may take together, and how organisations share it: their bodies, and what their
+"""Memory that running requests may take together, and how organisations share it: their bodies, and what their
 answers gather (tokens that a slow client has not read, log-probabilities of an answer that is sent as a whole).
 
 An organisation may hold three times what is left free: the dynamic thresholds that switches share their buffers by
@@ -18,7 +18,7 @@ from kvarn.wire.openai.errors import ApiError
 
 _TIMES_FREE = 3
 _MODEL_BYTES = 256
-"""What an object of a body takes as a validated model, beyond what it took as a dictionary."""
+"""Bytes of an object of a body as a validated model, beyond those it took as a dictionary."""
 _RETRY_AFTER = {"retry-after": "1"}
 
 

@@ -30,11 +30,11 @@ class Question(ABC, Generic[RequestT, RunT_co]):
     """Fields of the request that a copy for comparison has not: what is stored, or paid for."""
 
     def with_seed(self) -> Self:
-        """The same question with a seed, so that it may be repeated."""
+        """Give the question a seed, so that it may be repeated."""
         return self if self.request.seed is not None else self._changed(seed=secrets.randbits(63))
 
     def copy_for(self, model: str) -> Self:
-        """The same question to another model."""
+        """Put the question to another model."""
         return self._changed(**self.NOT_COPIED, model=model)
 
     def _changed(self, **changes: Any) -> Self:
@@ -42,7 +42,7 @@ class Question(ABC, Generic[RequestT, RunT_co]):
 
     @abstractmethod
     def features(self, record: RequestRecord) -> RequestFeatures:
-        """What decides which target of a route answers."""
+        """Features that decide which target of a route answers."""
 
     @abstractmethod
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> GeneratedPrompt:

@@ -26,7 +26,7 @@ _log = logging.getLogger("kvarn.answers")
 
 @dataclass(slots=True)
 class Reply:
-    """What the client of a request is sent beside the body."""
+    """The reply to a request's client, beside the body."""
 
     dialect: Dialect = OPENAI
     """The API whose shapes it has, errors included."""
@@ -39,7 +39,7 @@ class Reply:
     """HTTP status sent; 0 before the answer starts."""
     headers: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    """What of the request is ignored or changed: goes into the answer's headers and into the log."""
+    """Fields of the request that are ignored or changed: go into the answer's headers and into the log."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class EarlyDemand:
-    """What admission knew of a request before its body was parsed."""
+    """Admission's estimate of a request before its body was parsed."""
 
     demand: Demand
     replica: str
@@ -79,7 +79,7 @@ class EarlyDemand:
 
 
 class Holdings(AsyncExitStack):
-    """What a request holds until its answer is over: given back and settled then, last one first."""
+    """Holdings of a request until its answer is over: given back and settled then, last one first."""
 
     bytes = 0
     """Memory; see `HeldBytes`."""

@@ -28,7 +28,7 @@ Deltas = AsyncGenerator[ChoiceDelta, None]
 
 
 class Outcome(StrEnum):
-    """What became of a turn."""
+    """The end of a turn."""
 
     FINISHED = "finished"
     ABORTED = "aborted"
@@ -54,7 +54,7 @@ class TokenUsage:
     first_token: float | None = None
     """Monotonic seconds."""
     timeline: RequestTimeline | None = None
-    """Where the first token is noted."""
+    """Gets the event of the first token."""
     on_change: Callable[[TokenUsage], None] | None = None
     """Called after each change of the counts, before the client hears of it."""
 
@@ -81,7 +81,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a request comes to with one model, before it is taken in."""
+    """A request's prompt and bounds for one model, before it is taken in."""
 
     model: ReadyModel | BuiltInModel
     tokens: int
@@ -98,9 +98,9 @@ class Prompt:
     sequences: int = 1
     """Answers it asks for, over all its prompts."""
     priority: int = 0
-    """What the client asks for."""
+    """The client's wish."""
     service_tier: str | None = None
-    """The same in OpenAI's words."""
+    """The client's wish in OpenAI's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Turn:
     """The copy of the model that answers."""
     prompt: Prompt | None = None
     route_request: RouteRequest | None = None
-    """What was asked of the replicas; None where the gateway answers by itself."""
+    """The question to the router; None where the gateway answers by itself."""
     replica_choice: ReplicaChoice | None = None
     """The replica that was chosen, while the turn is its load."""
     prompt_tokens: int
@@ -147,7 +147,7 @@ class Turn:
     answer: Deltas | None = None
     """The answer of a stage that had it; None: a model generates."""
     closing: ExitStack = field(default_factory=ExitStack)
-    """How the stages that took it are settled, last one first: `outcome` and `usage` say what came of it."""
+    """Settles the stages that took it, last one first; they read `outcome` and `usage`."""
 
     def go_to(self, choice: ReplicaChoice) -> None:
         """Make it this replica's load, and no other's any more."""
@@ -166,7 +166,7 @@ class Turn:
 
     @property
     def outcome(self) -> Outcome:
-        """What has come of it so far."""
+        """The outcome so far."""
         if self.usage.failed:
             return Outcome.FAILED
         return Outcome.ABORTED if self.usage.pending else Outcome.FINISHED

@@ -113,7 +113,7 @@ class AdapterLoader:
 
 
 def allowed_directories(config: KvarnConfig, model: ServedModel) -> list[Path]:
-    """Where adapters may be loaded from while the server runs."""
+    """Directories from which adapters may be loaded while the server runs."""
     configured = model.config.lora.directories
     return [Path(config.data_dir, "adapters")] if configured is None else list(map(Path, configured))
 

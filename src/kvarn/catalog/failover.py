@@ -146,7 +146,7 @@ async def generate_anywhere(request: ResumableRequest) -> AsyncGenerator[TokenDe
 async def embed_anywhere(
     replicas: ReplicaSet, choice: ReplicaChoice, request_id: str, inputs: list[list[int]], config: FailoverConfig
 ) -> list[bytes]:
-    """As `ReplicaClient.embed`, beginning with one replica and going on with others. Raises as `generate_anywhere`."""
+    """Embed inputs with one replica, or with others where it is lost. Raises as `generate_anywhere`."""
     lost = list[str]()
     try:
         while True:

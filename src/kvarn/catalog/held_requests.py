@@ -79,7 +79,7 @@ class HeldRequests:
         return found
 
     def _hold_of(self, model: ServedModel) -> _Hold | None:
-        """How requests for a model without a ready replica are held; None: they are not."""
+        """Rules by which requests for a model without a ready replica are held; None: they are not."""
         scale = model.config.autoscale
         if model.held_back:  # another version answers
             return None

@@ -39,7 +39,7 @@ _log = logging.getLogger("kvarn.catalog")
 
 @dataclass(frozen=True, slots=True)
 class BuiltInModel:
-    """What answers where no served model does: code of the gateway itself."""
+    """Code of the gateway itself that answers where no served model does."""
 
     name: str
     version: str
@@ -48,7 +48,7 @@ class BuiltInModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What makes tokens of text for a model, and text of its tokens: read from its checkpoint."""
+    """Tokenizer, template and formats of a model, read from its checkpoint."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -56,7 +56,7 @@ class ModelText:
     tool_format: ToolFormat
     """How it writes tool calls."""
     reasoning_format: ReasoningFormat | None
-    """How it writes what it thinks before it answers; None where it does not."""
+    """None where it does not reason."""
     version: str
     """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults
@@ -79,7 +79,7 @@ class ReadyModel:
 
     @property
     def public_name(self) -> str:
-        """What answers call it, and what finds it again."""
+        """Its name in answers, by which it is found again."""
         return self.adapter or self.name
 
     @property
@@ -156,7 +156,7 @@ class ReadyModel:
 
     @property
     def fingerprint(self) -> str:
-        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
+        """Digest of everything on which answers with the same seed depend: Kvarn's version, the checkpoint, types and kernels, the
         tokenizer, the chat template and the sampling parameters by default."""
         if self.is_external:
             parts = [kvarn.__version__, self.replica_name, self.version]
@@ -185,13 +185,13 @@ class ServedModel:
     process: int = 0
     """Number of the gateway process."""
     version: int = 0
-    """Of the model's deployment; 0: the configuration's."""
+    """Number of the version in the model's deployment; 0: the configuration's."""
     held_back: bool = False
     """It is rolled out, or was given up: as long as another version is ready, it answers only requests that name it."""
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
     kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
-    """Of its deployment, loaded at run time."""
+    """Adapters of its deployment, loaded at run time."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
@@ -228,7 +228,7 @@ class ServedModel:
 
     @property
     def state(self) -> ReplicaState:
-        """That of the replica that is furthest in its life, as is all that is said of the model as one."""
+        """State of the replica that is furthest in its life, like all that is said of the model as one."""
         replica = self.replicas.foremost
         return ReplicaState.STARTING if replica is None else replica.state
 
@@ -240,7 +240,7 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """What is served; None until first ready."""
+        """The card of what is served; None until first ready."""
         replica = self.replicas.foremost
         return None if replica is None else replica.card
 

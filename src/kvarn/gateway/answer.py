@@ -25,7 +25,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 _LEAVE_S = 0.2
 _PIECE_BYTES = 256 * 1024
-"""Of a JSON answer written at once: the rest is not copied into the socket's buffer before the client has read this."""
+"""Piece of a JSON answer written at once: the rest is copied into the socket's buffer once the client has read this."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]

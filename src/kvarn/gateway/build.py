@@ -61,7 +61,7 @@ def build_gateway(
     autoscaling: Autoscaling | None,
     take_out: OnDrift | None,
 ) -> tuple[Gateway, Services]:
-    """What routes need, and what of it is started and stopped with the application; see `create_app`."""
+    """Build the gateway and the services that are started and stopped with the application; see `create_app`."""
     is_main = shared is None or shared.is_main
     table, text = ModelTable(models_by_name), TextPool(pool, config.gateway.tokenize_threads)
     slo = {model.name: config.slo_of(model.config) for model in table}
@@ -149,7 +149,7 @@ def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, 
 def _watch(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
 ) -> QualityMonitor | None:
-    """Who finds replicas that answer wrongly; None: nobody shall, or nobody could take one out."""
+    """The monitor of replicas that answer wrongly; None: not wanted, or nobody could take one out."""
     if take_out is None or not config.quality.enabled:
         return None
     watch = QualityMonitor(golden, config.quality, take_out)

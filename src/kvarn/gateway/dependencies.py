@@ -1,4 +1,4 @@
-"""What routes ask FastAPI for: the gateway, the request's record and owner, its JSON body, the administrator."""
+"""FastAPI dependencies of routes: the gateway, the request's record and owner, its JSON body, the administrator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def current_record(request: Request) -> RequestRecord:
 
 
 async def current_principal(request: Request) -> Principal:
-    """Whom the request acts for."""
+    """The principal of the request."""
     return record_of(request.scope).principal
 
 
@@ -88,20 +88,20 @@ class AdminContext:
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """What a query of the store finds in the organisation."""
+        """Run a query of the store in the organisation."""
         async with self.reading() as session:
             return await query(session, self.organization_id, *args, **kwargs)
 
     async def change(
         self, act: Callable[Concatenate[AuditedChange, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """What an audited change of the organisation makes."""
+        """Run an audited change of the organisation."""
         async with self.audited_change() as change:
             return await act(change, self.organization_id, *args, **kwargs)
 
     @property
     def actor(self) -> Actor:
-        """Who acts."""
+        """The actor of the audit log."""
         key_id = self.principal.key_id
         name = "anybody (open server)" if key_id is None else f"key {key_id}"
         return Actor(name, key_id, self.organization_id)

@@ -1,4 +1,4 @@
-"""What happens around every request: its id, its metrics, its log line, and an answer whatever goes wrong."""
+"""Middleware around every request: its id, its metrics, its log line, and an answer whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
 _BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
-"""How warnings begin that go on with what the client wrote."""
+"""Beginnings of warnings that go on with what the client wrote."""
 WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
 IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 

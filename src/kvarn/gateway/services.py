@@ -1,4 +1,4 @@
-"""What serving needs besides models: the database, keys, limits and the ledger; started and stopped with the app."""
+"""Services besides models: the database, keys, limits and the ledger; started and stopped with the app."""
 
 from __future__ import annotations
 

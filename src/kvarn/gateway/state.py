@@ -1,4 +1,4 @@
-"""What routes need, made once and hung on the application."""
+"""The state of the application, made once."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.request import ResponseRequest
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.responses")
 
 MAX_ATTEMPTS = 2
 """Times a response is begun where its gateways die under it."""
@@ -178,7 +178,7 @@ class _Attempt:
 
 
 async def _find_principal(serving: ResponsesContext, run: BackgroundRun) -> Principal:
-    """Who sent the request, as of now: a key may have been revoked since."""
+    """The sender of the request, as of now: a key may have been revoked since."""
     principal = await find_bearer(serving.store, run.owner, run.row.request["key_id"])
     if principal is None:
         message = "Whoever asked for the response may no longer do so."

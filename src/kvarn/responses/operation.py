@@ -152,7 +152,7 @@ async def run_turn(
 async def count_input_tokens(
     serving: ResponsesContext, record: RequestRecord, request: TokenCountRequest
 ) -> InputTokens:
-    """How many tokens the prompt of a response would have. Raises as `start_response` does."""
+    """Count the tokens of a response's prompt. Raises as `start_response` does."""
     name = request.model or next(iter(serving.models)).name
     model = serving.catalog.ready(record, name, "generate")
     turn = await read_turn(serving, record, request)

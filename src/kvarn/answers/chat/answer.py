@@ -56,7 +56,7 @@ class ChatRun:
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
     store: StoreAnswer | None = None
-    """Where the client asked for the answer to be stored."""
+    """Stores the answer; None: the client did not ask for that."""
 
     @property
     def service_tier(self) -> str | UnsetType:

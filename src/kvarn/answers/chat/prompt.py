@@ -46,7 +46,7 @@ async def render_chat(
 
 
 def phase_after_prompt(request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]) -> ReasoningPhase:
-    """Where an answer to this prompt begins: before its reasoning, inside, or after it, where there is none too."""
+    """The phase in which an answer to this prompt begins; without reasoning it is that after it."""
     kind = model.text.reasoning_format
     if kind is None:
         return ReasoningPhase.AFTER
@@ -89,7 +89,7 @@ def _split_reasoning(message: dict[str, Any], kind: ReasoningFormat) -> None:
 
 
 def _reasoning_variables(request: ChatCompletionRequest, record: RequestRecord, text: ModelText) -> dict[str, Any]:
-    """What `reasoning_effort` means to the template: its level, and whether to reason at all. Only what the template
+    """Variables of the template for `reasoning_effort`: its level, and whether to reason at all. Only what the template
     knows is set; where it knows nothing of it the client is warned."""
     effort = request.reasoning_effort
     reasons = effort != "none"

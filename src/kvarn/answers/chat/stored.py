@@ -16,7 +16,7 @@ from kvarn.store.repositories.conversations.stored_completions import add_comple
 from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.answers")
 
 _REQUEST_FIELDS = (
     *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "max_completion_tokens", "tool_choice"),

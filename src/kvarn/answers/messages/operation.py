@@ -80,7 +80,7 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:
-    """How many tokens the prompt of a request would have. Raises as `start_message` does."""
+    """Count the tokens of a request's prompt. Raises as `start_message` does."""
     model = serving.catalog.ready(record, request.model, "generate")
     edited, applied = await _edit_context(serving, record, request)
     counted = await _with_chat(

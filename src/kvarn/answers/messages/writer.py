@@ -63,7 +63,7 @@ class MessageWriter:
 
     id: str
     model: str
-    """What answers."""
+    """Name of the model that answers."""
     tokens: TokenUsage
     applied_edits: list[AppliedEdit] | None = None
     """Edits that left something out of the prompt; None: none was asked for."""

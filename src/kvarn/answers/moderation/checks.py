@@ -28,7 +28,7 @@ ALIASES = frozenset(
 
 
 class Moderation:
-    """What the gateway looks at, and who looks.
+    """The moderation of prompts and answers.
 
     Args:
         config: What is switched on.
@@ -95,7 +95,7 @@ class Moderation:
             )
 
     def watch(self, turn: Turn) -> OutputWatch | None:
-        """Who looks at a choice of an answer; nobody where answers are not moderated."""
+        """The moderation of one choice; None where answers are not moderated."""
         if not self._config.moderate_output:
             return None
 

@@ -52,7 +52,7 @@ class AnswerWriter:
     context: list[int] | None = None
     """Tokens of prompt and answer; None: not sent."""
     started: float = field(default_factory=time.monotonic)
-    """When the engine got it."""
+    """Monotonic seconds at which the engine got it."""
     _open: tuple[str, str, list[str]] | None = None
     """Id, name and arguments of the call that is being written."""
     _calls: int = 0

@@ -114,7 +114,7 @@ def _rate_headers(decision: Decision) -> dict[str, str]:
 
 
 def _refused_limit(decision: Decision) -> tuple[Limit, Usage]:
-    """Of the limits that had no room, the one to tell of: it has none for longest."""
+    """The limit to name in a refusal: the one without room for longest."""
     refused = [(limit, usage) for limit, usage in decision.items() if usage.wait_ms]
     return max(refused, key=lambda each: math.inf if each[1].wait_ms == NEVER else each[1].wait_ms)
 

@@ -22,7 +22,7 @@ from kvarn.observe.admission import AdmissionMetrics
 from kvarn.shapes import BLOCK_SIZE
 
 POLL_S = 0.01
-"""How often waiting requests are looked at. What ends is noticed at once; this is for the prompts that an engine has
+"""Period of looks at waiting requests. An end is noticed at once; this is for the prompts that an engine has
 computed meanwhile, and for those that wait too long."""
 MANY_TOKENS = 1 << 20
 """More than any answer has."""
@@ -61,8 +61,8 @@ class EarlyFields(msgspec.Struct):
 
 
 def early_fields(body: bytes) -> EarlyFields | None:
-    """What admission looks at before a request is checked whole: to refuse it must cost next to nothing. None where the
-    body is not as it should be: whoever checks it says why."""
+    """The fields that admission reads before a request is checked whole: to refuse must cost next to nothing. None where
+    the body is not as it should be: whoever checks it says why."""
     try:
         return msgspec.json.decode(body, type=EarlyFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -110,7 +110,7 @@ class ReplicaAdmission:
         return now
 
     def demand_of(self, turn: Turn) -> Demand:
-        """What a piece of work would need of this engine."""
+        """The capacity of this engine that a turn would need."""
         tenant, early, choice = turn.record.principal.organization_id, turn.record.early, turn.replica_choice
         cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
         expected = self.traffic.expected_prompt(turn.prompt_tokens)
@@ -126,7 +126,7 @@ class ReplicaAdmission:
         )
 
     def early_demand(self, record: RequestRecord, body: bytes, fields: EarlyFields) -> Demand:
-        """The same of a request that is not parsed yet, as far as it is known."""
+        """The capacity that a request would need which is not parsed yet, as far as it is known."""
         principal = record.principal
         tenant = principal.organization_id
         sequences = max(1, fields.n or 1)

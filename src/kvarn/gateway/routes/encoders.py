@@ -52,7 +52,7 @@ async def rerank(gateway: GatewayDep, record: RecordDep, body: RerankRequest) ->
 async def rerank_as_cohere(
     gateway: GatewayDep, record: RecordDep, body: RerankRequest
 ) -> Annotated[Response, RerankAnswer]:
-    """The same, by Cohere's path: texts are sent back only where the request says so."""
+    """Rerank by Cohere's path: texts are sent back only where the request says so."""
     return json_when_done(await start_rerank(gateway, record, body, show_documents=False))
 
 

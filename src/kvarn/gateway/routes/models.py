@@ -117,7 +117,7 @@ def _stands_for_itself(gateway: Gateway, name: str) -> bool:
 
 
 def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:
-    """As the target is that gets most of the requests, under the route's name."""
+    """The target that gets most of the requests, under the route's name."""
     target = max(route.targets, key=lambda each: each.weight).model
     found = gateway.models.find_adapter(target)
     model = gateway.models.find(gateway.models.name_of(target)) if found is None else found[0]
@@ -125,7 +125,7 @@ def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:
 
 
 def _describe_adapter(model: ServedModel, adapter: AdapterInfo) -> Model:
-    """As its model is, under its own name."""
+    """The model of an adapter, under the adapter's name."""
     own = {"id": adapter.name, "root": adapter.path, "parent": model.name, "aliases": [f"{model.name}:{adapter.name}"]}
     return msgspec.structs.replace(_describe(model), created=adapter.loaded_at or model.created, **own)
 

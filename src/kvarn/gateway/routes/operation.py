@@ -34,7 +34,7 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 class Root(TypedDict):
-    """What answers here, and where to look next."""
+    """Name of the server, and where to look next."""
 
     name: str
     version: str
@@ -61,7 +61,7 @@ class Health(TypedDict):
 
 
 class ModelState(TypedDict):
-    """How far a model is. `drifted`: replicas that answer golden prompts wrongly, and how."""
+    """Readiness of one model. `drifted`: replicas that answer golden prompts wrongly, and how."""
 
     ready: bool
     state: str
@@ -73,7 +73,7 @@ class ModelState(TypedDict):
 
 
 class Readiness(TypedDict):
-    """How far each model is; `status` is `ready` or `not_ready`."""
+    """Readiness of each model; `status` is `ready` or `not_ready`."""
 
     status: str
     models: dict[str, ModelState]

@@ -191,7 +191,7 @@ async def list_versions(admin: PlatformAdminDep, query: ModelQuery) -> ListObjec
 
 @router.get("/decisions", summary="List what the autoscaler decided")
 async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
-    """How many replicas models got, and why, newest first; since the server's start, the last few hundred."""
+    """Numbers of replicas that models got, and why, newest first; since the server's start, the last few hundred."""
     autoscaling, shared = admin.gateway.control.autoscaling, admin.gateway.control.shared
     if autoscaling is None and shared is not None and not shared.is_main:
         raise unavailable("Another process of this server looks after the fleet. Try again.", "not_here")

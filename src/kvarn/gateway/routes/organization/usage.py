@@ -69,7 +69,7 @@ class BucketQuery(QueryModel):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What results are grouped by, each once."""
+        """Fields by which results are grouped, each once."""
         return tuple(dict.fromkeys(self._chosen("group_by")))
 
     def filter_for(self, principal: Principal) -> UsageFilter:
