@@ -76,8 +76,8 @@ async def start_embedding(
 async def start_rerank(
     serving: ServingContext, record: RequestRecord, request: RerankRequest, *, show_documents: bool
 ) -> Coroutine[None, None, RerankAnswer]:
-    """Begin to rank documents for a query; raises as `start_embedding` does. `show_documents`: texts are sent back where
-    the request does not say."""
+    """Begin to rank documents for a query; raises as `start_embedding`. `show_documents`: texts are sent back where the
+    request does not say."""
     model = await serving.catalog.wait_for(record, request.model, "score")
     texts, max_tokens = request.texts, request.max_tokens_per_doc
     _check_count(serving, len(texts), "documents")

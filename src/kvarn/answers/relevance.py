@@ -1,4 +1,4 @@
-"""Relevance of texts to each other: by the angle of their vectors (a bi-encoder), or as a cross-encoder reads each pair."""
+"""Relevance of texts: by the angle of their vectors (a bi-encoder), or as a cross-encoder reads each pair."""
 
 from __future__ import annotations
 

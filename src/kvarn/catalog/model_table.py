@@ -101,6 +101,6 @@ def _choose(versions: Sequence[ServedModel], otherwise: ServedModel) -> ServedMo
 
 
 def _choose_with(versions: Sequence[ServedModel], adapter: str) -> ServedModel | None:
-    """Choose among the versions that have an adapter. One that only versions have that are held back is not there yet."""
+    """Choose among the versions that have an adapter; those that are held back do not count."""
     having = [each for each in versions if adapter in each.adapters and not each.held_back]
     return _choose(having, having[0]) if having else None

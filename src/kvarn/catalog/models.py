@@ -156,8 +156,8 @@ class ReadyModel:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of everything on which answers with the same seed depend: Kvarn's version, the checkpoint, types and kernels, the
-        tokenizer, the chat template and the sampling parameters by default."""
+        """Digest of everything on which answers with the same seed depend: Kvarn's version, the checkpoint, types and
+        kernels, the tokenizer, the chat template and the sampling parameters by default."""
         if self.is_external:
             parts = [kvarn.__version__, self.replica_name, self.version]
             return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"

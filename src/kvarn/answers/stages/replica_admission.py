@@ -61,8 +61,8 @@ class EarlyFields(msgspec.Struct):
 
 
 def early_fields(body: bytes) -> EarlyFields | None:
-    """The fields that admission reads before a request is checked whole: to refuse must cost next to nothing. None where
-    the body is not as it should be: whoever checks it says why."""
+    """The fields that admission reads before a request is checked whole: to refuse must cost next to nothing. None: the
+    body is not as it should be, and whoever checks it says why."""
     try:
         return msgspec.json.decode(body, type=EarlyFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
