@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.logprobs import in_parts, join_logprobs
@@ -139,7 +139,7 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
         assert isinstance(prompt, CompletionPrompt) and isinstance(model, ReadyModel)
         return CompletionRun(
             f"cmpl-{record.id}",
-            int(time.time()),
+            int(SYSTEM_CLOCK.time()),
             model.public_name,
             model.fingerprint,
             self.request.include_usage,

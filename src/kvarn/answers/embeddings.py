@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Coroutine
 
 from msgspec import UNSET
@@ -16,6 +15,7 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.relevance import NamedText, is_cross_encoder, numbers, pair_scores, tokenize_pairs, vector_scores
 from kvarn.answers.turn import Prompt, Turn
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.wire.openai.common import as_list
 from kvarn.wire.openai.encoders import (
     Embedding,
@@ -126,7 +126,7 @@ async def start_score(
         scores = await serving.run(record, lambda: _scores(model, answers, len(left)))
         return ScoreAnswer(
             id=f"score-{record.id}",
-            created=int(time.time()),
+            created=int(SYSTEM_CLOCK.time()),
             model=model.name,
             data=[Score(index=i, score=score) for i, score in enumerate(scores)],
             usage=_usage(turn),

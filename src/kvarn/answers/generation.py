@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -14,6 +13,7 @@ from kvarn.answers.turn import Deltas, Turn, salt_of
 from kvarn.catalog.failover import ResumableRequest
 from kvarn.catalog.models import ReadyModel
 from kvarn.catalog.timeouts import NO_TIMEOUTS, StageTimeoutError, StageTimer, timeouts_of
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
@@ -94,7 +94,7 @@ def make_submit(
         adapter=turn.adapter,
         cache_salt=salt_of(principal, turn.prompt.cache_salt),
         grammar=grammar,
-        ttft_left_s=None if slo is None else turn.record.timeline.received_s + slo.ttft_target_s - time.monotonic(),
+        ttft_left_s=None if slo is None else turn.record.timeline.received_s + slo.ttft_target_s - SYSTEM_CLOCK.now(),
         tpot_target_s=None if slo is None else slo.tpot_target_s,
     )
 

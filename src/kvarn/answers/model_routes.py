@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from kvarn.answers.turn import DegradedError
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig
 from kvarn.identity.scopes import check_model, may_use_model
 from kvarn.observe.model_choice import ModelChoiceMetrics
@@ -51,7 +51,7 @@ class ModelRoutes:
         routes: Iterable[RouteConfig],
         metrics: ModelChoiceMetrics,
         predict_ttft: PredictTtft,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.metrics = metrics
         self.models = models

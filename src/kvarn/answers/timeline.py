@@ -23,12 +23,12 @@ a request sum to its total; those of several turns are added. The log line and t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.timeline import Event, Timeline, engine_events
 
-now = time.monotonic
+now = SYSTEM_CLOCK.now
 _ENGINE = "engine."
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.models import BuiltInModel, ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import ReplicaChoice
@@ -70,7 +70,7 @@ class TokenUsage:
     def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0, reasoning: int = 0) -> None:
         """Add tokens."""
         if completion and self.first_token is None:
-            self.first_token = time.monotonic() if self.timeline is None else self.timeline.mark("first_token")
+            self.first_token = SYSTEM_CLOCK.now() if self.timeline is None else self.timeline.mark("first_token")
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.completion_tokens += completion

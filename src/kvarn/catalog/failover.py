@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -71,13 +70,13 @@ class ResumableRequest:
 
     def open(self) -> AsyncGenerator[TokenDelta, None]:
         """Send the rest of the request to the replica; its deltas. Raises `ReplicaLostError`: it is gone."""
-        self._choice.sent(time.monotonic())
+        self._choice.sent(self._replicas.clock.now())
         return client_of(self._replicas, self._choice.replica).generate(self._attempt, self._report_pending)
 
     def take(self, delta: TokenDelta) -> TokenDelta:
         """Note a delta; returns what is new in it."""
         if self._lost_at is not None:
-            self._on_moved(self._choice.replica, time.monotonic() - self._lost_at)
+            self._on_moved(self._choice.replica, self._replicas.clock.now() - self._lost_at)
             self._lost_at = None
         if self._told and delta.cached_tokens:
             delta = msgspec.structs.replace(delta, cached_tokens=0)
@@ -99,7 +98,7 @@ class ResumableRequest:
         if self._config is None:
             raise error
         self._choice.end()
-        self._lost_at = time.monotonic() if self._lost_at is None else self._lost_at
+        self._lost_at = self._replicas.clock.now() if self._lost_at is None else self._lost_at
         if self._num_tokens > self._known:
             self._lost = []
         self._known = self._num_tokens
@@ -152,7 +151,7 @@ async def embed_anywhere(
         while True:
             name = f"{request_id}~{len(lost)}" if lost else request_id
             try:
-                choice.sent(time.monotonic())
+                choice.sent(replicas.clock.now())
                 return await client_of(replicas, choice.replica).embed(name, inputs)
             except (ReplicaLostError, RequestRefusedError) as error:
                 choice.end()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.external import TimeoutsConfig
 from kvarn.routing.timeouts import StageTimeouts, TimeoutStage
 
@@ -50,17 +51,16 @@ class StageTimer:
         self.begun = False
         """Whether a part of the answer has come."""
         self._timeouts = timeouts
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began = SYSTEM_CLOCK.now()
 
     async def wait(self, awaited: Awaitable[ItemT]) -> ItemT:
         """Await something of the answer. Raises `StageTimeoutError`: it took too long."""
-        deadline = self._timeouts.deadline(self._began, self._loop.time(), begun=self.begun)
+        deadline = self._timeouts.deadline(self._began, SYSTEM_CLOCK.now(), begun=self.begun)
         try:
-            async with asyncio.timeout_at(None if deadline is None else deadline[0]):
+            async with asyncio.timeout_at(None if deadline is None else deadline[0]) as limit:
                 return await awaited
         except TimeoutError:
-            if deadline is None or self._loop.time() < deadline[0]:
+            if deadline is None or not limit.expired():
                 raise  # somebody else's
             raise StageTimeoutError(deadline[1], self._timeouts.seconds(deadline[1]) or 0.0) from None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from kvarn.answers.generator import GeneratorFailedError
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import FallbackReason
 from kvarn.wire.openai.errors import ApiError, unavailable
 
@@ -97,7 +97,7 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+            seconds = parsedate_to_datetime(value).timestamp() - SYSTEM_CLOCK.time()
         except ValueError:
             return None
     return min(max(seconds, 0.0), _LONGEST_RETRY_S) if seconds == seconds else None

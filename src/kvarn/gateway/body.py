@@ -13,6 +13,7 @@ from starlette.types import Message, Receive
 from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
 from kvarn.answers.record import RequestRecord
 from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.content_encoding import decoding
 from kvarn.gateway.record import record_of
@@ -113,7 +114,7 @@ def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str)
             raise ApiError(413, message, code="request_too_large")
 
     check_size(int(request.headers.get("content-length", 0)))
-    deadline, size = asyncio.get_running_loop().time() + timeout_s, 0
+    deadline, size = SYSTEM_CLOCK.now() + timeout_s, 0
 
     async def receive_bytes() -> Message:
         nonlocal size

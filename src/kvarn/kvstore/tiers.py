@@ -11,10 +11,10 @@ a tier is verified before it can be seen here.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.dropped import DroppedBlocks
@@ -39,7 +39,7 @@ class TieredStore:
     """
 
     def __init__(
-        self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = time.monotonic
+        self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = SYSTEM_CLOCK.now
     ) -> None:
         self._memory = memory
         self._clock = clock

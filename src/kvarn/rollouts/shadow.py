@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import ChosenModel, Deferred, RequestRecord
 from kvarn.answers.turn import Deltas, Turn
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import ShadowConfig
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.routing.model_choice import is_shadowed
@@ -54,7 +54,7 @@ class ComparedAnswer:
 
     def take(self, delta: ChoiceDelta) -> None:
         """Take a delta."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         self.first_s = now - self.began if self.first_s is None else self.first_s
         self.total_s = now - self.began
         if delta.index == 0:
@@ -141,7 +141,7 @@ class Shadows(Observer):
         self, own: RequestRecord, model: str, heard: ComparedAnswer, question: Question[Any, AnswerRun]
     ) -> None:
         assert own.choice.route is not None
-        route, copy, outcome = own.choice.route.name, ComparedAnswer(time.monotonic()), "failed"
+        route, copy, outcome = own.choice.route.name, ComparedAnswer(SYSTEM_CLOCK.now()), "failed"
         try:
             async with asyncio.timeout(_LONGEST_S), aclosing((await self.ask(own, question)).deltas) as deltas:
                 async for delta in deltas:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
@@ -64,7 +64,7 @@ class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
             keep = lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2)  # noqa: E731
         return ChatRun(
             id=f"chatcmpl-{record.id}",
-            created=int(time.time()),
+            created=int(SYSTEM_CLOCK.time()),
             request=request,
             model=model,
             fingerprint=model.fingerprint,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from kvarn.admission.answer_lengths import AnswerLengths
 from kvarn.answers.turn import Turn
 from kvarn.observe.arrivals import ArrivalMetrics
-
-_FIRST_GUESS = 128.0
-"""Output tokens expected of an answer before any has ended."""
-_FADE = 0.02
-"""Weight of the latest answer in the average."""
 
 
 class ArrivalsStage:
@@ -18,13 +14,12 @@ class ArrivalsStage:
 
     def __init__(self, metrics: ArrivalMetrics) -> None:
         self._metrics = metrics
-        self._output: dict[str, float] = {}
-        """Output tokens of an answer on average, by model."""
+        self._lengths = AnswerLengths()
 
     async def enter(self, turn: Turn) -> None:
         """Count a turn."""
         model, metrics = turn.model, self._metrics
-        expected = min(self._output.get(model, _FIRST_GUESS) * turn.sequences, turn.max_output_tokens)
+        expected = min(self._lengths.mean(model) * turn.sequences, turn.max_output_tokens)
         metrics.requests.labels(model).inc()
         metrics.prompt_tokens.labels(model).inc(turn.prompt_tokens)
         metrics.output_tokens.labels(model).inc(expected)
@@ -32,6 +27,5 @@ class ArrivalsStage:
 
     def _learn(self, turn: Turn) -> None:
         if turn.usage.completion_tokens:
-            average = self._output.get(turn.model, _FIRST_GUESS)
-            latest = turn.usage.completion_tokens / turn.sequences
-            self._output[turn.model] = average + _FADE * (latest - average)
+            tokens = turn.usage.completion_tokens / turn.sequences
+            self._lengths.learn(turn.model, turn.record.principal.organization_id, tokens)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from kvarn.answers.turn import Turn
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
@@ -32,7 +31,7 @@ class BudgetStage:
                 where requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration
                 says `closed`.
         """
-        metering, principal, now = self.metering, turn.record.principal, time.time()
+        metering, principal, now = self.metering, turn.record.principal, SYSTEM_CLOCK.time()
         holders = (principal.organization_id, principal.project_id)
         max_cost = metering.prices.max_cost(turn.model, now, prompt=turn.prompt_tokens, output=turn.max_output_tokens)
         tokens = turn.prompt_tokens + turn.max_output_tokens

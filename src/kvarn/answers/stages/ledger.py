@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from kvarn.answers.turn import Turn
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.journal import Slot
 from kvarn.metering.service import Metering, wall_clock_of
@@ -55,7 +54,12 @@ class LedgerStage:
             return
         ttft = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         measured = Measured(
-            str(turn.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
+            str(turn.outcome),
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            SYSTEM_CLOCK.time(),
+            ttft,
         )
         if turn.replica != request.replica:  # another one went on with it
             request = msgspec.structs.replace(request, replica=turn.replica)

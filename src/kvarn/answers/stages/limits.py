@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from kvarn.admission.answer_lengths import AnswerLengths
 from kvarn.answers.turn import Outcome, Turn
 from kvarn.config.platform import LimitsConfig
-from kvarn.limits.estimate import OutputEstimates
 from kvarn.limits.limiter import ActiveReservation, Limiter
 from kvarn.limits.rules import limits_of
 from kvarn.limits.types import MAX_NUMBER, NEVER, Decision, Kind, Limit, LimitsAwayError, Reservation, Usage
@@ -35,7 +35,8 @@ class LimitsStage:
         self._limiter = limiter
         self._config = config
         self._metrics = metrics
-        self._estimates = OutputEstimates(config.output_quantile, config.output_estimate)
+        self._lengths = AnswerLengths()
+        """Of answers without a bound."""
 
     async def enter(self, turn: Turn) -> None:
         """Take the work in; its answer says in headers what is left.
@@ -74,13 +75,15 @@ class LimitsStage:
         if turn.outcome is Outcome.FINISHED and not turn.output_bounded:
             written = turn.usage.completion_tokens
             self._metrics.estimate_ratio.labels(turn.model).observe(written / max(1, expected))
-            each = math.ceil(written / turn.sequences)
-            self._estimates.observe(turn.record.principal.organization_id, turn.model, each)
+            self._lengths.learn(turn.model, turn.record.principal.organization_id, written / turn.sequences)
 
     def _expected_output(self, turn: Turn) -> int:
         if turn.output_bounded:
             return turn.max_output_tokens
-        each = self._estimates.expect(turn.record.principal.organization_id, turn.model)
+        tenant = turn.record.principal.organization_id
+        each = self._lengths.quantile(turn.model, tenant, self._config.output_quantile)
+        if each is None:
+            each = self._config.output_estimate
         return min(each * turn.sequences, turn.max_output_tokens)
 
 
