@@ -19,8 +19,9 @@ from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor, InvalidLogitsError
+from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
+from kvarn.worker.errors import InvalidLogitsError
 from kvarn.worker.slots import SlotTable
 from kvarn.worker.step_batch import flatten_rows
 from repeating_recorder import RepeatingRecorder
