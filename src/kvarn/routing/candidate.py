@@ -117,7 +117,7 @@ class Candidate:
             reservation.end()
         self.waiting, self.running = stats.waiting, stats.running
         self.queue_tokens = stats.prefill_tokens + sum(stats.waiting_tokens_by_priority.values())
-        self.resident_adapters = stats.adapters_running
+        self.resident_adapters = stats.adapters.running
         if stats.kv_blocks_total:
             waiting = sum(stats.waiting_tokens_by_priority.values())
             self.free_tokens = stats.kv_blocks_free * BLOCK_SIZE - waiting

@@ -13,6 +13,7 @@ import msgspec
 
 from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
+from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.supervision import FromSupervisor, ToSupervisor
@@ -284,29 +285,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     aborts_total: int = 0
     finished_total: int = 0
     refused_total: dict[str, int] = {}
-    kv_tokens_read_total: int = 0
-    """Cached tokens read by decode rows, those that several sequences share counted for each."""
-    attended_pairs_total: int = 0  # (query, key) pairs attended
-    read_bytes_total: int = 0  # weights and cached tokens that the steps had to read (`kvarn.costs`)
-    operations_total: int = 0  # operations that the steps had to do; a multiply-add counts as two
     evictions_total: int = 0
-    adapters_running: list[str] = []  # names of adapters with which sequences run
-    adapters_waiting: list[str] = []  # names of adapters for which all requests wait
-    adapter_blocks: int = 0  # KV blocks that hold adapters
-    adapter_loads_total: int = 0  # adapters brought into KV blocks
-    adapter_evictions_total: int = 0  # adapters whose KV blocks were given to others
-    spec_decode_drafts_total: int = 0  # rows that verified proposals
-    spec_decode_draft_tokens_total: int = 0  # proposals
-    spec_decode_accepted_tokens_total: int = 0  # proposals that were drawn
-    spec_decode_accepted_tokens_per_pos_total: list[int] = []  # the same by position in the row
     tenant_tokens_total: dict[str, int] = {}  # tokens served (prompt computed + output) by tenant
     kv_tiers: dict[str, KVTierStats] = {}  # by the tier's name; empty where there are none
-    external_queries_total: int = 0  # prompt tokens looked up in the tiers: those that the prefix cache did not hold
-    external_hits_total: int = 0  # of those, tokens loaded from there
-    fetches_given_up_total: int = 0  # fetches that took longer than computing the blocks
-    prefills_apart_total: int = 0  # prompts that another engine was asked to compute
-    expert_tokens_total: dict[str, int] = {}  # tokens given to the experts of each rank, summed over layers
-    expert_imbalance: float = 0.0  # tokens of a layer's busiest expert over the mean of its experts; 0: none
+    lookups: LookupStats = LookupStats()
+    adapters: AdapterStats = AdapterStats()
+    speculation: SpeculationStats = SpeculationStats()
+    experts: ExpertStats = ExpertStats()
+    work: WorkStats = WorkStats()
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
