@@ -30,7 +30,7 @@ from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, Tok
 
 @dataclass(slots=True)
 class EngineOutput:
-    """What one step has to tell the gateways."""
+    """Answers of one step to the gateways."""
 
     computed: bool = False
     """Whether a step's result was there."""

@@ -1,4 +1,4 @@
-"""What runs in the next step, and what came of it.
+"""Rows of the next step, and the changes by its result.
 
 `schedule` is the whole policy of a step, top to bottom: make room for a better priority, go on with what runs, let in
 what waits. `update` takes the result. Both are deterministic: the same requests at the same times give the same plans.
@@ -255,7 +255,7 @@ class Scheduler:
         self.totals.preemptions += 1
 
     def _preempt_for_priority(self, now: float) -> None:
-        """Where the first in the queue is of a better tier than running ones and does not fit, make room for it.
+        """Make room for the first in the queue, if it is of a better tier than running ones and does not fit.
 
         Tiers are compared as of now on both sides, a running sequence ageing on. Which of two is better then never
         turns round, so they cannot push each other out in turn.

@@ -11,10 +11,10 @@ a tier is verified before it can be seen here.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.kvstore.dropped import DroppedBlocks
@@ -39,12 +39,12 @@ class TieredStore:
     """
 
     def __init__(
-        self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = time.monotonic
+        self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = SYSTEM_CLOCK.now
     ) -> None:
         self._memory = memory
         self._clock = clock
         self._lock = threading.Lock()
-        """Of the memory tier's books and of all below."""
+        """Guards the memory tier's books and all below."""
         self._work = threading.Condition(self._lock)
         self._fetches: deque[Fetch] = deque()
         self._wanted = Counter[bytes]()
@@ -192,12 +192,12 @@ class TieredStore:
         self.end_load(transfers)
 
     def slots(self, transfers: Sequence[BlockTransfer]) -> list[int]:
-        """Where reserved blocks are, until `end_load`."""
+        """Slots of reserved blocks, valid until `end_load`."""
         with self._lock:
             return [self._memory.slot(transfer.name) for transfer in transfers]
 
     def end_load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """What reserved blocks hold was copied."""
+        """Contents of reserved blocks were copied."""
         with self._lock:
             for transfer in transfers:
                 self._memory.unpin(transfer.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -11,6 +10,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.blobs import Blobs, blobs_of
@@ -54,16 +54,16 @@ class Store:
         report_timeout_s: float = 60.0,
         max_stored_bytes: int | None = None,
         blobs: Blobs | None = None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.url = url
         self.blobs = blobs
         self.now = now
         self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
-        """How the database does: as its uses told, reports excepted, which may just have taken too long."""
+        """State of the database by its last uses, except reports, which may just have taken too long."""
         self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)
-        """Of each organisation, for those that write within its bound: one after another they hold few connections."""
+        """Turns of those who write within their organisation's bound: few hold a connection at once."""
         self.is_prepared = False
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
@@ -141,7 +141,7 @@ class Store:
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """What the database refuses becomes a `StoreError` of one line that names the database."""
+        """Turn errors of the database into a `StoreError` of one line that names it."""
         try:
             yield
         except DBAPIError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.errors import StorageFullError
 
 _VALID_S = 1.0
@@ -17,7 +17,7 @@ _MAX_ORGANIZATIONS = 10_000
 
 @dataclass(slots=True)
 class Balance:
-    """What an organisation stores."""
+    """Bytes that an organisation stores, as far as this process knows."""
 
     stored: int = 0
     """Bytes, as the database said last."""
@@ -37,13 +37,13 @@ class StorageQuota:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, max_bytes: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_bytes: int | None, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self.max_bytes = max_bytes
         self._clock = clock
         self._balances: dict[str, Balance] = {}
 
     def balance(self, organization_id: str) -> Balance:
-        """What is known of an organisation."""
+        """The balance of an organisation."""
         if len(self._balances) > _MAX_ORGANIZATIONS:
             self._balances.clear()
         return self._balances.setdefault(organization_id, Balance())

@@ -45,13 +45,13 @@ OWN_PROCESS = -1
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer's text must match."""
+    """Grammar that an answer's text must match."""
 
     text: str  # in llguidance's form: JSON of its grammars, or Lark
 
     after: list[str] = []
-    """Where this is not empty, the answer begins with text of any kind; what follows the first of these strings must
-    match. Special tokens count as the text they are written as."""
+    """Strings before the match. If there are any, the answer begins with text of any kind; the text after the first of
+    these strings must match. Special tokens count as the text they are written as."""
 
     opened_by: list[int] = []
     """Tokens that begin such free text. Where there are any, the answer may also match from its first token on."""
@@ -140,7 +140,7 @@ class Join(Message, frozen=True, kw_only=True):
     gateway: int
     address: str  # ZMQ address that it reads
     adapters: list[AdapterInfo] = msgspec.field(default_factory=list)
-    """That it knows of; of a revision above the engine's own, they are loaded again."""
+    """Adapters that it knows of; those of a revision above the engine's own are loaded again."""
     revision: int = 0  # of that list
 
 
@@ -207,12 +207,12 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def chosen(self) -> TokenLogprob:
-        """Of the token that stands there."""
+        """Log-probability of the token that stands there."""
         return self.entries()[0]
 
     @property
     def top(self) -> list[TokenLogprob]:
-        """Of the most likely tokens, the likeliest first."""
+        """Log-probabilities of the most likely tokens, the likeliest first."""
         return self.entries()[1:]
 
     def entries(self) -> list[TokenLogprob]:
@@ -227,7 +227,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one step added to one choice of a request.
+    """Tokens that one step added to one choice of a request.
 
     There is one for each row of each step, so it is small on the wire, and of no interest to the garbage collector: it
     holds no reference that could lead back to it.
@@ -245,7 +245,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 
 class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tier of KV blocks beyond the device holds, and has done since the engine's start."""
+    """Gauges of one tier of KV blocks beyond the device, and totals since the engine's start."""
 
     capacity_bytes: int = 0
     used_bytes: int = 0
@@ -296,7 +296,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine serves; sent once when it is ready."""
+    """Model that an engine serves; sent once when it is ready."""
 
     kind: str  # `generate`, `embed`, or `score`: a cross-encoder
     architecture: str
@@ -305,7 +305,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_context_length: int
     num_parameters: int
     quantization: str = ""
-    """How weights are held: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
+    """Form of the weights: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
     kernels: str = ""  # the backend that multiplies
     embedding_size: int = 0
     pair_template: str = ""  # in which a cross-encoder reads pairs; empty: as its tokenizer joins two texts

@@ -26,7 +26,7 @@ _SPARE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
-    """What another engine has to do, and how fast it is."""
+    """Work that another engine has, and its speed."""
 
     waiting_tokens: int
     """Tokens of prompts that it was asked for and has not sent."""
@@ -38,7 +38,7 @@ class PrefillPeer(Protocol):
     """Another engine of the same model, which computes prompts and sends their blocks."""
 
     def load(self) -> PeerLoad | None:
-        """What it has to do; None where it cannot be reached."""
+        """Its load; None where it cannot be reached."""
         ...
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
@@ -66,7 +66,7 @@ class GenerateService:
         experts: ExpertLoads | None = None,
         closing: Sequence[Callable[[], None]] = (),
         sleep: Callable[[], SleepingModel] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=parts.namespace)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from dataclasses import dataclass, field
 
 import msgspec
 import zmq
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.remote_prefill import PeerLoad
 from kvarn.engine.plan import KVFetch
 from kvarn.engine.request import Sequence
@@ -100,7 +100,7 @@ class PrefillClient:
         number = next(self._numbers)
         with self._lock:
             missing = set(range(len(names)))
-            self._jobs[number] = _Job(fetch, names, sequence.num_prompt, time.monotonic(), missing)
+            self._jobs[number] = _Job(fetch, names, sequence.num_prompt, SYSTEM_CLOCK.now(), missing)
         fetch.on_release = lambda: self._cancel(number)
         submit = Submit(
             request_id=f"prefill-{number}",
@@ -235,7 +235,7 @@ class PrefillClient:
         """Nothing more is waited for: all has come, or the rest is computed here."""
         with self._lock:
             self._jobs.pop(number, None)
-            now = time.monotonic()
+            now = SYSTEM_CLOCK.now()
             if not job.missing:
                 seconds = (now - max(job.asked_s, self._busy_until_s)) / job.tokens
                 self._token_s += (seconds - self._token_s) * (_SMOOTHING if self._token_s else 1.0)
