@@ -281,7 +281,7 @@ class KVConnector(Protocol):
         """Delete a tenant's blocks, and keep none of it any more."""
         ...
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         ...
 

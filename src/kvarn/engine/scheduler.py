@@ -219,7 +219,7 @@ class Scheduler:
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
                 victim = self._preemption.victim(self.running)
-                self._take_out(step, victim)
+                self._undo_row(step, victim)
                 self._preempt(victim)
                 step.preempted = True
                 if victim is sequence:
@@ -235,7 +235,7 @@ class Scheduler:
             step.extra(sequence).charged = charged
             self._charge(sequence, charged)
 
-    def _take_out(self, step: StepBuilder, sequence: Sequence) -> None:
+    def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
         """Undo a row of this step, its charge included."""
         self._charge(sequence, -step.remove(sequence))
 

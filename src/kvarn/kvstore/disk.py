@@ -192,7 +192,7 @@ class DiskTier:
             shutil.rmtree(directory)
             sync_directory(self._directory)
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         with self._lock:
             self._held = held

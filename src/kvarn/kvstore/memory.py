@@ -124,7 +124,7 @@ class MemoryTier:
             else:
                 self.drop(name)
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:

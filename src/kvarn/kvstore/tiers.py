@@ -212,12 +212,12 @@ class TieredStore:
                 far.forget(tenant)
             self._work.notify_all()
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `KVConnector`."""
         with self._lock:
-            self._memory.watch(held)
+            self._memory.report_to(held)
             for far in self._far:
-                far.tier.watch(held)
+                far.tier.report_to(held)
 
     def stats(self) -> dict[str, KVTierStats]:
         """See `KVConnector`."""

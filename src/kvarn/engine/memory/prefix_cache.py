@@ -117,7 +117,7 @@ class PrefixCache:
         """Names of all blocks."""
         return (node.hash for node in self._by_block.values())
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:
