@@ -35,7 +35,7 @@ _log = logging.getLogger("kvarn.batches")
 
 
 class Backoff:
-    """When the lines for one model go on after a refusal: when it says, else after 1 s, 2 s, ... 60 s, from the start
+    """The pause of the lines for one model after a refusal: as long as it says, else 1 s, 2 s, ... 60 s, from the start
     again once a line is answered."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class ModelItems:
         self.places = places
         self.backoff = Backoff()
         self.suspects = asyncio.Lock()
-        """Of the lines beside which the engine has died one runs at a time: so the one that kills it is found."""
+        """Held by a line beside which the engine has died: one runs at a time, so the one that kills it is found."""
         self._find = partial(open_lines, store, batch_id, count=_READ_AT_ONCE, model=name or None, besides=besides)
         self._next: deque[OpenLine] = deque()
         self._after = FIRST

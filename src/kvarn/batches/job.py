@@ -32,7 +32,7 @@ class BatchJob(Job):
     losses: Counter[int] = field(default_factory=Counter)
     """By line: how often the engine died beside it."""
     principal: Principal | None = None
-    """Who its lines act for: their key as it was when it was last valid."""
+    """The principal of its lines: their key as it was when it was last valid."""
     end_reason: EndReason | None = None
     full: bool = False
     """Its organization stores as much as it may: a pause, not an end."""
@@ -45,11 +45,11 @@ class BatchJob(Job):
     requests: dict[int, RequestRecord] = field(default_factory=dict)
     """Lines that are being run, by number."""
     progress_at: float = field(default_factory=SYSTEM_CLOCK.now)
-    """When a line was last seen in an engine, or answered. Monotonic seconds."""
+    """Time at which a line was last in an engine, or answered. Monotonic seconds."""
 
     @property
     def owner(self) -> Owner:
-        """Whose it is."""
+        """Its project."""
         return Owner(self.row.organization_id, self.row.project_id)
 
     def end(self, reason: EndReason) -> None:

@@ -51,7 +51,7 @@ class BatchWorker(Worker[BatchJob]):
         self._config = config
         self._places: dict[str, FairSemaphore] = {}
         self._losses: dict[str, Counter[int]] = {}
-        """Of batches that this gateway has let go unfinished."""
+        """Losses of batches that this gateway has let go unfinished."""
 
     async def claim(self, free: int) -> Sequence[BatchJob]:
         """Take batches, of each organization its oldest first."""

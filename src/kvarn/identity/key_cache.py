@@ -47,7 +47,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 
 class _Question(NamedTuple):
-    """What was known when the database was asked."""
+    """State of the cache when the database was asked."""
 
     began: float
     """Seconds of the clock."""
@@ -69,22 +69,22 @@ class KeyCache:
         self._config = config
         self._clock = clock
         self._position: Position | None = None
-        """Of the feed, at which all that follows was read."""
+        """Position in the feed at which all that follows was read."""
         self._known = OrderedDict[str, Grant]()
         self._unknown = OrderedDict[str, float]()
-        """When a key was found to be unknown, in seconds of the clock."""
+        """Times at which keys were found to be unknown, in seconds of the clock."""
         self._anybody: Principal | None = None
         self._is_anybody_current = False
         self._renewals = 0
         self._reading = dict[tuple[int, Position | None, str], asyncio.Task[Grant]]()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -math.inf
-        """When the feed was read up to the position."""
+        """Time at which the feed was read up to the position."""
         self._away_since: float | None = None
         self._failed_at = -math.inf
 
     async def bearer_of(self, key: str) -> Principal | None:
-        """Whom a key acts for; None for one that is unknown, expired or revoked, all alike in way and time.
+        """The principal of a key; None for one that is unknown, expired or revoked, all alike in way and time.
 
         Raises:
             ApiError: 503, the database is away and the key has not been seen lately.
@@ -95,7 +95,7 @@ class KeyCache:
         return principal if is_same else None
 
     async def anybody(self) -> Principal:
-        """Whom requests without a key act for on an open server."""
+        """The principal of requests without a key on an open server."""
         is_current = await self._is_current()
         known = self._anybody
         if known is not None and (self._is_away or (is_current and self._is_anybody_current)):

@@ -32,7 +32,7 @@ class Job:
 
     id: str
     organization_id: str
-    """Whose it is; empty for jobs of the platform itself."""
+    """Its organisation; empty for jobs of the platform itself."""
     task: asyncio.Task[None] | None = field(default=None, kw_only=True)
     stop_reason: StopReason | None = field(default=None, kw_only=True)
     finishing: bool = field(default=False, kw_only=True)

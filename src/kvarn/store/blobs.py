@@ -28,7 +28,7 @@ _FOLDER = ".files"
 
 
 def blobs_of(setting: str | None, database: URL) -> Blobs | None:
-    """What the setting `store.blobs` names; None: rows of the database.
+    """The place that the setting `store.blobs` names; None: rows of the database.
 
     Raises:
         StoreError: The URL cannot be used, such as without the package that it needs.

@@ -1,4 +1,4 @@
-"""How a database is connected to: the driver's options, and what it means when there is no connection to be had."""
+"""Connecting to a database: the driver's options, and errors of connecting."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def with_hosts_apart(url: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """As short as it can be, and in a tenth of the time that Python's own encoder takes."""
+    """Compact JSON, in a tenth of the time that Python's own encoder takes."""
     return msgspec.json.encode(value).decode()
 
 

@@ -61,9 +61,9 @@ class Store:
         self.now = now
         self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
-        """How the database does: as its uses told, reports excepted, which may just have taken too long."""
+        """State of the database by its last uses, except reports, which may just have taken too long."""
         self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)
-        """Of each organisation, for those that write within its bound: one after another they hold few connections."""
+        """Turns of those who write within their organisation's bound: few hold a connection at once."""
         self.is_prepared = False
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
@@ -141,7 +141,7 @@ class Store:
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """What the database refuses becomes a `StoreError` of one line that names the database."""
+        """Turn errors of the database into a `StoreError` of one line that names it."""
         try:
             yield
         except DBAPIError as error:

@@ -17,7 +17,7 @@ _MAX_ORGANIZATIONS = 10_000
 
 @dataclass(slots=True)
 class Balance:
-    """What an organisation stores."""
+    """Bytes that an organisation stores, as far as this process knows."""
 
     stored: int = 0
     """Bytes, as the database said last."""
@@ -43,7 +43,7 @@ class StorageQuota:
         self._balances: dict[str, Balance] = {}
 
     def balance(self, organization_id: str) -> Balance:
-        """What is known of an organisation."""
+        """The balance of an organisation."""
         if len(self._balances) > _MAX_ORGANIZATIONS:
             self._balances.clear()
         return self._balances.setdefault(organization_id, Balance())

@@ -23,6 +23,7 @@ from kvarn.replica.transport import (
 )
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
+    OWN_PROCESS,
     Abort,
     AdapterChanged,
     Adapters,
@@ -305,7 +306,8 @@ class EngineLoop:
         """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
         heard from its heartbeats."""
         for gateway in self._router.joined:
-            self._forget(gateway)
+            if gateway != OWN_PROCESS:
+                self._forget(gateway)
         self._router.supervised_by(address)
 
     def _forget(self, gateway: int) -> None:

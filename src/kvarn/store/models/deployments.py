@@ -17,9 +17,9 @@ class Deployment(Base):
 
     model: Mapped[Name] = mapped_column(primary_key=True)
     version: Mapped[int]
-    """That serves."""
+    """The version that serves."""
     previous_version: Mapped[int | None]
-    """That served before it: where a rollback goes."""
+    """The version that served before: a rollback goes there."""
     replicas: Mapped[int | None]
     """Set by `scale`; None: as the version says."""
     adapters: Mapped[list[Any] | None]

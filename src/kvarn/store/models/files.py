@@ -79,7 +79,7 @@ class Batch(CountedOwned, Base):
     )
 
     key_id: Mapped[Id | None]
-    """Whose scopes and limits hold."""
+    """The key whose scopes and limits hold."""
     endpoint: Mapped[str] = mapped_column(String(64))
     input_file_id: Mapped[Id]
     output_file_id: Mapped[Id | None]
@@ -89,7 +89,7 @@ class Batch(CountedOwned, Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds]
     times: Mapped[dict[str, Any]]
-    """When each state was reached: `in_progress_at`, `completed_at`, …"""
+    """Times at which states were reached: `in_progress_at`, `completed_at`, …"""
     errors: Mapped[list[Any]] = mapped_column(ExactJson)
     extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The client's `metadata`."""

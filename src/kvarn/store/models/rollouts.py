@@ -37,5 +37,5 @@ class RolloutSamples(Base):
     id: Mapped[Sequence] = mapped_column(primary_key=True)
     model: Mapped[Name]
     began: Mapped[float] = mapped_column(Double)
-    """When the rollout began, Unix seconds: which one it is."""
+    """Start of the rollout, Unix seconds: tells rollouts of a model apart."""
     samples: Mapped[list[Any]]

@@ -33,7 +33,7 @@ class Organization(Base):
     other_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
     """Bytes of all else that it stores, as summed last."""
     summed_at: Mapped[Number] = mapped_column(default=0, server_default="0")
-    """When that was, in milliseconds since 1970."""
+    """Time of that sum, in milliseconds since 1970."""
 
     @hybrid_property
     def stored_bytes(self) -> int:
@@ -102,7 +102,7 @@ class ApiKey(Base):
     digest: Mapped[str] = mapped_column(String(64))
     """SHA-256 of the whole key, hexadecimal. The key has 256 random bits: no slow hash is needed."""
     redacted: Mapped[str] = mapped_column(String(32))
-    """What may be shown of it."""
+    """The key as it may be shown."""
     role: Mapped[str] = mapped_column(String(16))
     scopes: Mapped[dict[str, Any]]
     """`models`, `endpoints`, `adapters`: lists; one that is missing restricts nothing."""
@@ -145,20 +145,19 @@ class AuditEntry(Base):
     actor_key_id: Mapped[Id | None]
     """None: the command line on the server's machine, or an open server."""
     actor: Mapped[Name]
-    """Who, in words."""
     actor_organization_id: Mapped[Id | None]
-    """Whose administrator: another's is not named to the log's own. None: the server itself."""
+    """Organisation of the actor; the log does not name another's administrator. None: the server itself."""
     actor_user_id: Mapped[Id | None]
-    """Whose key it was. No reference: what somebody did stays known when they are deleted."""
+    """Owner of the key. No reference: the entry outlives the user."""
     actor_email: Mapped[str | None] = mapped_column(String(320))
-    """Of the user; None for a service account."""
+    """Address of the user; None for a service account."""
     object_id: Mapped[Id]
     project_id: Mapped[Id | None]
     detail: Mapped[dict[str, Any]]
     in_project: Mapped[Project | None] = relationship(
         primaryjoin="foreign(AuditEntry.project_id) == Project.id", lazy="joined", viewonly=True
     )
-    """As it is today; None: it is gone."""
+    """The project as it is today; None: it is gone."""
 
     @property
     def names_actor(self) -> bool:

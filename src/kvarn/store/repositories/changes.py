@@ -32,7 +32,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What happened since a position."""
+    """Changes since a position."""
 
     position: Position
     organizations: Collection[str] | None

@@ -49,8 +49,8 @@ async def current_versions(session: AsyncSession) -> list[tuple[Deployment, Depl
 
 
 async def read_desired(store: Store) -> list[dict[str, Any]]:
-    """What shall be served: model, version, replicas, spec, fingerprints and adapters of each deployment; no spec: the
-    configuration's. Where a version is rolled out, `candidate` has its version, spec and fingerprints, and the share of
+    """Desired state: model, version, replicas, spec, fingerprints and adapters of each deployment; no spec: the
+    configuration's. While a version is rolled out, `candidate` has its version, spec and fingerprints, and the share of
     the requests that it shall be able to answer.
 
     Raises:

@@ -37,8 +37,8 @@ USAGE: Final[Mapping[type[Base], str]] = {
     UsagePeriod: "period",
     BilledHour: "hour_at",
 }
-"""What it used, with the column of time: it says nothing of what was said, so an organisation's end leaves it for the
-last invoice, unless it is asked to go too. An erasure deletes them in this order."""
+"""Tables of usage, with their columns of time. They stay for the last invoice unless their erasure is requested, which
+deletes them in this order."""
 
 
 async def delete_organization(
@@ -125,8 +125,7 @@ async def _delete_usage(store: Store, organization_id: str) -> int:
 
 
 async def _drop_events(store: Store, model: type[Base], condition: Condition) -> int:
-    """What says that they have been billed first: no foreign key leads there, since a consumer may have a database of
-    its own."""
+    """Delete their `billed_events` first: no foreign key leads there, for a consumer may have a database of its own."""
     async with store.transaction() as session:
         events = select(UsageEvent.id).where(condition)
         await session.execute(delete(BilledEvent).where(BilledEvent.event_id.in_(events)))

@@ -28,7 +28,7 @@ def owned_by(owner: Owner, model: type[OwnedT]) -> Select[OwnedT]:
 
 
 async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *, to_change: bool = False) -> FoundT:
-    """What a query selects; with `to_change` it is locked until the transaction ends.
+    """The object that a query selects; with `to_change` it is locked until the transaction ends.
 
     Raises:
         NotFoundError: Nothing; `missing` is the message.

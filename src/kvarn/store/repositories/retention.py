@@ -1,4 +1,4 @@
-"""What is deleted after how long: one table of what organisations store, and one loop that deletes by it.
+"""Retention: one table of the kinds of stored objects, and one loop that deletes by it.
 
 Everything else that names an organisation goes with its row, by foreign keys; its usage stays for the last invoice
 (`organization_deletion.py`).
@@ -74,7 +74,7 @@ class StoredKind:
 
     model: type[Base]
     days: Callable[[RetentionConfig], int | None]
-    """How long the server's configuration keeps them; None: for ever."""
+    """Days that the server's configuration keeps them; None: for ever."""
     age: str = "created_at"
     """Column of the time from which on the days are counted."""
     expires_at: str | None = None
@@ -85,7 +85,7 @@ class StoredKind:
 
     @property
     def name(self) -> str:
-        """Of its table."""
+        """Name of its table."""
         return str(self.model.__tablename__)
 
 
@@ -109,7 +109,7 @@ STORED: Final = (
 
 @dataclass(slots=True)
 class SweepResult:
-    """What came of a sweep, by kind."""
+    """Results of a sweep, by kind."""
 
     deleted: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Exception] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""What each organisation stores: `file_bytes`, exact, counted in the transactions that write and delete files; and
-`other_bytes`, the sum over all other rows, made every `SUM_EVERY_S` seconds by one process of the deployment.
+"""Bytes that each organisation stores: `file_bytes`, exact, counted in the transactions that write and delete files;
+and `other_bytes`, the sum over all other rows, made every `SUM_EVERY_S` seconds by one process of the deployment.
 
 A row remembers what it counts for (`counted_bytes`): its content and a flat rate. Between two sums each process adds
 what it admits itself (`kvarn.store.quota`), so an organisation passes its bound by no more than what the other
@@ -32,9 +32,9 @@ from kvarn.store.models import (
 from kvarn.store.repositories.dialect import is_postgresql
 
 ROW_BYTES = 1024
-"""What an object counts for besides its content: a file of one byte takes hardly less."""
+"""Bytes that an object counts for besides its content: a file of one byte takes hardly less."""
 ITEM_BYTES = 256
-"""What an item of a conversation counts for besides its content."""
+"""Bytes that an item of a conversation counts for besides its content."""
 SUM_EVERY_S = 30.0
 
 _SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample)
@@ -146,7 +146,7 @@ async def update_balance(store: Store, organization_id: str, size: int) -> None:
 
 
 async def count_organizations_over(store: Store, size: int) -> int:
-    """How many organisations store more than so many bytes. Raises as `update_balance`."""
+    """Number of organisations that store more than so many bytes. Raises as `update_balance`."""
     async with store.reporting() as session:
         return await session.scalar(select(func.count()).where(size < Organization.stored_bytes)) or 0
 

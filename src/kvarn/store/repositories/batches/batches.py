@@ -27,7 +27,7 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, j
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is in its life."""
+    """State of a batch."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"

@@ -23,7 +23,7 @@ class Line:
     """A request of a batch."""
 
     line: int
-    """Of the input file, from 1."""
+    """Number in the input file, from 1."""
     custom_id: str
     body: bytes
     model: str = ""
@@ -31,7 +31,7 @@ class Line:
 
 
 class OpenLine(NamedTuple):
-    """Where a request without an answer stands: small, whatever the request's size."""
+    """Place of a request without an answer: small, whatever the request's size."""
 
     model: str
     line: int
@@ -43,7 +43,7 @@ FIRST = OpenLine("", 0)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a line."""
+    """Result of a line."""
 
     line: int
     failed: bool

@@ -35,7 +35,7 @@ _MEASURE = select(
     func.sum(func.json_array_length(StoredResponse.input_items)),
     func.sum(size_of(StoredResponse.input_items) + size_of(StoredResponse.body)),
 ).select_from(StoredResponse)
-"""How many responses, items that they were given (what they said is counted when it is read), characters of JSON."""
+"""Numbers of responses, of input items (outputs are counted when they are read), of characters of JSON."""
 
 _KEPT_TURN = select(
     StoredResponse.id, StoredResponse.status, text_of(StoredResponse.input_items), text_of(StoredResponse.body)
@@ -52,9 +52,9 @@ class Ended:
     cuts: list[Any]
     previous_response_id: str | None = None
     lock: Lock | None = None
-    """Of its conversation."""
+    """Lock of its conversation."""
     new_items: list[Item] = field(default_factory=list)
-    """What it adds to its conversation."""
+    """Items that it adds to its conversation."""
 
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
@@ -155,7 +155,7 @@ async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id
 
 
 def response_bytes(*content: Any) -> int:
-    """What a response of this content counts for in its organisation's stored bytes."""
+    """Bytes that a response of this content counts for."""
     return ROW_BYTES + json_bytes(*content)
 
 

@@ -76,5 +76,5 @@ async def change_metadata(
 
 
 def _without_nul(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What PostgreSQL can search in: its JSONB has no NUL character, so U+FFFD stands for it."""
+    """Metadata in which PostgreSQL can search: its JSONB has no NUL character, so U+FFFD stands for it."""
     return {key.replace("\0", "\ufffd"): value.replace("\0", "\ufffd") for key, value in metadata.items()}

@@ -46,16 +46,16 @@ organisation's keys again: a kind that is missing here costs queries, and never 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts."""
+    """The one who makes a change."""
 
     name: str
     """In words, such as `command line (root)`."""
     key_id: str | None = None
     """The key that was used."""
     organization_id: str | None = None
-    """Whose administrator; None: the server itself."""
+    """The organisation it administers; None: the server itself."""
     user_id: str | None = None
-    """Whose key it is: `acting` finds out."""
+    """Owner of the key, read when the change begins."""
     email: str | None = None
     """Theirs, likewise."""
 

@@ -17,7 +17,7 @@ from kvarn.store.repositories.tenants.rate_limits import limits_of
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the database says of a key."""
+    """A key's row, with the principal that it acts for."""
 
     organization_id: str
     digest: str
@@ -27,12 +27,12 @@ class Grant:
     expires_at: int | None
 
     def principal_at(self, now: float) -> Principal | None:
-        """Whom it acts for at a later time."""
+        """The principal at a later time."""
         return self.principal if self.expires_at is None or now < self.expires_at else None
 
 
 async def find_grant(session: AsyncSession, lookup: str, now: float) -> Grant | None:
-    """What a key grants at the time `now`, found by its first part; None where no key begins so."""
+    """The grant of a key at the time `now`, found by its first part; None where no key begins so."""
     return await _find(session, ApiKey.lookup == lookup, now)
 
 
