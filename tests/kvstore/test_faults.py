@@ -131,7 +131,7 @@ def test_what_stands_in_the_place_of_files_is_left_out(tmp_path: Path) -> None:
 
 def engine(directory: Path) -> tuple[World, TieredStore]:
     disk = DiskTier(directory, "demo", MODEL, block_bytes=ENGINE_BLOCK_BYTES, capacity_bytes=1 << 20)
-    tiers = TieredStore(MemoryTier(40, ENGINE_BLOCK_BYTES, 40), disk)
+    tiers = TieredStore(MemoryTier(40, ENGINE_BLOCK_BYTES, 40), [disk])
     return World(num_blocks=24, connector=tiers, seconds=lambda plan: 0.001 + 0.001 * plan.num_tokens), tiers
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
 from kvarn.answers.work import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.worker import Job
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
@@ -44,7 +44,7 @@ class BatchJob(Job):
     """Held by whoever changes the row: `row` is never older than a change made here."""
     requests: dict[int, RequestRecord] = field(default_factory=dict)
     """Lines that are being run, by number."""
-    progress_at: float = field(default_factory=time.monotonic)
+    progress_at: float = field(default_factory=SYSTEM_CLOCK.now)
     """Time at which a line was last in an engine, or answered. Monotonic seconds."""
 
     @property

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
 from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.run import BatchRun
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.worker import Worker
 from kvarn.responses.background_runs import ResponsesContext
@@ -132,7 +132,7 @@ class BatchWorker(Worker[BatchJob]):
     async def _preempt(self, jobs: list[BatchJob]) -> None:
         """Preempt a batch where another one waits: the latest of the organization with the most places, where one with
         none waits; else one that makes no progress."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         for job in jobs:
             job.note_progress(now)
         waiting = await waiting_organizations(self._store)

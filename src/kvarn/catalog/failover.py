@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -57,17 +56,17 @@ async def generate_anywhere(
         while True:
             known = journal.num_tokens
             try:
-                choice.sent(time.monotonic())
+                choice.sent(replicas.clock.now())
                 async with aclosing(client_of(replicas, choice.replica).generate(attempt, report_pending)) as deltas:
                     async for delta in deltas:
                         if lost_at is not None:
-                            on_moved(choice.replica, time.monotonic() - lost_at)
+                            on_moved(choice.replica, replicas.clock.now() - lost_at)
                             lost_at = None
                         yield journal.take(delta)
                 return
             except (ReplicaLostError, RequestRefusedError) as error:
                 choice.end()
-                lost_at = time.monotonic() if lost_at is None else lost_at
+                lost_at = replicas.clock.now() if lost_at is None else lost_at
                 lost = [choice.replica] if journal.num_tokens > known else [*lost, choice.replica]
                 choice = await _other_replica(replicas, replicas.route_of(submit), error, lost, config)
                 attempt = journal.rest()
@@ -87,7 +86,7 @@ async def embed_anywhere(
         while True:
             name = f"{request_id}~{len(lost)}" if lost else request_id
             try:
-                choice.sent(time.monotonic())
+                choice.sent(replicas.clock.now())
                 return await client_of(replicas, choice.replica).embed(name, inputs)
             except (ReplicaLostError, RequestRefusedError) as error:
                 choice.end()

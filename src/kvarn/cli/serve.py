@@ -9,12 +9,12 @@ import logging
 import secrets
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
@@ -60,7 +60,7 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         options: The command line.
         engine: A process spawned ahead, for the first model.
     """
-    began = time.monotonic() if engine is None else engine.spawned_at
+    began = SYSTEM_CLOCK.now() if engine is None else engine.spawned_at
     warnings: list[str] = []
     try:
         config = configure(options, warnings.append)
@@ -106,7 +106,9 @@ class _Gateway:
         self._live = live = LiveModels(config.gateway)
         self._launcher = launcher_of(config, engines)
         self._desired = desired
-        self._autoscaling = Autoscaling(config, lambda: list(live.by_name.values()), self._all_metrics, time.monotonic)
+        self._autoscaling = Autoscaling(
+            config, lambda: list(live.by_name.values()), self._all_metrics, SYSTEM_CLOCK.now
+        )
         self._controller = self._make_controller()
         for version in self._controller.versions:
             live.add(version)
@@ -217,7 +219,7 @@ class _Gateway:
             show_welcome(
                 ready,
                 _url_of(self._listener, self._config.gateway),
-                time.monotonic() - self._began,
+                SYSTEM_CLOCK.now() - self._began,
                 needs_key=self._needs_key,
             )
         # Another server's state is no reason to end: it may come up at any time.

@@ -223,6 +223,16 @@ class EngineCore:
                 self._recorder.finished += 1
 
     @property
+    def num_collected(self) -> int:
+        """Steps whose results were taken."""
+        return self.scheduler.totals.steps - self.scheduler.num_in_flight
+
+    @property
+    def stores_settle_after(self) -> int:
+        """Number of the step with which all blocks published so far are stored."""
+        return self.scheduler.totals.steps + self.scheduler.memory.has_transfers
+
+    @property
     def cache(self) -> PrefixCache:
         """The cached blocks."""
         return self.scheduler.memory.cache

@@ -6,7 +6,7 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 
 from __future__ import annotations
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
 from kvarn.engine.forced import add_forced
@@ -24,6 +24,7 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
 from kvarn.observe.timeline import Phase
+from kvarn.shapes import BLOCK_SIZE
 
 
 class Scheduler:
@@ -151,8 +152,9 @@ class Scheduler:
         self._now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
+        if step.plan.rows:
+            self._targets.took(result.elapsed_s, warming=result.warming)
         if step.plan.rows and not result.warming:
-            self._targets.took(result.elapsed_s)
             self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)

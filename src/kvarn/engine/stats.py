@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import StepResult
 from kvarn.engine.proposals.record import SpeculationTotals
 from kvarn.engine.scheduler import Scheduler
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import (
@@ -23,6 +23,7 @@ from kvarn.engine.plan import (
 )
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 
 _NO_PROPOSALS: list[int] = []
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
@@ -77,7 +77,7 @@ class FleetController:
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
         self._versions = VersionTable(self._loop.wake, bind)
-        now = int(time.time())
+        now = int(SYSTEM_CLOCK.time())
         for name, each in desired.items():
             if name in engines.directories or each.model.external is not None:
                 directory = engines.directories.get(name, Path())
@@ -181,7 +181,7 @@ class FleetController:
 
     async def _read_and_hold(self) -> bool:
         """Read the desired state if that is due; returns whether this process looks after the fleet."""
-        now = asyncio.get_running_loop().time()
+        now = SYSTEM_CLOCK.now()
         if now >= self._read_at:
             self._read_at = now + self._config.fleet.poll_s
             await self._read()
@@ -277,7 +277,7 @@ class FleetController:
 
     def _add(self, spec: ReplicaSpec) -> None:
         # Runs of an earlier controller have lower numbers.
-        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(time.time()))
+        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(SYSTEM_CLOCK.time()))
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
         if not spec.warm:  # nobody else hears of one that waits

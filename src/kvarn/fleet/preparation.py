@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from kvarn.clock import SYSTEM_CLOCK
+
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 
 ResultT = TypeVar("ResultT")
@@ -77,7 +79,7 @@ class Preparations(Generic[ResultT]):
         """Note a failure; repeat the work after its pause."""
         if not isinstance(error, Exception):
             raise error
-        now = asyncio.get_running_loop().time()
+        now = SYSTEM_CLOCK.now()
         if found.failed is not error:
             found.failed, found.retry_at = error, now + found.pause_s
             found.pause_s = min(2 * found.pause_s, _MAX_PAUSE_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.preparation import Preparations, PreparingError
@@ -139,7 +139,7 @@ class VersionTable:
         """Find the files of a version, tell the listeners and enter it. `keep` removes it again if it is not wanted any
         more."""
         found, key = await self._bound(desired), (desired.model.name, desired.version)
-        version = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
+        version = ServedVersion(desired, found.directory, int(SYSTEM_CLOCK.time()), is_candidate)
         try:
             for listener in self.listeners:
                 await listener.version_added(version)

@@ -18,11 +18,11 @@ import asyncio
 import hmac
 import logging
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import AuthConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -64,7 +64,7 @@ class KeyCache:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._store = store
         self._config = config
         self._clock = clock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
+from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvarn.kernels.adapters import AdapterBatch

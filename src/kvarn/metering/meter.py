@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, Message
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import KafkaConfig
 from kvarn.metering.billing import BATCH_EVENTS, MeterMetrics
 from kvarn.metering.kafka import callbacks, consumer_settings, decode_message
@@ -95,9 +95,9 @@ class Meter:
 
     async def _sweep(self) -> None:
         """Delete now and then what was counted for organisations whose usage has been erased."""
-        if time.monotonic() < self._swept + _SWEEP_EVERY_S:
+        if SYSTEM_CLOCK.now() < self._swept + _SWEEP_EVERY_S:
             return
-        self._swept = time.monotonic()
+        self._swept = SYSTEM_CLOCK.now()
         try:
             await delete_erased_usage(self._store)
         except StoreAwayError as error:
@@ -123,9 +123,9 @@ class Meter:
         return error is not None
 
     async def _measure_lag(self, consumer: Consumer) -> None:
-        if time.monotonic() - self._measured < _LAG_EVERY_S:
+        if SYSTEM_CLOCK.now() - self._measured < _LAG_EVERY_S:
             return
-        self._measured = time.monotonic()
+        self._measured = SYSTEM_CLOCK.now()
         behind = await asyncio.to_thread(_messages_behind, consumer)
         self._metrics.lag_messages.set(behind)
         self._metrics.lag_seconds.set(max(0, self._store.now() - self._newest) if behind and self._newest else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 import kvarn
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.quality import QualityConfig
 from kvarn.jobs.periodic import Periodic
 from kvarn.quality.expected import Build, ExpectedAnswers, Question
@@ -118,14 +118,20 @@ class QualityMonitor:
         models: Gives the present models.
         config: How often, and how much.
         on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
+        clock: Tells when a probe is due.
 
     Raises:
         ReferenceFileError: The file of expected answers holds something else.
     """
 
     def __init__(
-        self, models: Callable[[], Sequence[MonitoredModel]], config: QualityConfig, on_drift: OnDrift
+        self,
+        models: Callable[[], Sequence[MonitoredModel]],
+        config: QualityConfig,
+        on_drift: OnDrift,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self.drifted: dict[str, Drift] = {}
         """Replicas that deviate, by name, until they pass a probe again."""
         self.counts = ProbeCounts()
@@ -162,7 +168,7 @@ class QualityMonitor:
 
     def _begin_due(self) -> None:
         """Begin a probe of each replica that is newly ready or due."""
-        now = time.monotonic()
+        now = self._clock.now()
         names = set()
         for model in self._models():
             for name, client in model.replicas.items():
@@ -178,7 +184,7 @@ class QualityMonitor:
             self.drifted.pop(name, None)
 
     async def _probe_replica(self, model: MonitoredModel, name: str, state: _ProbeState) -> None:
-        began, key = time.monotonic(), (model.name, name)
+        began, key = self._clock.now(), (model.name, name)
         try:
             result = "equal" if await self.probe(model, name) else "drifted"
         except _UNANSWERED as error:
@@ -187,12 +193,12 @@ class QualityMonitor:
         except Exception:
             result = "unanswered"
             log.exception("quality check failed; will retry", extra={"replica": name})
-        took = time.monotonic() - began
-        state.due = time.monotonic() + max(self._config.interval_s, took / self._config.max_share)
+        took = self._clock.now() - began
+        state.due = self._clock.now() + max(self._config.interval_s, took / self._config.max_share)
         self.counts.results[*key, result] += 1
         self.counts.seconds[key] += took  # type: ignore[assignment]
         if result == "equal":
-            self.counts.passed_at[key] = time.time()
+            self.counts.passed_at[key] = self._clock.time()
             self._keep_expected()
             if self.drifted.pop(name, None) is not None:
                 log.warning("replica answers as expected again", extra={"model": model.name, "replica": name})
@@ -288,7 +294,7 @@ class QualityMonitor:
     ) -> None:
         """Report a replica that deviates, and have it taken out of service."""
         state = self._probed.setdefault(replica, _ProbeState())
-        now = time.monotonic()
+        now = self._clock.now()
         others = [each for name, each in model.replicas.items() if name != replica and each.state is ReplicaState.READY]
         if state.restarted_at is None or now - state.restarted_at > _RESTART_AGAIN_S:
             action, state.restarted_at = DriftAction.RESTART, now

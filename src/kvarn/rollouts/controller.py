@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from kvarn.catalog.model_choice import ModelRoutes
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.text_pool import TextPool
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import RouteConfig
 from kvarn.fleet.desired import replicas_of
@@ -66,7 +66,7 @@ class Rollouts:
         text: TextPool,
         *,
         may_lead: bool,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.rollouts: dict[str, Rollout] = {}
         """The latest rollout of each model."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -11,6 +10,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.blobs import Blobs, blobs_of
@@ -54,7 +54,7 @@ class Store:
         report_timeout_s: float = 60.0,
         max_stored_bytes: int | None = None,
         blobs: Blobs | None = None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.url = url
         self.blobs = blobs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.errors import DiskFullError, StoreAwayError, StoreBusyError, StoreReadOnlyError
 
 _FULL_S = 60.0
@@ -36,7 +36,7 @@ class StoreHealth:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock
         self._full_at = -math.inf
         self._is_away = False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.errors import StorageFullError
 
 _VALID_S = 1.0
@@ -37,7 +37,7 @@ class StorageQuota:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, max_bytes: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_bytes: int | None, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self.max_bytes = max_bytes
         self._clock = clock
         self._balances: dict[str, Balance] = {}

@@ -37,6 +37,9 @@ class RefusalReason(StrEnum):
     INVALID = "invalid"
 
 
+OWN_PROCESS = -1
+"""Number by which an engine's own process asks it, instead of a gateway process's."""
+
 # To the engine ---------------------------------------------------------------------------------------------------
 
 

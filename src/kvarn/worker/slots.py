@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import NewSequence, Row
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
 from kvarn.worker.errors import PlanError
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.ranks.context_parallel import ContextParallel
 from kvarn.worker.slots import SlotTable
 

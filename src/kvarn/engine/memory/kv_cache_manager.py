@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.adapters import AdapterResidency, AdapterStore
 from kvarn.engine.memory.block_pool import BlockPool
@@ -15,6 +14,7 @@ from kvarn.engine.memory.snapshots import Snapshots
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate, StateSave
 from kvarn.engine.request import Sequence
+from kvarn.shapes import BLOCK_SIZE
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
 

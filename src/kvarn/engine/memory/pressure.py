@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch, blocks_for
 from kvarn.engine.request import Sequence
+from kvarn.shapes import BLOCK_SIZE
 
 
 class GrowthReserve:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.costs.step_times import pairs
 from kvarn.engine.plan import KVFetch
 from kvarn.engine.request import Sequence, WaitingQueue
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 
 _SPARE_S = 0.5
 """Added to what a prompt is expected to take elsewhere, before it is given up."""

@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.plan import NO_SNAPSHOT, StateSave
+from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvarn.engine.request import Sequence

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.step_times import pairs
 from kvarn.engine.memory.remote_prefill import RemotePrefill
 from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1

@@ -6,10 +6,10 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 
 
@@ -20,7 +20,7 @@ class EngineProcess:
     popen: subprocess.Popen[bytes]
     sockets: Path
     spawned_at: float
-    """`time.monotonic()` just before it was started."""
+    """`Clock.now` just before it was started."""
 
     @classmethod
     def spawn(cls, imports: str = "kvarn.replica.server.build") -> EngineProcess:
@@ -33,7 +33,7 @@ class EngineProcess:
             OSError: No process or no directory can be made.
         """
         sockets = make_socket_directory()
-        spawned_at = time.monotonic()
+        spawned_at = SYSTEM_CLOCK.now()
         command = [sys.executable, "-P", "-m", "kvarn.replica.server", imports]
         # A session of its own: Ctrl-C in the terminal reaches the gateway only, which then lets requests finish.
         popen = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=_environment())

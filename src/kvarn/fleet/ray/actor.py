@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import msgspec
 import ray
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.process_exit import describe_exit
 from kvarn.fleet.ray.messages import Place
@@ -82,7 +82,7 @@ class EngineActor:
         self._reason = None if status == 0 else describe_exit(status)
         process.close()
         self._ended.set()
-        time.sleep(_KEPT_S)
+        SYSTEM_CLOCK.sleep(_KEPT_S)
         group = get_current_placement_group()
         if group is not None:
             remove_placement_group(group)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launch.launcher import LaunchedEngine
 from kvarn.fleet.supervision.start_progress import StartProgress
@@ -91,7 +92,7 @@ class EngineRun:
 
     def _start_begins(self) -> None:
         config = self._config
-        self._starts_by = asyncio.get_running_loop().time() + config.start_timeout_s
+        self._starts_by = SYSTEM_CLOCK.now() + config.start_timeout_s
         self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
@@ -185,7 +186,7 @@ class EngineRun:
 
     async def _check_start(self, passed_s: float) -> str | None:
         """The reason to give up a start; None: it goes on."""
-        if asyncio.get_running_loop().time() > self._starts_by:
+        if SYSTEM_CLOCK.now() > self._starts_by:
             return f"the engine was not ready after {self._config.start_timeout_s:g} s"
         is_here = bool(self.engine.endpoint.directory)
         if is_here:

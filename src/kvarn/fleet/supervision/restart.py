@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from kvarn.clock import SYSTEM_CLOCK
+
 _MAX_BACKOFF_S = 30.0
 _WORKED_S = 5.0
 """A run of `keep_running` that lasted so long had begun to do its work."""
@@ -52,13 +54,13 @@ async def keep_running(
         first_backoff_s: The first pause.
         on_failure: Given the reason and the seconds of each pause.
     """
-    loop, pauses = asyncio.get_running_loop(), RestartPauses(first_backoff_s, _MAX_BACKOFF_S)
+    pauses = RestartPauses(first_backoff_s, _MAX_BACKOFF_S)
     while not stopping.is_set():
-        began = loop.time()
+        began = SYSTEM_CLOCK.now()
         failure = await run()
         if stopping.is_set():
             return
-        backoff_s = pauses.after(worked=loop.time() - began > _WORKED_S)
+        backoff_s = pauses.after(worked=SYSTEM_CLOCK.now() - began > _WORKED_S)
         on_failure(failure, backoff_s)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), backoff_s)

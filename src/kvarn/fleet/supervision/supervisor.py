@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.engine_process import EngineProcess
@@ -372,4 +373,4 @@ class EngineSupervisor:
 
     @staticmethod
     def _now() -> float:
-        return asyncio.get_running_loop().time()
+        return SYSTEM_CLOCK.now()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import ValidationError
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
@@ -105,7 +105,7 @@ def _find(admin: AdminContext, model: str) -> Rollout:
 
 
 def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
-    waits_for = "" if rollout.ended else rollout.waits_for(time.time())
+    waits_for = "" if rollout.ended else rollout.waits_for(SYSTEM_CLOCK.time())
     if not rollout.ended and (missing := gateway.rollouts.missing(rollout)):
         problem = gateway.rollouts.state_of(rollout.candidate)
         waits_for = f"{missing} more ready replicas of {rollout.candidate} ({problem})"

@@ -7,9 +7,9 @@ for a snapshot again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.block_inventory import BlockInventory, BlockPlace
 from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
@@ -32,14 +32,14 @@ class BlockEventPublisher:
         self,
         places: Sequence[BlockPlace],
         send: Callable[[int, BlockEvents], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self._places = places
         self._held: BlockInventory | None = None
         """None while nobody wants events."""
         self._send = send
         self._clock = clock
-        self._epoch = time.time_ns()
+        self._epoch = int(SYSTEM_CLOCK.time() * 1e9)
         self._sequences: dict[int, int] = {}
         """Number of the next event, by gateway process that wants events."""
         self._due_s = 0.0

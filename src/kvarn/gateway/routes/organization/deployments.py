@@ -3,13 +3,13 @@ platform administrators."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import ValidationError
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import changed, model_of, spec_of
@@ -193,7 +193,7 @@ async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
     autoscaling, shared = admin.gateway.autoscaling, admin.gateway.shared
     if autoscaling is None and shared is not None and not shared.is_main:
         raise unavailable("Another process of this server looks after the fleet. Try again.", "not_here")
-    ago, now = time.monotonic(), time.time()
+    ago, now = SYSTEM_CLOCK.now(), SYSTEM_CLOCK.time()
     data: list[DecisionObject] = [
         {
             "object": "deployment.decision",

@@ -24,7 +24,7 @@ def build_proposer(
     """Make the proposer that is configured, loading its draft model or head; None for none. Raises as `load_draft`."""
     if config.speculation.chosen == "none":
         return None
-    if model.spec.delta is not None:
+    if model.spec.has_states:
         log.info("no speculation: the model has recurrent states", extra={"model": config.name})
         return None
     if config.speculation.chosen == "ngram":
