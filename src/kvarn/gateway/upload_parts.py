@@ -15,9 +15,9 @@ from kvarn.gateway.uploads import (
     default_keep_s,
     describe_file,
     file_field,
+    file_writer,
     read_form,
     safe_name,
-    writing_file,
 )
 from kvarn.store.models import File, Upload
 from kvarn.store.owner import Owner
@@ -72,7 +72,7 @@ async def take_part(gateway: Gateway, owner: Owner, upload_id: str, request: Req
 
 async def _keep(gateway: Gateway, owner: Owner, upload: Upload, form: FormData) -> UploadPart:
     file = file_field(form, "data")
-    async with writing_file(gateway, owner, file, "data", part_of=upload) as writer:
+    async with file_writer(gateway, owner, file, "data", part_of=upload) as writer:
         if not writer.size:
             raise invalid_request("'data' is empty: a part has at least one byte.", "data")
         part_id = await writer.finish()

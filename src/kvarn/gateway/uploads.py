@@ -73,7 +73,7 @@ async def read_form(request: Request, receive: Receive, keep: Callable[[FormData
 async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) -> File:
     file, purpose, keep_s = read(form)
     check_size(file.size or 0, gateway.config.retention.max_file_bytes, "file")
-    async with writing_file(gateway, owner, file, "file") as writer:
+    async with file_writer(gateway, owner, file, "file") as writer:
         file_id = await writer.finish()
         now = int(gateway.store.now())
         seconds = default_keep_s(gateway) if keep_s is None else keep_s
@@ -84,7 +84,7 @@ async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) 
 
 
 @asynccontextmanager
-async def writing_file(
+async def file_writer(
     gateway: Gateway, owner: Owner, file: UploadFile, param: str, part_of: Upload | None = None
 ) -> AsyncGenerator[FileWriter, None]:
     """A form's file, written to its end. An error in the block leaves nothing of it.
