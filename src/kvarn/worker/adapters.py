@@ -13,7 +13,7 @@ from kvarn.worker.errors import PlanError
 
 
 class AdapterPool:
-    """See `kvarn.engine.adapters.AdapterStore`. Used by the engine's thread; another one copies into blocks.
+    """See `kvarn.engine.memory.adapters.AdapterStore`. Used by the engine's thread; another one copies into blocks.
 
     Args:
         make_memory: Makes what writes adapters into blocks, when the first adapter comes.

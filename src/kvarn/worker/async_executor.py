@@ -8,7 +8,6 @@ repeats steps of a shape that it has computed before, of either kind: whole ones
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.device.graphs import StepGraphs, recorder_for
@@ -110,7 +110,7 @@ class AsyncExecutor(InProcessExecutor):
         if self.runs_ahead(plan):
             self._run_ahead(plan)
             return
-        started, first_uses = time.perf_counter(), self._first_uses
+        started, first_uses = SYSTEM_CLOCK.now(), self._first_uses
         self._end_all(plan)
         result = self.execute(plan)
         self._send_last_tokens()
@@ -172,7 +172,7 @@ class AsyncExecutor(InProcessExecutor):
         )
 
     def _run_ahead(self, plan: StepPlan) -> None:
-        started, first_uses = time.perf_counter(), self._first_uses
+        started, first_uses = SYSTEM_CLOCK.now(), self._first_uses
         self._count_sequences(plan)
         transfer_s = self.transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
         self._running.append(self._start(plan, started, first_uses, transfer_s))
@@ -279,7 +279,7 @@ class AsyncExecutor(InProcessExecutor):
             self._slots.last_token[running.slots[same]] = tokens[same]
             drawn = iter(tokens.tolist())
             rows = [RowResult(row.slot, [next(drawn)] if row.sample else []) for row in running.plan.rows]
-            now = time.perf_counter()
+            now = SYSTEM_CLOCK.now()
             # One that ran while the next was compiled ended later, too.
             warming = self._first_uses != running.first_uses
             elapsed_s = now - max(running.submitted, self._ended)

@@ -3,7 +3,6 @@ tokens."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import Row, RowMasks, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
@@ -100,10 +100,10 @@ class InProcessExecutor(SynchronousExecutor):
             InvalidSamplingError: An admitted request asks for what this model cannot do.
             InvalidLogitsError: The model's logits are not finite.
         """
-        started, first_uses = time.perf_counter(), self._first_uses
+        started, first_uses = SYSTEM_CLOCK.now(), self._first_uses
         transfer_s = self.transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
         rows = self._run(plan)
-        elapsed_s, warming = time.perf_counter() - started, self._first_uses != first_uses
+        elapsed_s, warming = SYSTEM_CLOCK.now() - started, self._first_uses != first_uses
         return StepResult(plan.step, rows, elapsed_s, transfer_s, warming)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
@@ -213,10 +213,10 @@ class InProcessExecutor(SynchronousExecutor):
         """Store and load, before the plan is run; returns the seconds that took."""
         if self._transfers is None:
             raise PlanError("the plan stores or loads KV blocks, but this executor has no KV connector: give it one")
-        started = time.perf_counter()
+        started = SYSTEM_CLOCK.now()
         self._transfers.store(plan.kv_stores)
         self._transfers.load(plan.kv_loads)
-        return time.perf_counter() - started
+        return SYSTEM_CLOCK.now() - started
 
     def _draw(
         self, logits: torch.Tensor, inputs: StepInputs, masks: dict[int, RowMasks]

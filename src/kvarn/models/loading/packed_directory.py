@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from kvarn.clock import SYSTEM_CLOCK
 
 SUFFIX = ".safetensors"
 FRESH_S = 3600.0
@@ -55,7 +56,7 @@ def make_room(file: Path, size: int) -> bool:
     disk = shutil.disk_usage(file.parent)
     part = disk.total // _PART
     excess = size + max(sum(each.size for each in others) - part, part - disk.free)
-    removed = _least_recently_used(others, excess, time.time() - FRESH_S)
+    removed = _least_recently_used(others, excess, SYSTEM_CLOCK.time() - FRESH_S)
     for path in removed or ():
         path.unlink(missing_ok=True)
     return removed is not None

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
@@ -23,6 +22,7 @@ from typing import IO, Literal
 import msgspec
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import ModelConfig
 from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.kernels.dispatch import kernels_for
@@ -292,10 +292,10 @@ class RankProcesses:
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
-        deadline = time.monotonic() + _END_S
+        deadline = SYSTEM_CLOCK.now() + _END_S
         for process in self._processes:
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - SYSTEM_CLOCK.now()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -311,6 +311,6 @@ class RankProcesses:
         if self._closing:
             return
         log.error("a rank has ended: the engine ends", extra={"rank": rank, "pid": process.pid, "status": status})
-        time.sleep(_NOTICE_S)
+        SYSTEM_CLOCK.sleep(_NOTICE_S)
         if not self._closing:
             os._exit(EXIT_RANK_LOST)

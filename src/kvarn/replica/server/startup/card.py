@@ -18,7 +18,6 @@ def model_card(model: Decoder | Encoder | CausalEncoder, phases: Phases, **field
         kernels=model.kernels.name,
         vocab_size=model.spec.vocab_size,
         num_parameters=model.spec.num_parameters,
-        load_s=phases.seconds["load weights"],
         start_s=phases.seconds,
         **fields,
     )

@@ -13,7 +13,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import Executor
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
@@ -28,8 +28,8 @@ from kvarn.replica.server.experts import ExpertLoads
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.planned_context import with_planned_context
-from kvarn.replica.server.prefill_client import PrefillClient
-from kvarn.replica.server.prefill_server import PrefillServer
+from kvarn.replica.server.prefill.client import PrefillClient
+from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.replica.server.ranks.processes import (
     Begin,
     KeptBlocks,
@@ -137,6 +137,7 @@ def build_decoder(
         costs=_joint_costs(model, others, layout) if others else model.costs,
         adapter_host=partial(_host_adapters, model, built, spec, phases) if has_adapters else None,
         prefill_client=prefill_client,
+        prefill_server=prefill_server,
         experts=experts,
         closing=[*closing, masks.shutdown],
         sleep=partial(SleepingModel, model, rebuild) if may_sleep else None,

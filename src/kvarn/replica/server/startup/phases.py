@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.replica.spec import ReportProgress
 
 
@@ -19,7 +19,7 @@ class Phases:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Report that a phase begins; keep its seconds when it ends."""
-        began = time.monotonic()
+        began = SYSTEM_CLOCK.now()
         self._report(phase, 0.0)
         yield
-        self.seconds[phase] = time.monotonic() - began
+        self.seconds[phase] = SYSTEM_CLOCK.now() - began

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.models import Decoder
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.startup.draft import load_draft
