@@ -107,7 +107,7 @@ class EagleHead:
         """An empty cache for its only layer."""
         return self.kernels.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
 
-    def nothing(self) -> torch.Tensor:
+    def zero_hidden(self) -> torch.Tensor:
         """[1, hidden] zeros: an input for `forward` where its outcome does not matter."""
         dtype = self.kernels.activation_dtype(self._target.dtype)
         return torch.zeros(1, self._norm.weight.shape[-1], dtype=dtype, device=self.kernels.device)
