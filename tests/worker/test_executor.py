@@ -286,7 +286,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_are_computed_together(
         return executor.execute(plan([row], [greedy(admission, 0, prompt, prompt_logprobs=3)])).rows[0].prompt_logprobs
 
     together = entries()
-    monkeypatch.setattr("kvarn.worker.executor.MOST_LOGITS", 7)
+    monkeypatch.setattr("kvarn.worker.model_runner.MAX_LOGITS", 7)
     assert entries() == together
     assert len(together) == 49
 

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvarn.kernels.backend import Kernels
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.constraints import TokenCounts
 from kvarn.worker.errors import InvalidLogitsError, InvalidSamplingError
-from kvarn.worker.sampler import Sampled, sample
+from kvarn.worker.sampler import Sampled, Sampler
 from kvarn.worker.slots import SlotTable
 from profiles import examples
 
@@ -23,7 +24,7 @@ VOCAB = 40
 
 
 def run(logits: torch.Tensor, slots: SlotTable) -> Sampled:
-    return sample(logits.clone(), np.arange(len(logits)), slots)
+    return Sampler(slots, Kernels()).sample(logits.clone(), np.arange(len(logits)))
 
 
 def random_logits(rows: int, vocab_size: int = VOCAB, seed: int = 0) -> torch.Tensor:

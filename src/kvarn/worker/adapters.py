@@ -25,6 +25,8 @@ class AdapterPool:
         """Called with each adapter that is held from now on, or no more."""
         self._held: dict[str, PackedAdapter] = {}
         self._indices: dict[str, int] = {}
+        self.indices: Mapping[str, int] = MappingProxyType(self._indices)
+        """Index of each adapter that can be computed with now, by digest; changes as they come and go."""
         self._loads: list[tuple[AdapterLoad, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load-adapters")
 
@@ -32,11 +34,6 @@ class AdapterPool:
     def memory(self) -> AdapterMemory:
         """The adapters that can be computed with now, by index."""
         return self._make_memory()
-
-    @property
-    def indices(self) -> Mapping[str, int]:
-        """Index of each adapter that can be computed with now, by digest; changes as they come and go."""
-        return MappingProxyType(self._indices)
 
     @property
     def nbytes(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -14,7 +15,7 @@ from kvarn.models import Decoder
 
 _FIRST = BLOCK_SIZE
 """Tokens of the prompt that an engine computes first, to warm up."""
-MOST_LOGITS = 256
+MAX_LOGITS = 256
 """Rows of logits that are computed together at most, but where more sequences draw."""
 
 
@@ -53,21 +54,14 @@ def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:
 @torch.inference_mode()
 def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: int, *, shares: bool) -> None:
     device, tokens = model.kernels.device, sequences * each
+    starts, tables = np.arange(sequences + 1) * each, np.zeros((sequences, blocks), dtype=np.int32)
+    batch = PagedBatch.of(np.tile(np.arange(each), sequences), starts, tables, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * each
     states = None
     if cache.recurrent_states is not None:
         states = StateBatch(zeros[:sequences] - 1, zeros - 1)
-    batch = PagedBatch(
-        positions=zeros,
-        query_starts=starts,
-        context_lens=torch.full((sequences,), each, dtype=torch.int32, device=device),
-        block_tables=torch.zeros(sequences, blocks, dtype=torch.int32, device=device),
-        slot_mapping=zeros - 1,
-        recurrent_states=states,
-        shares_prefix=shares,
-    )
-    rows = torch.arange(tokens if each == 1 else min(tokens, MOST_LOGITS), device=device)
+    batch = replace(batch, slot_mapping=zeros - 1, recurrent_states=states, shares_prefix=shares)
+    rows = torch.arange(tokens if each == 1 else min(tokens, MAX_LOGITS), device=device)
     logits = model.forward(zeros, batch, cache, rows)
     _, maxima = model.kernels.most_likely(logits)
     ones = torch.ones(len(rows), dtype=torch.float64, device=device)

@@ -21,7 +21,8 @@ from kvarn.models.parallel import Parallel
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import AsyncExecutor, InProcessExecutor, NgramProposer
-from kvarn.worker.ranks.executor import Follower, RanksExecutor
+from kvarn.worker.ranks.executor import RanksExecutor
+from kvarn.worker.ranks.follower import Follower
 from kvarn.worker.ranks.pipes import read_frame
 from meeting import Meeting, ThreadCollectives
 from profiles import thorough
@@ -71,7 +72,7 @@ class TwoRanks(RanksExecutor):
         self._plans_out: IO[bytes] = os.fdopen(write, "wb", buffering=0)
         follower = Follower(second, partial(load_adapter, model=models[1]), None, io.BytesIO())
         self._thread = ThreadPoolExecutor(1)
-        self._following = self._thread.submit(follower.follow, frames(os.fdopen(read, "rb")))
+        self._following = self._thread.submit(follower.run, frames(os.fdopen(read, "rb")))
         super().__init__(first, [self._plans_out], 1, partial(load_adapter, model=models[0]))
 
     def submit(self, plan: StepPlan) -> None:

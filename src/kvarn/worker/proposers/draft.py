@@ -98,15 +98,10 @@ class DraftProposer:
         self._passes = model.greedy_passes(self._cache)
         """None: one call a pass."""
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks of the cache that hold nothing."""
-        return len(self._free)
-
     def warm_up(self) -> None:
         """Compute and time short and long guesses of one row; nothing is kept."""
         row = np.zeros(1, dtype=np.int64)
-        batch = self._batch(row, np.array([0, 1]), row, np.zeros((1, 1), dtype=np.int32))
+        batch = self._batch(row, np.array([0, 1]), np.zeros((1, 1), dtype=np.int32))
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
         for _ in range(self.WARM_CALLS):
             for length in shortest:
@@ -198,7 +193,7 @@ class DraftProposer:
         of_row = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(len(of_row)) + (starts - query_starts[:-1])[of_row]
         token_ids = np.array([token for row in rows for token in row.tokens], dtype=np.int64)
-        return self._tensor(token_ids), self._batch(positions, query_starts, of_row, tables)
+        return self._tensor(token_ids), self._batch(positions, query_starts, tables)
 
     def _draw(self, token_ids: torch.Tensor, batch: PagedBatch, lengths: list[int]) -> Ints:
         """[passes, S]: the likeliest token after a batch, and then after each of those, as many as each sequence wants.
@@ -213,8 +208,7 @@ class DraftProposer:
         drawn[0] = self._pass(token_ids, batch)
         ends, tables = batch.context_lens.numpy(force=True), batch.block_tables.numpy(force=True)
         for number, count in enumerate(active.tolist()):
-            starts = np.arange(count + 1)
-            further = self._batch(ends[:count].astype(np.int64) + number, starts, starts[:-1], tables[:count])
+            further = self._batch(ends[:count].astype(np.int64) + number, np.arange(count + 1), tables[:count])
             drawn[number + 1, :count] = self._pass(self._tensor(drawn[number, :count]), further)
         return drawn
 
@@ -225,15 +219,8 @@ class DraftProposer:
         likeliest: Ints = self._model.kernels.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
         return likeliest
 
-    def _batch(self, positions: Ints, query_starts: Ints, of_row: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
-        slots = tables[of_row, positions // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + positions % BLOCK_SIZE
-        return PagedBatch(
-            positions=self._tensor(positions),
-            query_starts=self._tensor(query_starts.astype(np.int32)),
-            context_lens=self._tensor((positions[query_starts[1:] - 1] + 1).astype(np.int32)),
-            block_tables=self._tensor(tables),
-            slot_mapping=self._tensor(slots),
-        )
+    def _batch(self, positions: Ints, query_starts: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
+        return PagedBatch.of(positions, query_starts, tables, self._device)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -23,13 +23,13 @@ from kvarn.models.decoder import HiddenStates
 from kvarn.models.eagle import EagleHead
 from kvarn.worker.kv_blocks import copy_blocks
 from kvarn.worker.proposers.pass_times import PassTimes
-from kvarn.worker.step_batch import StepInputs
+from kvarn.worker.step_batch import StepBatch
 
 Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
+    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `process_step`). Not
     thread-safe.
 
     Args:
@@ -67,7 +67,7 @@ class EagleProposer:
     # What the executor tells -----------------------------------------------------------------------------------------
 
     def hidden_states(self) -> HiddenStates | None:
-        """What the model's forward pass shall keep for `follow`; None while nobody asks.
+        """What the model's forward pass shall keep for `process_step`; None while nobody asks.
 
         Sequences that were not followed from their beginning get no guesses later.
         """
@@ -83,20 +83,19 @@ class EagleProposer:
         self._followed.pop(new.slot, None)
         self._entered[new.slot] = new
 
-    def copy_blocks(self, copies: Items[BlockCopy]) -> None:
-        """The model's KV blocks are copied."""
-        copy_blocks(self._cache, copies)
-
-    def clear_blocks(self, loads: Items[BlockTransfer]) -> None:
-        """The model's KV blocks were loaded; the head's own are not stored, and what others left there says nothing."""
+    def move_blocks(self, loads: Items[BlockTransfer], copies: Items[BlockCopy]) -> None:
+        """Clear the blocks that were loaded into the model's cache, since the head's own are not stored; then copy
+        blocks as in the model's cache."""
         for tensor in (*self._cache.keys, *self._cache.values):
             for transfer in loads:
                 tensor[transfer.block].zero_()
+        if copies:
+            copy_blocks(self._cache, copies)
 
-    def follow(
+    def process_step(
         self,
         rows: Items[Row],
-        inputs: StepInputs,
+        batch: StepBatch,
         drawn: Items[Items[int]],
         hidden_states: HiddenStates,
         tables: npt.NDArray[np.int32],
@@ -105,14 +104,14 @@ class EagleProposer:
 
         Args:
             rows: Of the plan.
-            inputs: Of the forward pass.
-            drawn: Tokens drawn for each of `inputs.sampled_rows`.
+            batch: The step.
+            drawn: Tokens drawn for each of `batch.sampled_rows`.
             hidden_states: As filled by the forward pass.
             tables: The executor's block tables, by slot; kept for `propose`.
         """
         began = time.perf_counter()
         self._tables = tables
-        following, ends = self._following(rows, inputs, drawn)
+        following, ends = self._following(rows, batch, drawn)
         hidden = self._head.read(hidden_states.joined())
         assert hidden_states.batch is not None, "the forward pass has run"
         hidden = self._head.forward(
@@ -120,19 +119,19 @@ class EagleProposer:
         )
         for index, end in ends:
             row = rows[index]
-            first = int(inputs.flat.query_starts[index])
+            first = int(batch.query_starts[index])
             if row.slot in self._entered:
                 self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
         self.overhead_s += 0.05 * (time.perf_counter() - began - self.overhead_s)
 
     def _following(
-        self, rows: Items[Row], inputs: StepInputs, drawn: Items[Items[int]]
+        self, rows: Items[Row], batch: StepBatch, drawn: Items[Items[int]]
     ) -> tuple[Ints, list[tuple[int, int]]]:
         """The token after each one of the step, and for each sampled row its place in the plan and, in the step, that
         of its last token that is right."""
-        following = np.roll(inputs.flat.token_ids, -1)
-        starts = inputs.flat.query_starts.tolist()
-        tokens_of = dict(zip(inputs.sampled_rows, drawn, strict=True))
+        following = np.roll(batch.token_ids, -1)
+        starts = batch.query_starts.tolist()
+        tokens_of = dict(zip(batch.sampled_rows, drawn, strict=True))
         ends: list[tuple[int, int]] = []
         for index, row in enumerate(rows):
             last = starts[index + 1] - 1
@@ -216,22 +215,13 @@ class EagleProposer:
             tables[row, begin : begin + 2] = spare, spare + 1
             if (known[row] - 1) % BLOCK_SIZE:
                 copies.append(BlockCopy(int(self._tables[slot, begin]), spare))
-        copy_blocks(self._cache, copies)
+        if copies:
+            copy_blocks(self._cache, copies)
         return tables
 
     def _batch(self, positions: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
         """One token of each sequence."""
-        blocks = tables[np.arange(len(positions)), positions // BLOCK_SIZE].astype(np.int64)
-        return PagedBatch(
-            positions=self._tensor(positions),
-            query_starts=self._tensor(np.arange(len(positions) + 1, dtype=np.int32)),
-            context_lens=self._tensor((positions + 1).astype(np.int32)),
-            block_tables=self._tensor(tables),
-            slot_mapping=self._tensor(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
-        )
-
-    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return PagedBatch.of(positions, np.arange(len(positions) + 1), tables, self._device)
 
 
 def _known_token(entered: NewSequence, position: int) -> int:

@@ -35,7 +35,7 @@ from kvarn.replica.server.ranks.processes import (
 )
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.ranks.collectives import RankGroup
-from kvarn.worker.ranks.executor import Follower
+from kvarn.worker.ranks.follower import Follower
 from kvarn.worker.ranks.pipes import read_frame, send_frame
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
         )
         group.join(Path(spec.store))
         gc.freeze()
-        Follower(executor, partial(load_adapter, model=model), memory, answers).follow(frames)
+        Follower(executor, partial(load_adapter, model=model), memory, answers).run(frames)
     except Exception:
         log.exception("the rank cannot go on", extra={"rank": spec.rank})
         return 1

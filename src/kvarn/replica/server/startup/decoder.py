@@ -42,7 +42,7 @@ from kvarn.replica.server.ranks.processes import (
 )
 from kvarn.replica.server.sleep import Rebuild, SleepingModel
 from kvarn.replica.server.startup.card import model_card
-from kvarn.replica.server.startup.memory import ranks_per_head, plan_memory
+from kvarn.replica.server.startup.memory import plan_memory, ranks_per_head
 from kvarn.replica.server.startup.phases import Phases
 from kvarn.replica.server.startup.proposer import build_proposer
 from kvarn.replica.server.startup.recurrent import check_recurrent, with_planned_states
