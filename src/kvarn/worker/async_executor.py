@@ -24,10 +24,10 @@ from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.staging import Fetched
 from kvarn.models import Decoder
-from kvarn.worker.graph_runner import IN_FLIGHT, GraphRunner
 from kvarn.worker.constraints import needs_constraints
 from kvarn.worker.errors import InvalidLogitsError
 from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.graph_runner import IN_FLIGHT, GraphRunner
 from kvarn.worker.slots import NO_LOGPROBS
 from kvarn.worker.step_batch import Ints, filled
 

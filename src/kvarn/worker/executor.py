@@ -12,7 +12,7 @@ from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousE
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.model_runner import ModelRunner
-from kvarn.worker.sampler import StepTokens, Sampler
+from kvarn.worker.sampler import Sampler, StepTokens
 from kvarn.worker.step_batch import StepBatch
 
 

@@ -7,8 +7,8 @@ import torch
 
 from kvarn.engine.plan import StepPlan
 from kvarn.worker.async_executor import AsyncExecutor
-from kvarn.worker.graph_runner import IN_FLIGHT
 from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.graph_runner import IN_FLIGHT
 from kvarn.worker.ranks.blocks import BlockSlots
 
 DrawnTokens = list[tuple[int, list[int]]]
