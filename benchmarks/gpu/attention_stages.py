@@ -11,8 +11,8 @@ from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
 from kvarn.costs.decoder import KvDtype
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.kernels.operations import Kernels
 
 
 @dataclass(frozen=True, slots=True)

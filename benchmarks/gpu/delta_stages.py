@@ -10,10 +10,10 @@ import torch
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.timing import Case
 from kvarn.costs.decoder import DeltaDimensions
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.operations import Kernels
 
 
 class DeltaLayer:

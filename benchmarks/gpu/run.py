@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.timing import Timer
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.operations import Kernels
 
 THREADS = max(1, (os.cpu_count() or 1) - 2)
 """That compile."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
-from kvarn.models.decoder_config import decoder_spec
-from kvarn.models.hf_config import DecoderConfig
+from kvarn.models.families.decoder_spec import decoder_spec
+from kvarn.models.families.hf_config import DecoderConfig
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel import Parallel
-from kvarn.models.weights import WeightLoader
 from kvarn.text.json_file import validate
 
 

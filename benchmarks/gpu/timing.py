@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvarn.kernels.graphs import Captured, device_seconds, recorder_for
+from kvarn.kernels.device.graphs import Captured, device_seconds, recorder_for
 
 Case = tuple[str, Callable[[], Any], int, Callable[[], Any] | None]
 """Name, call, bytes that it must read, and the same in torch where torch has it."""

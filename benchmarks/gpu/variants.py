@@ -217,6 +217,16 @@ def _small() -> Iterator[Variant]:
     yield Variant("most likely token", sampling.most_likely, types, sizes, 8)
     types = {"logits": "*fp32", "rows": "*i64", "words": "*i32"}
     yield Variant("masks", sampling.mask_rows, types, sizes | {"WORDS": vocab // 32})
-    types = {"logits": "*fp32", "rows": "*i64", "row_max": "*fp32", "temperatures": "*fp32", "top_ks": "*i64"}
-    types |= {"top_ps": "*fp64", "min_ps": "*fp32", "uniforms": "*fp64", "tokens": "*i64"}
-    yield Variant("draw", sampling.draw, types, sizes | {"UNIT": 2.0**35}, 8)
+    yield from _drawing(sizes | {"UNIT": 2.0**35})
+
+
+def _drawing(sizes: dict[str, Any]) -> Iterator[Variant]:
+    weighed = {"logits": "*fp32", "rows": "*i64", "row_max": "*fp32", "temperatures": "*fp32"}
+    filters = {"top_ks": "*i64", "top_ps": "*fp64", "min_ps": "*fp32"}
+    surveyed = {"sums": "*fp64", "counts": "*i32"}
+    lists = {"listed": "*fp32", "ids": "*i32", "lengths": "*i32"}
+    lengths = sizes | {"SPLITS": 32, "TABLE": 32, "CAPACITY": 8192}
+    yield Variant("survey of weights", sampling.survey, weighed | filters | surveyed, sizes)
+    yield Variant("list of the heaviest", sampling.gather, weighed | filters | surveyed | lists, lengths)
+    drawn = weighed | filters | {"uniforms": "*fp64", "sums": "*fp64"} | lists | {"tokens": "*i64"}
+    yield Variant("draw", sampling.draw, drawn, lengths, 8)

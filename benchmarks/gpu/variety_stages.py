@@ -13,9 +13,9 @@ from benchmarks.gpu.attention_stages import AttentionCase, Kind
 from benchmarks.gpu.engine_stages import TOKEN_BUDGET, Engine, batch_speed
 from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import random_decoder
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.cpu.backend import CpuKernels
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 
 KINDS: dict[str, dict[str, float]] = {

@@ -44,7 +44,7 @@ def main() -> None:
     """Measure and print."""
     import torch
 
-    from kvarn.kernels.ceilings import operations_per_s, read_bytes_per_s
+    from kvarn.kernels.device.ceilings import operations_per_s, read_bytes_per_s
 
     torch.set_num_threads(len(cores()))
     integers = operations_per_s("int8")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.sampling import SamplingParams
 

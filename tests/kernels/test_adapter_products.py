@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.adapters import AdapterMemory, AdapterPart, PackedAdapter, pack_adapter
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.torch.linear import TorchLinear
 from kvarn.kernels.weights import Weight
 

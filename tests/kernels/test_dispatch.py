@@ -12,9 +12,9 @@ import torch
 
 import kvarn
 from kvarn.kernels import dispatch
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import BACKENDS, Backend, kernels_for
 from kvarn.kernels.errors import MissingDeviceError, MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
+from kvarn.kernels.operations import Kernels
 
 DEVICE_NAMES = {"cpu", "cuda", "mps", "xpu", "hpu", "meta"}
 

@@ -11,9 +11,9 @@ import torch
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels import dispatch
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.dispatch import BACKENDS, Backend
+from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder, load_model
 
 Factory = Callable[..., tuple[Any, Path]]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.models.expert_placement import ExpertPlacement, balance_experts
+from kvarn.models.parallel.expert_placement import ExpertPlacement, balance_experts
 from profiles import examples
 
 loads = st.lists(st.integers(0, 1000), min_size=1, max_size=40)

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import weight_format
+from kvarn.models.loading.checkpoint import Checkpoint
 
 OUT, IN, GROUP = 32, 64, 32
 

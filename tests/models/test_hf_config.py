@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from kvarn.models import load_model
-from kvarn.models.hf_config import DecoderConfig
+from kvarn.models.families.hf_config import DecoderConfig
 from logs import of_kvarn
 
 FAMILIES = (

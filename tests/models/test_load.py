@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, load_model
-from kvarn.models.encoder_config import ENCODERS
+from kvarn.models.encoders.config import ENCODERS
 from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
-from kvarn.models.families import FAMILIES
+from kvarn.models.families.table import FAMILIES
 from kvarn.text.architectures import DECODERS, find_architecture
 from kvarn.text.architectures import ENCODERS as ENCODER_TYPES
 

@@ -17,12 +17,12 @@ import torch
 
 from kvarn import kernels, models
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
-from kvarn.models.packed_cache import PackedCache
+from kvarn.models.loading.packed_cache import PackedCache
 from packed_files import finish_writes, writers
 
 cpu_backend = pytest.importorskip(
@@ -112,7 +112,7 @@ def test_weights_are_packed_anew_when_the_code_that_prepares_them_has_changed(
     load()
     copy = tmp_path / "models"
     shutil.copytree(Path(models.__file__).parent, copy)
-    monkeypatch.setattr("kvarn.models.packed_cache._CODE", (copy, Path(kernels.__file__).parent))
+    monkeypatch.setattr("kvarn.models.loading.packed_cache._CODE", (copy, Path(kernels.__file__).parent))
     assert load()[1] == 0
     with (copy / "formats" / "gptq.py").open("a") as stream:
         stream.write("# zero points are read right now")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kvarn.models import Decoder, load_model
-from kvarn.models.packed_directory import default_directory, only_writer
+from kvarn.models.loading.packed_directory import default_directory, only_writer
 from packed_files import finish_writes, writers
 from rank_services import ASSETS, build
 
@@ -194,7 +194,7 @@ def test_a_file_that_vanishes_while_it_is_opened_is_no_more_than_missing(
     def vanish(file: Path, framework: str) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(file))
 
-    monkeypatch.setattr("kvarn.models.packed_cache.safe_open", vanish)
+    monkeypatch.setattr("kvarn.models.loading.packed_cache.safe_open", vanish)
     assert torch.equal(load(), want)
 
 

@@ -12,11 +12,11 @@ import torch
 import transformers
 
 from kvarn.models import UnsupportedModelError, load_model
-from kvarn.models.decoder_config import decoder_spec
-from kvarn.models.encoder_config import encoder_spec
+from kvarn.models.encoders.config import encoder_spec
 from kvarn.models.errors import CheckpointError
-from kvarn.models.families import FAMILIES
-from kvarn.models.hf_config import DecoderConfig, EncoderConfig
+from kvarn.models.families.decoder_spec import decoder_spec
+from kvarn.models.families.hf_config import DecoderConfig, EncoderConfig
+from kvarn.models.families.table import FAMILIES
 from kvarn.models.spec import DecoderSpec, EncoderSpec
 from kvarn.text.json_file import validate
 from published_configs import PUBLISHED

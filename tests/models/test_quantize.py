@@ -13,7 +13,7 @@ from kvarn.kernels.torch.linear import TorchLinear
 from kvarn.kernels.torch.quantize import quantize_int8
 from kvarn.models import Decoder, load_model
 from kvarn.models.layer import DecoderLayer
-from kvarn.models.moe import MoeMlp
+from kvarn.models.mlp.moe import MoeMlp
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 60))

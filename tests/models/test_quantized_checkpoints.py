@@ -19,18 +19,18 @@ import transformers
 from safetensors.torch import save_file
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
-from kvarn.models.checkpoint import Checkpoint
-from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.errors import CheckpointError, WeightShapeError
+from kvarn.models.families.decoder_spec import decoder_spec
+from kvarn.models.families.hf_config import DecoderConfig
 from kvarn.models.formats import UnsupportedQuantizationError
 from kvarn.models.formats.quantized_values import int8_weight
-from kvarn.models.hf_config import DecoderConfig
+from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel import Parallel, ParallelError
-from kvarn.models.weights import WeightLoader
 
 PROMPT = list(range(3, 50))
 GROUP = 32

@@ -13,9 +13,9 @@ import torch
 from kvarn.costs.decoder import state_bytes
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder, load_model
-from kvarn.models.checkpoint import Checkpoint
+from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.parallel import Parallel, ParallelError, Shard
-from kvarn.models.weights import LinearSpec, WeightLoader
 from meeting import Meeting, ThreadCollectives
 
 

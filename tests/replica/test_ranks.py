@@ -17,8 +17,7 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do
 
 import kvarn
 from kvarn.config.schema import ModelConfig
-from kvarn.models.parallel import ParallelError
-from kvarn.models.pipeline import StageError
+from kvarn.models.parallel import ParallelError, StageError
 from kvarn.replica.server.experts import ExpertLoadError
 from kvarn.worker.ranks.collectives import RankLostError
 from profiles import effort, thorough

@@ -30,7 +30,7 @@ class Meeting:
 
 
 class ThreadCollectives:
-    """One rank's end of a meeting: see `kvarn.models.parallel.Collectives`."""
+    """One rank's end of a meeting: see `kvarn.models.parallel.tensor.Collectives`."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting = meeting

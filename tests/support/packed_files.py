@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kvarn.models.packed_cache import WRITER
+from kvarn.models.loading.packed_cache import WRITER
 
 
 def writers() -> list[threading.Thread]:

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
-from kvarn.kernels import graphs
-from kvarn.kernels.graphs import Captured, GraphRecorder, Step, StepGraphs
+from kvarn.kernels.device import graphs
+from kvarn.kernels.device.graphs import Captured, GraphRecorder, Step, StepGraphs
 
 UNWRITTEN = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
 run_kernel = InterpretedFunction.run

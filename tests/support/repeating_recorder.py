@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvarn.kernels.graphs import Captured, GraphRecorder, Step
+from kvarn.kernels.device.graphs import Captured, GraphRecorder, Step
 
 
 class RepeatingRecorder(GraphRecorder):

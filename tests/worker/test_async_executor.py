@@ -15,8 +15,8 @@ from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan, StepResult
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.graphs import StepGraphs
-from kvarn.kernels.staging import Fetched, Staging
+from kvarn.kernels.device.graphs import StepGraphs
+from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.worker import EncoderRunner
 
 

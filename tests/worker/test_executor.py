@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder
 from kvarn.worker import (
     InProcessExecutor,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import DeltaDimensions, KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.memory import DRIVER_BYTES, DeviceMemory, usable_memory
+from kvarn.kernels.device.memory import DRIVER_BYTES, DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
 from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_cache, step_bytes
 

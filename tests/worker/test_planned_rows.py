@@ -14,8 +14,8 @@ from kv_connectors import DictConnector
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
 from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache
+from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.constraints import TokenCounts
 from kvarn.worker.errors import InvalidLogitsError, InvalidSamplingError

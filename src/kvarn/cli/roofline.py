@@ -55,7 +55,7 @@ def roofline(
     # Imported here: the load generator needs no torch.
     import torch
 
-    from kvarn.kernels.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
+    from kvarn.kernels.device.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
     from kvarn.replica.server.cpu import kernel_threads
 
     model = _load(path, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, kernels=kernels)

@@ -16,7 +16,7 @@ from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
 
 if TYPE_CHECKING:
-    from kvarn.kernels.backend import AttentionPlan
+    from kvarn.kernels.operations import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)

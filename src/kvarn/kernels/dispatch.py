@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import (
     MissingDeviceError,
     MissingKernelsError,
@@ -22,6 +21,7 @@ from kvarn.kernels.errors import (
     UnknownBackendError,
     UnsupportedByBackendError,
 )
+from kvarn.kernels.operations import Kernels
 
 _log = logging.getLogger(__name__)
 

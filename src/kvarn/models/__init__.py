@@ -1,8 +1,8 @@
 """Decoders and encoders driven by configuration: a family is data."""
 
-from kvarn.models.causal_encoder import CausalEncoder
 from kvarn.models.decoder import Decoder
-from kvarn.models.encoder import Encoder
+from kvarn.models.encoders.causal import CausalEncoder
+from kvarn.models.encoders.encoder import Encoder
 from kvarn.models.errors import ModelError, UnsupportedModelError
 from kvarn.models.load import load_model
 from kvarn.models.spec import DecoderSpec, EncoderSpec

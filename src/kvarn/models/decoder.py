@@ -15,17 +15,17 @@ from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.decoder import DecoderLayers, DecoderParts, GreedyParts
 from kvarn.kernels.linear import Linear
-from kvarn.models.attention import GroupedAttention, LayerStep
-from kvarn.models.delta_net import DeltaNet
-from kvarn.models.experts import Experts, stack_visits
-from kvarn.models.families import FAMILIES
+from kvarn.models.attention.delta import DeltaNet
+from kvarn.models.attention.grouped import GroupedAttention, LayerStep
+from kvarn.models.attention.groups import LayerKinds
+from kvarn.models.families.table import FAMILIES
 from kvarn.models.greedy import GreedyPasses
 from kvarn.models.layer import load_final_norm, load_layer, scaled_embedding
-from kvarn.models.layer_kinds import LayerKinds
-from kvarn.models.moe import MoeMlp
-from kvarn.models.parallel import Shard
+from kvarn.models.loading.weights import LinearSpec, WeightLoader
+from kvarn.models.mlp.experts import Experts, stack_visits
+from kvarn.models.mlp.moe import MoeMlp
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import LinearSpec, WeightLoader
 
 EMBEDDING = "model.embed_tokens"
 """The checkpoints' name of it."""

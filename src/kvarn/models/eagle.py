@@ -15,15 +15,15 @@ import torch
 from pydantic import Field
 
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.decoder import EMBEDDING, Decoder
-from kvarn.models.decoder_config import decoder_spec
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.families import FAMILIES
-from kvarn.models.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabulary
-from kvarn.models.moe import DenseMlp
-from kvarn.models.parallel import Parallel, Shard
-from kvarn.models.weights import LinearSpec, WeightLoader
+from kvarn.models.families.decoder_spec import decoder_spec
+from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabulary
+from kvarn.models.families.table import FAMILIES
+from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.models.loading.weights import LinearSpec, WeightLoader
+from kvarn.models.mlp.moe import DenseMlp
+from kvarn.models.parallel.tensor import Parallel, Shard
 from kvarn.text.architectures import HEADS
 from kvarn.text.config_files import CheckpointFile
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
-from kvarn.models.attention import Attention, GroupedAttention, LayerStep, load_attention
-from kvarn.models.delta_net import DeltaNet, load_delta_net
-from kvarn.models.family import LayerNames
-from kvarn.models.mla import load_latent_attention
-from kvarn.models.moe import DenseMlp, MoeMlp
-from kvarn.models.parallel import Parallel
+from kvarn.kernels.operations import Kernels
+from kvarn.models.attention.delta import DeltaNet, load_delta_net
+from kvarn.models.attention.grouped import Attention, GroupedAttention, LayerStep, load_attention
+from kvarn.models.attention.latent import load_latent_attention
+from kvarn.models.families.family import LayerNames
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.mlp.moe import DenseMlp, MoeMlp
+from kvarn.models.parallel.tensor import Parallel
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import WeightLoader
 
 AnyNorm = Norm | LayerNorm
 

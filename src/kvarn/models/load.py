@@ -11,16 +11,13 @@ import torch
 
 from kvarn import __version__
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.memory import GIB, give_back_freed
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization
-from kvarn.models.causal_encoder import CausalEncoder
-from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
-from kvarn.models.decoder_config import decoder_spec
-from kvarn.models.encoder import Encoder
-from kvarn.models.encoder_config import (
+from kvarn.models.encoders.causal import CausalEncoder
+from kvarn.models.encoders.config import (
     ENCODERS,
     SentenceModules,
     embeds_chats,
@@ -29,15 +26,18 @@ from kvarn.models.encoder_config import (
     is_lowercase,
     sentence_modules,
 )
+from kvarn.models.encoders.encoder import Encoder
+from kvarn.models.encoders.reranker import load_score_head, ranks
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
-from kvarn.models.families import FAMILIES
-from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
-from kvarn.models.packed_cache import PackedCache, origin_of
-from kvarn.models.packed_directory import default_directory
-from kvarn.models.parallel import Parallel
-from kvarn.models.reranker import load_score_head, ranks
+from kvarn.models.families.decoder_spec import decoder_spec
+from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
+from kvarn.models.families.table import FAMILIES
+from kvarn.models.loading.checkpoint import Checkpoint, Progress
+from kvarn.models.loading.packed_cache import PackedCache, origin_of
+from kvarn.models.loading.packed_directory import default_directory
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.parallel.tensor import Parallel
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import WeightLoader
 from kvarn.text.architectures import CLASSIFIER, describe_unsupported, find_architecture
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}

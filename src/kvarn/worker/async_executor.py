@@ -22,7 +22,7 @@ import torch
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.staging import Fetched
+from kvarn.kernels.device.staging import Fetched
 from kvarn.models import Decoder
 from kvarn.worker.constraints import needs_constraints
 from kvarn.worker.errors import InvalidLogitsError

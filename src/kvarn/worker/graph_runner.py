@@ -11,9 +11,9 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.graphs import StepGraphs, recorder_for
-from kvarn.kernels.memory import device_allocations
-from kvarn.kernels.staging import Staging
+from kvarn.kernels.device.graphs import StepGraphs, recorder_for
+from kvarn.kernels.device.memory import device_allocations
+from kvarn.kernels.device.staging import Staging
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.worker.errors import ReplayAllocationError

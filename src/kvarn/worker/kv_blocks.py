@@ -9,7 +9,7 @@ import torch
 
 from kvarn.engine.plan import BlockContents, BlockCopy, BlockTransfer
 from kvarn.kernels.batch import KVCache
-from kvarn.kernels.memory import is_host_memory
+from kvarn.kernels.device.memory import is_host_memory
 
 
 def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
-from kvarn.kernels.graphs import MOST_CAPTURED
-from kvarn.kernels.memory import GIB, DeviceMemory, usable_memory
+from kvarn.kernels.device.graphs import MOST_CAPTURED
+from kvarn.kernels.device.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from kvarn.engine.plan import RowMasks
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, apply_constraints

@@ -13,8 +13,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import attention
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch, AdapterPart, pack_adapter
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import adapters
 
 IN, OUTS = 150, (70, 20, 33)

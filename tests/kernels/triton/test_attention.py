@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import segments
 
 SIZE = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import attention
 
 HEADS = HeadShape(12, 1, 16)

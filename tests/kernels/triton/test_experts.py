@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvarn.kernels.activation import activate
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton.groups import sort_rows
 from kvarn.kernels.weights import Weight
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import latent_rows
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import latent, segments
 from latent_rows import HEADS, SIZE, VALUE, LatentRows
 from profiles import thorough

@@ -7,10 +7,10 @@ import torch
 
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterPart, pack_adapter
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.errors import KernelInputError, MissingTritonError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import linear, tiles
 from kvarn.kernels.triton.backend import TritonKernels
 from kvarn.kernels.weights import Weight

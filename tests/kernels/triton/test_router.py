@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.router import RouterSpec
 
 pytestmark = pytest.mark.sample

@@ -8,7 +8,7 @@ import pytest
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kvarn.config.schema import ModelConfig
-from kvarn.kernels.offload import tensors_of
+from kvarn.kernels.device.offload import tensors_of
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec

@@ -15,7 +15,7 @@ from kvarn.kernels.linear import Norm
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`."""
+    """See `kvarn.kernels.operations.AttentionPlan`."""
 
     backend: _native.Backend
     native: _native.AttentionPlan
@@ -154,7 +154,7 @@ def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CpuBidirectionalPlan:
-    """See `kvarn.kernels.backend.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
+    """See `kvarn.kernels.operations.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
 
     attention: CpuAttentionPlan
     keys: torch.Tensor

@@ -11,7 +11,6 @@ import torch
 
 from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.adapters import CpuAdapterMemory
@@ -24,15 +23,16 @@ from kvarn.kernels.cpu.latent import CpuLatentPlan
 from kvarn.kernels.cpu.linear import CpuHeadProducts, CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack, pack_plain
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
+from kvarn.kernels.device.memory import HugePages
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.memory import HugePages
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 from kvarn.kernels.weights import Quantization, Weight
 
 
 class CpuKernels(Kernels):
-    """See `kvarn.kernels.backend.Kernels` for what each operation means. What is not compiled is torch's.
+    """See `kvarn.kernels.operations.Kernels` for what each operation means. What is not compiled is torch's.
 
     Calls from several threads take turns: they share scratch memory.
     """

@@ -10,7 +10,6 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.backend import AttentionPlan
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.adapters import native_adapters
@@ -20,6 +19,7 @@ from kvarn.kernels.cpu.linear import CpuLinear, check_rows, native_norm
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.operations import AttentionPlan
 
 
 class CpuDecoderLayers:

@@ -18,7 +18,7 @@ MAX_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CpuLatentPlan:
-    """See `kvarn.kernels.backend.LatentPlan`."""
+    """See `kvarn.kernels.operations.LatentPlan`."""
 
     attention: CpuAttentionPlan
     """Of which only the step's shape is used."""

@@ -91,7 +91,7 @@ class CpuLinear:
 
 
 class CpuHeadProducts:
-    """See `kvarn.kernels.backend.HeadProducts`: a product for each head, so that no row depends on its neighbours."""
+    """See `kvarn.kernels.operations.HeadProducts`: a product for each head; no row depends on its neighbours."""
 
     def __init__(self, heads: Sequence[CpuLinear]) -> None:
         self._heads = heads

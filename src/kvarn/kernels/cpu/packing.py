@@ -12,8 +12,8 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
+from kvarn.kernels.device.memory import HugePages, zeros_on_demand
 from kvarn.kernels.errors import Fp8WeightsError, KernelInputError
-from kvarn.kernels.memory import HugePages, zeros_on_demand
 from kvarn.kernels.torch.quantize import INT4_GROUP
 from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 

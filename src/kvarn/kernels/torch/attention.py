@@ -66,7 +66,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`: the reads and writes of one step."""
+    """See `kvarn.kernels.operations.AttentionPlan`: the reads and writes of one step."""
 
     heads: HeadShape
     window: int | None

@@ -13,7 +13,7 @@ from kvarn.kernels.torch.attention import rotate
 
 @dataclass(frozen=True, slots=True)
 class TorchBidirectionalPlan:
-    """See `kvarn.kernels.backend.BidirectionalPlan`."""
+    """See `kvarn.kernels.operations.BidirectionalPlan`."""
 
     heads: HeadShape
     window: int | None

@@ -12,7 +12,7 @@ from kvarn.kernels.torch.attention import TorchAttentionPlan, plan_attention
 
 @dataclass(frozen=True, slots=True)
 class TorchLatentPlan:
-    """See `kvarn.kernels.backend.LatentPlan`."""
+    """See `kvarn.kernels.operations.LatentPlan`."""
 
     attention: TorchAttentionPlan
 

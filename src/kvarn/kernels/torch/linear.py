@@ -91,7 +91,7 @@ class TorchLinear:
 
 
 class TorchHeadProducts:
-    """See `kvarn.kernels.backend.HeadProducts`."""
+    """See `kvarn.kernels.operations.HeadProducts`."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """Of a weight [H, out, in]."""

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.memory import is_host
+from kvarn.kernels.device.memory import is_host
 from kvarn.kernels.weights import FP8, MULTIPLIED, Quantization, Weight
 
 INT4_GROUP = 128

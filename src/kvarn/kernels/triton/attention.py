@@ -32,7 +32,7 @@ COMPARED = 64
 
 @dataclass(frozen=True, slots=True)
 class TritonAttentionPlan:
-    """See `kvarn.kernels.backend.AttentionPlan`. The kernels find their rows by themselves: nothing waits for the
+    """See `kvarn.kernels.operations.AttentionPlan`. The kernels find their rows by themselves: nothing waits for the
     device."""
 
     batch: PagedBatch

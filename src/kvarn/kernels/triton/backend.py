@@ -9,10 +9,10 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import Kernels
 from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.triton.adapters import TritonAdapterMemory
@@ -29,7 +29,7 @@ from kvarn.kernels.weights import Weight
 
 
 class TritonKernels(Kernels):
-    """See `kvarn.kernels.backend.Kernels` for what each operation means. What is not compiled is torch's.
+    """See `kvarn.kernels.operations.Kernels` for what each operation means. What is not compiled is torch's.
 
     Not thread-safe: products share scratch memory.
     """

@@ -26,7 +26,7 @@ MAX_VALUE = 512
 
 @dataclass(frozen=True, slots=True)
 class TritonLatentPlan:
-    """See `kvarn.kernels.backend.LatentPlan`. Nothing waits for the device."""
+    """See `kvarn.kernels.operations.LatentPlan`. Nothing waits for the device."""
 
     batch: PagedBatch
     num_heads: int
@@ -137,7 +137,7 @@ def _tokens_of(batch: PagedBatch, first: int, end: int) -> PagedBatch:
 
 
 class TritonHeadProducts:
-    """See `kvarn.kernels.backend.HeadProducts`: `linear.multiply` for each head, in one launch."""
+    """See `kvarn.kernels.operations.HeadProducts`: `linear.multiply` for each head, in one launch."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """Of a plain weight [H, out, in]."""

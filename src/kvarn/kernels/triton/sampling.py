@@ -14,6 +14,8 @@ from kvarn.kernels.triton.jit import sampling
 
 BLOCK = 4096
 """Tokens of a row that a program reads at a time."""
+CAPACITY = 8192
+"""Tokens of a row that top-k and top-p search in a list; where more may be kept, they search in the row."""
 
 
 def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,24 +57,25 @@ def draw_tokens(
 ) -> torch.Tensor:
     """See `Kernels.draw_tokens`."""
     _, vocab_size = _shape_of(logits)
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    if len(rows):
-        sampling.draw[(len(rows),)](
-            logits,
-            rows,
-            row_max,
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            params.uniforms,
-            tokens,
-            STRIDE=logits.stride(0),
-            VOCAB=vocab_size,
-            UNIT=2.0 ** weight_bits(vocab_size),
-            BLOCK=_block(vocab_size),
-            num_warps=8,
-        )
+    count, device = len(rows), logits.device
+    tokens = torch.empty(count, dtype=torch.int64, device=device)
+    if not count:
+        return tokens
+    block = _block(vocab_size)
+    splits = triton.cdiv(vocab_size, block)
+    sums = torch.empty(count, splits, sampling.LEVELS.value, dtype=torch.float64, device=device)
+    counts = torch.empty_like(sums, dtype=torch.int32)
+    listed = torch.empty(count, CAPACITY, dtype=torch.float32, device=device)
+    ids = torch.empty_like(listed, dtype=torch.int32)
+    lengths = torch.empty(count, dtype=torch.int32, device=device)
+    weighed = (logits, rows, row_max, params.temperature)
+    filters = (params.top_k, params.top_p, params.min_p)
+    sizes = {"STRIDE": logits.stride(0), "VOCAB": vocab_size, "UNIT": 2.0 ** weight_bits(vocab_size), "BLOCK": block}
+    lists = {"SPLITS": splits, "TABLE": int(triton.next_power_of_2(splits)), "CAPACITY": CAPACITY}
+    sampling.survey[(count, splits)](*weighed, *filters, sums, counts, **sizes)
+    sampling.gather[(count, splits)](*weighed, *filters, sums, counts, listed, ids, lengths, **sizes, **lists)
+    found = (sums, listed, ids, lengths, tokens)
+    sampling.draw[(count,)](*weighed, *filters, params.uniforms, *found, **sizes, **lists, num_warps=8)
     return tokens
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.config import QuantizationConfig
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
-from kvarn.models.quantization_config import QuantizationConfig
+from kvarn.models.loading.checkpoint import Checkpoint
 
 _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in its word, counted from the lowest bits, each of eight outputs is."""

@@ -12,9 +12,9 @@ type of plain weights, or quantized to what the operator asks for.
 from __future__ import annotations
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
-from kvarn.models.quantization_config import QuantizationConfig
+from kvarn.models.formats.config import QuantizationConfig
+from kvarn.models.loading.checkpoint import Checkpoint
 
 
 class Fp8Format(WeightFormat):

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from kvarn.config.adapters import LoraConfig
-from kvarn.kernels.memory import GIB
+from kvarn.kernels.device.memory import GIB
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.wire.messages import AdapterChanged, AdapterInfo, Adapters, Join, LoadAdapter, Submit, UnloadAdapter
 from kvarn.worker.adapters import AdapterPool

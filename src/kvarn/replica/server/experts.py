@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.kernels.staging import Fetched
+from kvarn.kernels.device.staging import Fetched
 from kvarn.models import Decoder
 from kvarn.wire.messages import EngineStats
 

@@ -15,11 +15,11 @@ import torch
 from kvarn import __version__
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.kernels.memory import GIB
+from kvarn.kernels.device.memory import GIB
 from kvarn.kvstore import DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
 from kvarn.models import Decoder
-from kvarn.models.packed_cache import code_digest, origin_of
+from kvarn.models.loading.packed_cache import code_digest, origin_of
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _CHUNK_BYTES = 1 << 22

@@ -6,8 +6,8 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvarn.kernels.memory import give_back_freed
-from kvarn.kernels.offload import Offloaded, tensors_of
+from kvarn.kernels.device.memory import give_back_freed
+from kvarn.kernels.device.offload import Offloaded, tensors_of
 from kvarn.models import Decoder
 from kvarn.replica.spec import ReportProgress
 

@@ -17,9 +17,9 @@ import torch
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine.step_time import ExpectedStep, StepShape
-from kvarn.kernels.graphs import GraphRecorder, device_seconds
+from kvarn.kernels.device.graphs import GraphRecorder, device_seconds
+from kvarn.kernels.device.memory import is_host_memory
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.memory import is_host_memory
 
 log = logging.getLogger(__name__)
 

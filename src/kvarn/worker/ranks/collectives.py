@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from kvarn.kernels.memory import is_host
+from kvarn.kernels.device.memory import is_host
 from kvarn.worker.errors import WorkerError
 
 TIMEOUT = timedelta(hours=1)
@@ -68,7 +68,7 @@ class RankLayout:
 
 
 class RankGroup:
-    """One rank's end of the group: see `kvarn.models.parallel.Collectives` and `kvarn.models.pipeline.Neighbours`.
+    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`.
 
     It may be given to a model before it has joined the others.
     """

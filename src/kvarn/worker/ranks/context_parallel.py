@@ -1,8 +1,8 @@
 """Prefill context parallelism: ranks that each hold the whole model compute different tokens of a long prompt.
 
 Each takes its tokens through all layers. In each layer ranks give each other the blocks of the KV cache that they have
-written (`kvarn.models.context_parallel`), so all have the whole cache, as if each had computed the prompt. What is not
-a long prompt (decode rows, short prompts, rows with proposals) is computed by every rank, and nothing is sent for it.
+written (`models/attention/context_parallel.py`), so all have the whole cache, as if each had computed the prompt. What
+is not a long prompt (decode rows, short prompts, rows with proposals) is computed by every rank; nothing is sent.
 
 A query sees all keys before it, so later tokens take longer. A prompt's chunk is cut into two pieces for each of n
 ranks, and rank i takes pieces i and 2 n - 1 - i: all have as many tokens and as much attention to compute (Llama Team,

@@ -24,12 +24,11 @@ import msgspec
 import torch
 
 from kvarn.config.schema import ModelConfig
+from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.memory import DeviceMemory
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
-from kvarn.models.checkpoint import Progress
-from kvarn.models.parallel import Parallel, ParallelError
-from kvarn.models.pipeline import Stage
+from kvarn.models.loading.checkpoint import Progress
+from kvarn.models.parallel import Parallel, ParallelError, Stage
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.worker import AsyncExecutor, InProcessExecutor

@@ -18,8 +18,8 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
 from kvarn.grammar.vocabulary import Vocabulary
-from kvarn.kernels.graphs import recorder_for
-from kvarn.kernels.memory import GIB
+from kvarn.kernels.device.graphs import recorder_for
+from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.replica.server.adapters import AdapterHost, LoadFunction

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import kv_bytes_per_token
-from kvarn.kernels.memory import GIB
+from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder, load_model
 from kvarn.worker import DraftProposer, plan_cache
 

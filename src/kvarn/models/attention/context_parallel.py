@@ -1,0 +1,73 @@
+"""Attention over a prompt whose tokens several ranks compute: a layer writes its keys and values, ranks give each other
+the blocks that they have written, then each rank's queries read them all.
+
+Every query is answered by one rank over all of its keys, in the order of the kernels: the bits are those of one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.kernels.batch import BlockExchange, HeadShape, PagedBatch, Rotation
+from kvarn.kernels.linear import Norm
+from kvarn.kernels.operations import AttentionPlan, Kernels, LatentPlan
+from kvarn.kernels.torch.latent import write_rows
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttentionPlan:
+    """See `kvarn.kernels.operations.AttentionPlan`."""
+
+    write: AttentionPlan
+    """Each query sees itself alone, which needs no other rank's keys."""
+    attend: AttentionPlan
+    exchange: BlockExchange
+
+    def run(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        norm: Norm | None,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write, exchange, attend. Keys and values are written twice, to the same bits."""
+        self.write.run(qkv, rotation, norm, key_cache, value_cache, scale)
+        self.exchange.share(key_cache, value_cache)
+        return self.attend.run(qkv, rotation, norm, key_cache, value_cache, scale, softcap, sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLatentPlan:
+    """See `kvarn.kernels.operations.LatentPlan`."""
+
+    slot_mapping: torch.Tensor
+    attend: LatentPlan
+    exchange: BlockExchange
+
+    def run(
+        self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """Write, exchange, attend. Rows are written twice, to the same bits."""
+        write_rows(rows, cache, self.slot_mapping)
+        self.exchange.share(cache)
+        return self.attend.run(queries, rows, cache, value_size, scale)
+
+
+def plan_attention(kernels: Kernels, batch: PagedBatch, heads: HeadShape, window: int | None) -> AttentionPlan:
+    """See `Kernels.plan_attention`."""
+    attend = kernels.plan_attention(batch, heads, window)
+    if batch.exchange is None:
+        return attend
+    return SharedAttentionPlan(kernels.plan_attention(batch, heads, window=1), attend, batch.exchange)
+
+
+def plan_latent(kernels: Kernels, batch: PagedBatch, num_heads: int, size: int) -> LatentPlan:
+    """See `Kernels.plan_latent`."""
+    attend = kernels.plan_latent(batch, num_heads, size)
+    return attend if batch.exchange is None else SharedLatentPlan(batch.slot_mapping, attend, batch.exchange)

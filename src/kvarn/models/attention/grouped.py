@@ -1,0 +1,237 @@
+"""The attention half of a layer: queries, keys and values by heads, of which several queries may share one key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from kvarn.costs.decoder import KvDtype
+from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import AttentionPlan, Kernels, LatentPlan
+from kvarn.models.attention.context_parallel import plan_attention
+from kvarn.models.families.family import LayerNames
+from kvarn.models.loading.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
+from kvarn.models.parallel.tensor import Parallel, Shard
+from kvarn.models.spec import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What all layers of one kind share in one step."""
+
+    plan: Any
+    """Made by `Attention.plan` of such a layer."""
+    rotation: Rotation
+    adapters: AdapterBatch | None
+    """See `PagedBatch.adapters`."""
+    slots: torch.Tensor
+    """See `PagedBatch.slot_mapping`."""
+
+
+class Attention(Protocol):
+    """One kind of attention, with its weights and its layout of the cache."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its products as they are held."""
+        ...
+
+    @property
+    def input_product(self) -> Linear:
+        """Its first product, which takes the hidden state."""
+        ...
+
+    def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
+        """An empty cache for so many layers like this one."""
+        ...
+
+    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan | LatentPlan:
+        """What one step does in layers like this one."""
+        ...
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None,
+        add_to: torch.Tensor | None,
+        cache: KVCache,
+        layer: int,
+        step: LayerStep,
+    ) -> torch.Tensor:
+        """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given.
+
+        The step's tokens are in the cache's `layer` afterwards.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedAttention:
+    """Grouped-query attention (Ainslie et al. 2023), of which multi-head attention is the case of equal numbers."""
+
+    spec: DecoderSpec
+    heads: HeadShape
+    kernels: Kernels
+    parallel: Parallel
+    query_key_norm: Norm | None
+    """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]. Where
+    heads have layer norms, those of these."""
+    sinks: torch.Tensor | None
+    """[query heads] float32: see `AttentionPlan.run`."""
+    qkv: Linear
+    output: Linear
+
+    @property
+    def nbytes(self) -> int:
+        """See `Attention`."""
+        return self.qkv.nbytes + self.output.nbytes
+
+    @property
+    def input_product(self) -> Linear:
+        """See `Attention`."""
+        return self.qkv
+
+    def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
+        """Keys and values of this rank's heads."""
+        return self.kernels.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
+
+    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan:
+        """See `Attention`."""
+        return plan_attention(self.kernels, batch, self.heads, window)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None,
+        add_to: torch.Tensor | None,
+        cache: KVCache,
+        layer: int,
+        step: LayerStep,
+    ) -> torch.Tensor:
+        """See `Attention`."""
+        qkv, gates = self.qkv(x, norm=norm, adapters=step.adapters), None
+        if self.spec.gated_attention:
+            qkv, gates = self._without_gates(qkv)
+        head_norm = self.query_key_norm
+        if self.spec.qk_norm == "full":
+            self._norm_all_heads(qkv)
+            head_norm = None
+        elif self.spec.qk_norm == "layer":
+            self._layer_norm_heads(qkv)
+            head_norm = None
+        scale, softcap = self.spec.attention_scale, self.spec.attention_softcap
+        keys, values = cache.keys[layer], cache.values[layer]
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap, **sinks)
+        if gates is not None:
+            mixed *= self.kernels.activation(gates, "sigmoid")
+        return self.output(mixed, add_to=add_to, adapters=step.adapters)
+
+    def _layer_norm_heads(self, qkv: torch.Tensor) -> None:
+        """Norm each query and key head, in place, in float32. Torch norms each row by itself."""
+        assert self.query_key_norm is not None
+        norm, heads = self.query_key_norm, self.heads
+        part = qkv[:, : (heads.query + heads.kv) * heads.dim]
+        rows = part.float().view(len(qkv), -1, heads.dim)
+        normed = F.layer_norm(rows, (heads.dim,), eps=norm.eps) * norm.weight
+        part.copy_(normed.flatten(1))
+
+    def _without_gates(self, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, keys and values side by side, and the gates, which stand behind the queries."""
+        size = self.heads.query * self.heads.dim
+        return torch.cat([joined[:, :size], joined[:, 2 * size :]], -1), joined[:, size : 2 * size].contiguous()
+
+    def _norm_all_heads(self, qkv: torch.Tensor) -> None:
+        """Norm, in place, over all heads of a token. A rank has only some: it gathers the others to norm them all."""
+        assert self.query_key_norm is not None
+        norm, dim, spec = self.query_key_norm, self.heads.dim, self.spec
+        split = spec.num_heads * dim
+        start = 0
+        for own, total, weight in (
+            (self.heads.query, spec.num_heads, norm.weight[:split]),
+            (self.heads.kv, spec.num_kv_heads, norm.weight[split:]),
+        ):
+            part = qkv[:, start : start + own * dim]
+            start += own * dim
+            if own == total:
+                part.copy_(self.kernels.rms_norm(part, Norm(weight, norm.eps)))
+                continue
+            gathered = self.parallel.all_gather(part.contiguous())
+            # Heads that several ranks hold come once for each of them.
+            heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]
+            normed = self.kernels.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
+            first = self.parallel.rank * total // self.parallel.world_size * dim
+            part.copy_(normed[:, first : first + own * dim])
+
+
+def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> GroupedAttention:
+    """The attention of the layer whose tensors' names begin with `prefix`, this rank's part of it."""
+    parallel = loader.parallel
+    query, kv = parallel.share(spec.num_heads, "query heads"), parallel.kv_head_share(spec.num_kv_heads)
+    query_features, kv_features = query.times(spec.head_dim), kv.times(spec.head_dim)
+    hidden = Shard.whole(spec.hidden_size)
+    first_features = query.times(2 * spec.head_dim) if spec.gated_attention else query_features
+    qkv = LinearSpec(
+        names=tuple(prefix + name for name in names.qkv),
+        outputs=(first_features, kv_features, kv_features),
+        inputs=hidden,
+        bias=spec.qkv_bias,
+        interleaved=_row_orders(spec, parallel.world_size),
+    )
+    output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
+    return GroupedAttention(
+        spec=spec,
+        heads=HeadShape(len(query.held), len(kv.held), spec.head_dim),
+        kernels=loader.kernels,
+        parallel=parallel,
+        query_key_norm=_load_query_key_norm(prefix, spec, names, loader, query, kv),
+        sinks=_load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None,
+        qkv=loader.linear(qkv),
+        output=loader.linear(output),
+    )
+
+
+def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
+    held = loader.plain(name, (heads.size,))[heads.held.start : heads.held.stop]
+    return held.float().contiguous().to(loader.kernels.device)
+
+
+def _row_orders(spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
+    """Of the tensors of queries, keys and values. Gates stand beside each head's query."""
+    if spec.gated_attention:
+        return (Grouped(groups=spec.num_heads, sizes=(spec.head_dim, spec.head_dim), ranks=ranks), None, None)
+    if not spec.interleaved_rope:
+        return ()
+    rotated = max(len(layer.rope.inverse_frequencies) for layer in spec.layers)
+    heads = Interleaved(run=spec.head_dim, first=0, count=2 * rotated)
+    return (heads, heads, None)
+
+
+def _load_query_key_norm(
+    prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader, query: Shard, kv: Shard
+) -> Norm | None:
+    if spec.qk_norm == "none":
+        return None
+    weights = []
+    for name, heads in ((names.query_norm, query), (names.key_norm, kv)):
+        if spec.qk_norm == "layer":
+            weights.append(_head_weights(f"{prefix}{name}.weight", spec, heads, loader))
+            continue
+        size = spec.head_dim if spec.qk_norm == "head" else heads.size * spec.head_dim
+        weight = loader.norm(prefix + name, size, spec.norm_eps, spec.norm_offset).weight
+        one_for_all = spec.qk_norm == "head"
+        weights.append(weight.expand(len(heads.held), -1) if one_for_all else weight)
+    return Norm(torch.cat(weights), spec.norm_eps)
+
+
+def _head_weights(name: str, spec: DecoderSpec, heads: Shard, loader: WeightLoader) -> torch.Tensor:
+    """[this rank's heads, D] float32, in the order in which the kernels have a head's numbers."""
+    weight = loader.plain(name, (heads.size, spec.head_dim))[heads.held.start : heads.held.stop].float()
+    order = next(iter(_row_orders(spec, loader.parallel.world_size)), None)
+    weight = weight if order is None else weight[:, order.order(spec.head_dim)]
+    return weight.to(loader.kernels.device)

@@ -1,0 +1,142 @@
+"""Multi-head latent attention (DeepSeek-V2 2024): a token's keys and values are cached as one row that all heads share.
+
+The row is the compressed key and value (`rank` numbers, normed) and a rotated key (`rope_dim` numbers). Heads read it
+in the absorbed form, in prefill and in decode: the product that would make a head's keys of the row is applied to its
+query, and the one that would make its values to what it has gathered. So the cache is never widened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.costs.decoder import KvDtype, LatentDimensions
+from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import HeadProducts, Kernels, LatentPlan
+from kvarn.kernels.torch.attention import rotate
+from kvarn.models.attention.context_parallel import plan_latent
+from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.loading.weights import Interleaved, LinearSpec, WeightLoader
+from kvarn.models.parallel.tensor import Shard
+from kvarn.models.spec import DecoderSpec
+
+_NORM_EPS = 1e-6
+"""Of the norms inside the attention, whatever config.json says of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """See `kvarn.models.attention.grouped.Attention`."""
+
+    spec: DecoderSpec
+    latent: LatentDimensions
+    num_heads: int
+    """Of this rank; the cached row is the same on all."""
+    kernels: Kernels
+    query_norm: Norm | None
+    row_norm: Norm
+    down: Linear
+    """To the row, before it the compressed query where queries are compressed."""
+    query: Linear
+    """Of the hidden state, or of the compressed query."""
+    key_products: HeadProducts
+    """A head's query to what it multiplies rows with."""
+    value_products: HeadProducts
+    output: Linear
+
+    @property
+    def nbytes(self) -> int:
+        """See `Attention`."""
+        parts = (self.down, self.query, self.key_products, self.value_products, self.output)
+        return sum(part.nbytes for part in parts)
+
+    @property
+    def input_product(self) -> Linear:
+        """See `Attention`."""
+        return self.down
+
+    def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
+        """Rows in place of keys, and no values."""
+        return self.kernels.new_latent_cache(num_layers, num_blocks, self.latent.row_size, dtype)
+
+    def plan(self, batch: PagedBatch, window: int | None) -> LatentPlan:
+        """See `Attention`."""
+        assert window is None, "no model with latent attention has windows"
+        return plan_latent(self.kernels, batch, self.num_heads, self.latent.row_size)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None,
+        add_to: torch.Tensor | None,
+        cache: KVCache,
+        layer: int,
+        step: LayerStep,
+    ) -> torch.Tensor:
+        """See `Attention`."""
+        latent, rank = self.latent, self.latent.rank
+        down = self.down(x, norm=norm, adapters=step.adapters)
+        compressed, row = down[:, : latent.query_rank], down[:, latent.query_rank :]
+        if self.query_norm is None:
+            queries = self.query(x, norm=norm, adapters=step.adapters)
+        else:
+            queries = self.query(compressed, norm=self.query_norm, adapters=step.adapters)
+        queries = queries.view(len(x), self.num_heads, -1)
+        plain, rotated = queries[..., : latent.plain_dim], queries[..., latent.plain_dim :]
+        queries = torch.cat([self.key_products(plain), rotate(rotated, step.rotation)], -1)
+        key = rotate(row[:, None, rank:], step.rotation)[:, 0]
+        rows = torch.cat([self.kernels.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
+        mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.spec.attention_scale)
+        mixed = self.value_products(mixed).flatten(1)
+        return self.output(mixed, add_to=add_to, adapters=step.adapters)
+
+
+def load_latent_attention(prefix: str, spec: DecoderSpec, loader: WeightLoader) -> LatentAttention:
+    """The attention of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
+    latent = spec.latent
+    assert latent is not None
+    prefix += "self_attn."
+    heads, hidden = loader.parallel.share(spec.num_heads, "query heads"), Shard.whole(spec.hidden_size)
+    head_dim, rank, compressed = latent.plain_dim + latent.rope_dim, latent.rank, latent.query_rank
+    row = Shard.whole(latent.row_size)
+    pairs = spec.interleaved_rope
+
+    def rope_of(run: int) -> Interleaved | None:
+        """Of the last numbers of each so many."""
+        return Interleaved(run=run, first=run - latent.rope_dim, count=latent.rope_dim) if pairs else None
+
+    row_name, bias = f"{prefix}kv_a_proj_with_mqa", spec.qkv_bias
+    down = LinearSpec(
+        names=(f"{prefix}q_a_proj", row_name) if compressed else (row_name,),
+        outputs=(Shard.whole(compressed), row) if compressed else (row,),
+        inputs=hidden,
+        bias=bias,
+        interleaved=(None, rope_of(row.size)) if compressed else (rope_of(row.size),),
+    )
+    query = LinearSpec(
+        names=(f"{prefix}{'q_b_proj' if compressed else 'q_proj'}",),
+        outputs=(heads.times(head_dim),),
+        inputs=Shard.whole(compressed) if compressed else hidden,
+        interleaved=(rope_of(head_dim),),
+    )
+    output = LinearSpec(
+        names=(f"{prefix}o_proj",), outputs=(hidden,), inputs=heads.times(latent.value_dim), bias=spec.output_bias
+    )
+    wide = loader.float_weight(f"{prefix}kv_b_proj", (heads.size * (latent.plain_dim + latent.value_dim), rank))
+    wide = wide.view(heads.size, -1, rank)[heads.held.start : heads.held.stop]
+    keys, values = wide[:, : latent.plain_dim], wide[:, latent.plain_dim :]
+    return LatentAttention(
+        spec=spec,
+        latent=latent,
+        num_heads=len(heads.held),
+        kernels=loader.kernels,
+        query_norm=loader.norm(f"{prefix}q_a_layernorm", compressed, _NORM_EPS) if compressed else None,
+        row_norm=loader.norm(f"{prefix}kv_a_layernorm", rank, _NORM_EPS),
+        down=loader.linear(down),
+        query=loader.linear(query),
+        key_products=loader.kernels.head_products(keys.transpose(1, 2).contiguous()),
+        value_products=loader.kernels.head_products(values.contiguous()),
+        output=loader.linear(output),
+    )

@@ -1,0 +1,1 @@
+"""Models that turn a text into a vector or a score."""

@@ -1,0 +1,1 @@
+"""Families of decoders as data; from config.json to a `DecoderSpec`."""

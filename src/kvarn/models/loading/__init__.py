@@ -1,0 +1,1 @@
+"""Weights from a checkpoint, or as an earlier start packed them."""
