@@ -25,7 +25,7 @@ def block_bytes(cache: KVCache) -> int:
 
 
 class BlockMemory(Protocol):
-    """What of a `KVConnector` moves the contents of blocks."""
+    """Part of a `KVConnector` that moves the contents of blocks."""
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""

@@ -37,7 +37,7 @@ class StepLogits(NamedTuple):
     prompt_hidden: torch.Tensor
     """[rows of the prompt spans, hidden], behind the last layer."""
     hidden_states: HiddenStates | None
-    """For the EAGLE head."""
+    """Kept for the EAGLE head."""
 
 
 class ModelRunner:

@@ -32,7 +32,7 @@ class Sampled(NamedTuple):
     token_ids: Ints
     """[R]"""
     logprobs: dict[int, PositionLogprobs]
-    """By row, where asked for."""
+    """Reports by row, where requested."""
 
 
 class StepTokens(NamedTuple):
@@ -40,7 +40,7 @@ class StepTokens(NamedTuple):
 
     tokens: list[list[int]]
     logprobs: dict[int, list[PositionLogprobs]]
-    """Where asked for."""
+    """Reports by place, where requested."""
 
 
 class Sampler:

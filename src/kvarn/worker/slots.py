@@ -39,7 +39,7 @@ SAMPLING_COLUMNS = {
     "top_p": SamplingColumn(np.float64, 1, lambda sampling, _: max(sampling.top_p, _SMALLEST_TOP_P)),
     "min_p": SamplingColumn(np.float32, 0, lambda sampling, _: sampling.min_p),
 }
-"""By the names of `SamplingTensors`."""
+"""Fields of `SamplingTensors`, by name."""
 
 
 class SlotTable:
@@ -65,7 +65,7 @@ class SlotTable:
         self.sampling: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(max_num_seqs, dtype=column.dtype) for name, column in SAMPLING_COLUMNS.items()
         }
-        """By the names of `SAMPLING_COLUMNS`."""
+        """One array for each of `SAMPLING_COLUMNS`, by name."""
         self.temperature = self.sampling["temperature"]
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)

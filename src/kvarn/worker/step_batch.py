@@ -93,8 +93,8 @@ class StepBatch:
     proposal_spans: list[ProposalSpan] = field(default_factory=list)
     prompt_spans: list[PromptSpan] = field(default_factory=list)
     drawn_together: tuple[Ints, Ints] | None = None
-    """With proposals: of the first logits, whose tokens can be drawn at once (all but those of constrained proposal
-    spans), the place among the sampled rows and the number of proposals before it."""
+    """Place among the sampled rows and number of proposals before it, for the first logits, whose tokens can be drawn
+    at once (all but those of constrained proposal spans); None: there are no proposals."""
 
     adapters: Ints = field(default_factory=_NONE.copy)
     """[T] index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
@@ -260,8 +260,7 @@ class StepBatch:
 
     @property
     def key(self) -> Hashable:
-        """What the host tells the kernels of this step. A device may repeat one step for another with an equal key: all
-        else is read from `arrays`."""
+        """Identity of this step for repetition: all else is read from `arrays`."""
         form = None if self.adapter_memory is None else self.adapter_memory.captured_form
         return self.bucket, self.block_tables.shape[1], self.shares_prefix, form
 

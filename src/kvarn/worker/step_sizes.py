@@ -1,4 +1,4 @@
-"""Steps of all sizes for which kernels differ: what is compiled before it is needed."""
+"""Steps of all sizes for which kernels differ, to compile these before they are needed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kvarn.kernels.sampling import SamplingTensors
 from kvarn.models import Decoder
 
 _FIRST = BLOCK_SIZE
-"""Tokens of the prompt that an engine computes first, to warm up."""
+"""Tokens of the prompt of the warm-up."""
 MAX_LOGITS = 256
-"""Rows of logits that are computed together at most, but where more sequences draw."""
+"""Most rows of logits computed together, unless more sequences draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What an engine's steps have at most."""
+    """Limits of an engine's steps."""
 
     sequences: int
     tokens: int

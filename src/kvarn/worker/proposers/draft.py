@@ -1,9 +1,8 @@
-"""A small model that guesses what the large one will draw (Leviathan et al. 2023, Chen et al. 2023), greedily.
+"""A small model that guesses the tokens of the large one (Leviathan et al. 2023, Chen et al. 2023), greedily.
 
-It has a KV cache of its own, for the sequences that it is asked about. A guess begins with the tokens that the sequence
-has got since the last one (a prompt is caught up with in parts, over several steps), and goes on token by token, all
-sequences together. Where the cache is full, the sequence that was asked about longest ago is forgotten and caught up
-with again.
+It has a KV cache of its own. A guess first computes the tokens that the sequence has got since the last one (a prompt
+in parts, over several steps), and goes on token by token, all sequences together. When the cache is full, the least
+recently used sequence is forgotten, and computed again when needed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """What the cache holds of one sequence."""
+    """Content of the cache for one sequence."""
 
     table: npt.NDArray[np.int32]
     """Its blocks, as far as it has some."""
@@ -82,7 +81,7 @@ class DraftProposer:
     WARM_CALLS = 8
     WARM_TOKENS = 8
     PREPARE_S = 40e-6
-    """About what a guess takes beside its tensors and passes."""
+    """Estimate for a guess beside its tensors and passes."""
 
     def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
         self._model = model
@@ -90,7 +89,7 @@ class DraftProposer:
         self._cache = model.new_kv_cache(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
-        """Those asked about longest ago first."""
+        """Least recently used first."""
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device
         self._times = PassTimes()
@@ -124,7 +123,7 @@ class DraftProposer:
             self._free.extend(draft.table[: draft.num_blocks].tolist())
 
     def forget_tenant(self, tenant: str) -> None:
-        """Nothing is kept of ended sequences."""
+        """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence that is not caught up with yet gets no guess."""
@@ -147,7 +146,7 @@ class DraftProposer:
         return guesses
 
     def _rows(self, wanted: Items[tuple[Sequence, int]]) -> list[_Row]:
-        """What to compute for each sequence, its blocks taken."""
+        """Rows to compute for the sequences; takes their blocks."""
         rows: list[_Row] = []
         spare = self.CATCH_UP
         for sequence, _ in wanted:

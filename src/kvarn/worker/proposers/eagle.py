@@ -1,8 +1,8 @@
 """Guesses by an EAGLE-3 head, which follows the model: after each step it computes the same tokens, from the hidden
-states that the model's layers left there.
+states of the model's layers.
 
 Its keys and values lie in the same blocks as the model's, in a cache of its own with the same numbers, so a prefix hit,
-a fork and a return after preemption need nothing of it. What is guessed goes into spare blocks behind those.
+a fork and a return after preemption need nothing of it. Guesses go into spare blocks behind those.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposer.Proposer`. The executor tells it of each step (`hidden_states`, `process_step`). Not
-    thread-safe.
+    """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe.
 
     Args:
         head: The head.
@@ -41,12 +40,12 @@ class EagleProposer:
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
     call_s: float = 200e-6
-    """About: blocks are copied and tables made."""
+    """Estimate for copying blocks and making tables."""
 
     IDLE_AFTER = 16
-    """Steps without a question after which it follows no more."""
+    """Steps without a request for guesses after which following stops."""
     LENGTH = BLOCK_SIZE
-    """Tokens guessed at most: what two blocks surely hold."""
+    """Most tokens guessed: two blocks always hold them."""
 
     def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int) -> None:
         self._head = head
@@ -54,20 +53,20 @@ class EagleProposer:
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
         self._device = head.kernels.device
         self._entered: dict[int, NewSequence] = {}
-        """By slot."""
+        """Sequences by slot."""
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}
-        """By slot: tokens that were known after its last step, and the head's output for the last but one of them."""
+        """Tokens known after the last step of a slot, and the head's output for the last but one of them."""
         self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)
         self._times = PassTimes()
         self.overhead_s = 0.0
-        """What following a step took: a decaying average."""
+        """Decaying average of the seconds to follow a step."""
         self._unasked = 0
-        """Steps followed since the last question."""
+        """Steps followed since guesses were last requested."""
 
-    # What the executor tells -----------------------------------------------------------------------------------------
+    # Called by the executor -----------------------------------------------------------------------------------------
 
     def hidden_states(self) -> HiddenStates | None:
-        """What the model's forward pass shall keep for `process_step`; None while nobody asks.
+        """Hidden states for the forward pass to keep for `process_step`; None while no guesses are requested.
 
         Sequences that were not followed from their beginning get no guesses later.
         """
@@ -79,7 +78,7 @@ class EagleProposer:
         return HiddenStates(self._head.aux_layers)
 
     def admit(self, new: NewSequence) -> None:
-        """A sequence enters a slot."""
+        """Follow a sequence that enters a slot."""
         self._followed.pop(new.slot, None)
         self._entered[new.slot] = new
 
@@ -103,10 +102,10 @@ class EagleProposer:
         """Compute the tokens of a step, whose outcome is known.
 
         Args:
-            rows: Of the plan.
+            rows: Rows of the plan.
             batch: The step.
             drawn: Tokens drawn for each of `batch.sampled_rows`.
-            hidden_states: As filled by the forward pass.
+            hidden_states: Filled by the forward pass.
             tables: The executor's block tables, by slot; kept for `propose`.
         """
         began = time.perf_counter()
@@ -145,17 +144,17 @@ class EagleProposer:
                 following[last] = 0 if entered is None else _known_token(entered, row.start + len(row.token_ids))
         return following, ends
 
-    # What the engine asks --------------------------------------------------------------------------------------------
+    # Called by the engine --------------------------------------------------------------------------------------------
 
     def seconds(self, num_sequences: int) -> float:
         """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is held of a sequence that its slot's next one does not replace."""
+        """Do nothing: the slot's next sequence replaces this one."""
 
     def forget_tenant(self, tenant: str) -> None:
-        """Nothing is kept of ended sequences."""
+        """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence whose latest tokens were not followed gets no guess."""
@@ -225,7 +224,7 @@ class EagleProposer:
 
 
 def _known_token(entered: NewSequence, position: int) -> int:
-    """What stands at a position behind a part of the prompt (or of what was drawn before a preemption)."""
+    """Token at a position of the prompt, or of the output before a preemption; 0 behind them."""
     prompt, outputs = entered.prompt_token_ids, entered.output_token_ids
     if position < len(prompt):
         return prompt[position]

@@ -23,7 +23,7 @@ from kvarn.worker.ranks.pipes import read_frame
 
 
 class BlockPart(msgspec.Struct, frozen=True):
-    """Where one rank's part of each block is in a slot."""
+    """Place of one rank's part of each block in a slot."""
 
     offset: int
     num_bytes: int
@@ -43,7 +43,7 @@ def block_parts(layout: RankLayout, copies: int, sizes: Sequence[int]) -> list[B
     """The part of each rank: they lie in the order of ranks.
 
     Args:
-        layout: Of the ranks. Those that share long prompts have the same part.
+        layout: Layout of the ranks. Ranks that share long prompts have the same part.
         copies: So many ranks of a stage, one after the other, have the same heads, and so the same part.
         sizes: Bytes of the part of each rank.
     """
@@ -89,7 +89,7 @@ class SlotMemory:
 
     def __init__(self, memory: memoryview, size: int, part: BlockPart) -> None:
         self.slots = BlockSlots([], [])
-        """Those of the plan whose blocks are moved next."""
+        """Slots of the plan whose blocks are moved next."""
         self._memory = memory
         self._size = size
         self._part = part
@@ -111,12 +111,12 @@ class SlotMemory:
 
 
 class RankBlocks:
-    """Rank 0's side of it.
+    """Rank 0's records of the blocks that all ranks move.
 
     Args:
         store: Keeps the blocks: its memory tier is the memory that all ranks map.
         memory: This rank's part.
-        answers: What the other ranks write when they have copied theirs, in their order.
+        answers: Pipes from the other ranks, which send a frame once they have copied their parts.
     """
 
     def __init__(self, store: TieredStore, memory: SlotMemory, answers: Sequence[IO[bytes]]) -> None:

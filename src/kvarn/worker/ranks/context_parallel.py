@@ -37,7 +37,7 @@ class SharedBlocks:
 
     rank: int
     blocks: Sequence[torch.Tensor]
-    """By rank: the blocks that it writes, [N] int64. N is the same for all: the last one may stand there again."""
+    """Blocks that each rank writes, [N] int64; padded to the same N with the last one."""
     all_gather: Callable[[torch.Tensor], list[torch.Tensor]]
 
     def share(self, *caches: torch.Tensor) -> None:
@@ -58,7 +58,7 @@ class ContextParallel:
 
     Args:
         rank: Rank 0 has each prompt's last token.
-        size: Of them.
+        size: Number of those ranks.
         all_gather: The tensors of all of them, of one shape and type, in their order.
     """
 

@@ -45,7 +45,7 @@ def main() -> int:
     """Load a part of the model and run plans until the engine process closes the pipe; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent()
-    # Whatever prints must not reach the engine process.
+    # Nothing printed may reach the engine process.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         line = sys.stdin.buffer.readline()
@@ -87,14 +87,13 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
         gc.freeze()
         Follower(executor, partial(load_adapter, model=model), memory, answers).run(frames)
     except Exception:
-        log.exception("the rank cannot go on", extra={"rank": spec.rank})
+        log.exception("the rank failed", extra={"rank": spec.rank})
         return 1
     return 0
 
 
 def _frames(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Messages as they come, read by a thread: the engine process never waits to write one, and when it is gone this
-    one ends, whatever it is doing."""
+    """Read messages in a thread: the engine process never waits to write one, and this process ends with it."""
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:

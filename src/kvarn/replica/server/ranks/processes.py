@@ -40,14 +40,14 @@ from kvarn.worker.ranks.pipes import read_frame, send_frame
 EXIT_RANK_LOST = 3
 """Exit status of an engine process, one of whose ranks ended while it did not look."""
 _NOTICE_S = 2.0
-"""For so long a step has time to fail by itself, which the supervisor is told of in words."""
+"""Time for a step to fail by itself, with an error that the supervisor can show."""
 _END_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told when it starts: one line of JSON on its standard input."""
+    """Configuration of a rank: one line of JSON on its standard input."""
 
     replica: ReplicaSpec
     rank: int
@@ -60,19 +60,19 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A rank has its part of the weights, or says why not."""
+    """Message of a rank that has loaded its part of the weights, or could not."""
 
     layer_bytes: int = 0
     head_bytes: int = 0
     memory: DeviceMemory | None = None
-    """Of a device of its own; None: its memory is the machine's."""
+    """Memory of its own device; None: it is the machine's."""
     block_bytes: int = 0
-    """Of its part of a block of the KV cache."""
+    """Bytes of its part of a block of the KV cache."""
     problem: str = ""
 
 
 class KeptBlocks(msgspec.Struct, frozen=True):
-    """The memory in which blocks are kept beyond the caches."""
+    """Memory that keeps blocks beyond the caches."""
 
     num_bytes: int
     slot_bytes: int
@@ -80,12 +80,12 @@ class KeptBlocks(msgspec.Struct, frozen=True):
     """The rank's own, of each slot."""
 
     def map(self, file: int) -> SlotMemory:
-        """For the rank."""
+        """Map this memory in the rank's process."""
         return SlotMemory(map_memory(file, self.num_bytes), self.slot_bytes, self.part)
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """All have loaded: how large the KV cache is."""
+    """Message that all ranks have loaded, with the size of the KV cache."""
 
     num_blocks: int
     max_context_length: int
@@ -95,7 +95,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 def layout_of(config: ModelConfig) -> RankLayout:
-    """How a model is divided."""
+    """Division of a model among ranks."""
     return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size)
 
 
@@ -107,7 +107,7 @@ def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParal
 
 
 def device_of(config: ModelConfig, rank: int) -> torch.device:
-    """Where a rank computes: on an accelerator of its own, where it computes on one.
+    """Device of a rank; each rank has an accelerator of its own.
 
     Raises:
         ParallelError: There are fewer of them than ranks.
@@ -127,7 +127,7 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
 
 
 def packed_cache_of(config: ModelConfig) -> Path | Literal["auto"] | None:
-    """Where packed weights are kept, as `load_model` takes it."""
+    """Directory of packed weights, as `load_model` takes it."""
     match config.packed_cache:
         case "off":
             return None
@@ -185,8 +185,7 @@ def load_part(
 
 
 def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor]:
-    """What runs plans on every rank: ahead of the host, where the device computes beside it and all ranks have all
-    logits."""
+    """Type of every rank's executor: asynchronous if devices compute beside the host and all ranks have all logits."""
     layout = layout_of(config)
     have_logits = layout.pipeline_parallel_size == 1 and layout.prefill_context_parallel_size == 1
     return AsyncExecutor if model.kernels.computes_beside_host and have_logits else InProcessExecutor
@@ -212,7 +211,7 @@ class RankProcesses:
     def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
         layout = layout_of(spec.model_config)
         self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
-        """What this process's part of the model talks through, once it has begun."""
+        """Group of the ranks, joined by `begin`."""
         self._closing = False
         # The directory of the engine's sockets is removed however the engine ends.
         self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")
@@ -237,12 +236,12 @@ class RankProcesses:
                 replica=spec, rank=rank, store=str(self._store), block_file=self._block_file, expert_load=load
             )
             line = msgspec.json.encode(own)
-            with contextlib.suppress(BrokenPipeError):  # that it is gone is noticed when it shall have loaded
+            with contextlib.suppress(BrokenPipeError):  # `await_loaded` notices that it is gone
                 process.stdin.write(line + b"\n")
                 process.stdin.flush()
 
     def await_loaded(self) -> list[Loaded]:
-        """What each rank has loaded.
+        """Wait until each rank has loaded its part.
 
         Raises:
             RankLostError: One ended, or says why it cannot load.
@@ -309,7 +308,10 @@ class RankProcesses:
         status = process.wait()
         if self._closing:
             return
-        log.error("a rank has ended: the engine ends", extra={"rank": rank, "pid": process.pid, "status": status})
+        log.error(
+            "a rank of the model has ended; the engine process exits",
+            extra={"rank": rank, "pid": process.pid, "status": status},
+        )
         time.sleep(_NOTICE_S)
         if not self._closing:
             os._exit(EXIT_RANK_LOST)

@@ -1,4 +1,4 @@
-"""Load a draft model beside the model whose tokens it guesses. Brings torch."""
+"""Loading of a draft model. Brings torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.worker import DraftProposer, plan_cache
 
 _SHARE = 50
-"""By default the cache takes up to one part in this many of the machine's memory."""
+"""Default limit of the cache: one part in this many of the machine's memory."""
 
 
 class DraftModelError(Exception):
@@ -31,7 +31,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
 
     Raises:
         DraftModelError: It is no decoder, or its tokens are others.
-        Exception: What loading raises.
+        Exception: Loading failed.
     """
     check_vocabulary(directory, target)
     draft = load_model(
