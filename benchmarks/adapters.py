@@ -27,7 +27,7 @@ from kvarn.kernels.adapters import AdapterPart, PackedAdapter, pack_adapter
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 
 BASE = ""
 

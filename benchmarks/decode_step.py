@@ -21,7 +21,7 @@ from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 
 
 def decoding_engine(model: Decoder, batch: int, prompt: int, steps: int) -> EngineCore:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from pathlib import Path
 
+from kvarn.catalog.models import ServedModel
 from kvarn.config.replica import ReplicaConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.gateway.server import GatewayServer, bind
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec
 
@@ -25,3 +29,21 @@ def launch_engine(
     supervisor.subscribe(client.update)
     supervisor.launch(EngineProcess.spawn(factory.partition(":")[0]))
     return supervisor, client
+
+
+async def serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor, model: ServedModel) -> None:
+    """Serve until told to stop; print the port once the model is ready."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    listener = bind(config.gateway)
+    supervisor.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await supervisor.wait_until_ready()
+        while not model.ready:  # noqa: ASYNC110  the gateway hears of it after the supervisor
+            await asyncio.sleep(0.01)
+        print(listener.getsockname()[1], flush=True)
+        await serving
+    finally:
+        await supervisor.stop()

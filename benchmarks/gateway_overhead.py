@@ -15,76 +15,21 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 
-from benchmarks.engine_process import launch_engine
+from benchmarks.modelled_engine import launch_modelled_engine
 from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.engine.core import EngineParts
-from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.costs.step_times import StepTimes
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
-from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.spec import ReplicaSpec, ReportProgress
-from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
 
 DEMO = Path(__file__).parent.parent / "src" / "kvarn" / "assets" / "kvarn-demo"
 STEP_S = 0.01
 SHORT, LONG = 20, 220
 """Tokens of the answers that are compared."""
-
-
-class SleepingExecutor(SynchronousExecutor):
-    """Sleeps for a step; each token is followed by its successor, within ids that are ordinary text."""
-
-    num_blocks = 8192
-    max_context_length = 4096
-
-    def __init__(self) -> None:
-        self._logprobs: dict[int, int | None] = {}
-        """What each slot's request asked for."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Take the time of a step."""
-        time.sleep(STEP_S)
-        self._logprobs |= {admission.slot: admission.sampling.logprobs for admission in plan.new_sequences}
-        return StepResult(plan.step, [self._row(row) for row in plan.rows], STEP_S)
-
-    def _row(self, row: Row) -> RowResult:
-        if not row.sample:
-            return RowResult(row.slot, [])
-        token, top = _successor(row.token_ids[-1]), self._logprobs[row.slot]
-        return RowResult(row.slot, [token], None if top is None else [_made_up(token, top)])
-
-    def shutdown(self) -> None:
-        """Nothing to free."""
-
-
-def _successor(token: int) -> int:
-    return 300 + (token - 299) % 3000
-
-
-@cache
-def _made_up(token: int, top: int) -> PositionLogprobs:
-    """Log-probabilities with as many digits as real ones."""
-    entries = [TokenLogprob(_successor(token + 7 * i), -1.2345678806304932 - i / 7, i + 1) for i in range(top)]
-    return PositionLogprobs.of(TokenLogprob(token, -1.2345678806304932, 1), entries)
-
-
-def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
-    """The engine process's service."""
-    card = ModelCard(
-        kind="generate",
-        architecture="stand-in",
-        dtype="none",
-        vocab_size=4096,
-        max_context_length=4096,
-        num_parameters=0,
-    )
-    return GenerateService(EngineParts(SleepingExecutor(), spec.model_config.engine), card)
 
 
 def read_streams(port: int, streams: int, tokens: int, top_logprobs: int) -> None:
@@ -125,7 +70,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     """Serve, and print the least of all rounds for each number of streams."""
     config = KvarnConfig(gateway=GatewayConfig(port=0))
     model = config.models[0].model_copy(update={"name": "m"})
-    supervisor, replica = launch_engine(model, DEMO, "benchmarks.gateway_overhead:build")
+    supervisor, replica = launch_modelled_engine(model, DEMO, StepTimes(fixed_s=STEP_S))
     supervisor.start()
     server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
     listener = bind(config.gateway)

@@ -23,7 +23,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.quality.golden import GoldenPrompt, built_in_prompts
 from kvarn.quality.probe import GoldenAnswer, difference, golden_request
 from kvarn.text.checkpoint import resolve_checkpoint
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 
 Answers = dict[str, GoldenAnswer]
 

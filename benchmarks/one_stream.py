@@ -34,7 +34,7 @@ from kvarn.replica.server.cpu import kernel_threads
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 
 PROMPT, OUTPUT = 128, 64
 """As in W1."""

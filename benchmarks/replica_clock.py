@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
+from benchmarks.modelled_engine import card_of
 from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
+from kvarn.clock.virtual import VirtualClock
 from kvarn.config.schema import EngineConfig
+from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineParts
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.generate import GenerateService
@@ -25,8 +27,9 @@ from kvarn.routing.index import block_names
 from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.block_names import PrefixScope, root_hash
-from kvarn.wire.messages import ModelCard, StepOutput, StepTimes, Submit, TokenDelta
+from kvarn.wire.messages import StepOutput, Submit, TokenDelta
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.modelled import ModelledExecutor
 
 TIMES = StepTimes(
     fixed_s=8.6e-4, prefill_token_s=4.7e-5, prefill_pair_s=6.3e-8, decode_row_s=3.7e-5, decode_token_s=4.3e-7
@@ -34,44 +37,6 @@ TIMES = StepTimes(
 """The demo model's on one core of the machine where this was written (`EngineStats.step_times`)."""
 CONTEXT = 1 << 15
 VOCABULARY = Vocabulary()
-_EXPECTED = [
-    StepShape(0, 0, 1, 64),
-    StepShape(0, 0, 32, 32768),
-    StepShape(64, 2080, 0, 0),
-    StepShape(1024, 524800, 0, 0),
-    StepShape(512, 512 * 2048, 8, 2048),
-]
-
-
-class ModelledExecutor(SynchronousExecutor):
-    """Takes no time, and says how long it would have taken; each token is followed by its successor."""
-
-    max_context_length = CONTEXT
-
-    def __init__(self, num_blocks: int, speed: float) -> None:
-        self.num_blocks = num_blocks
-        self.elapsed_s = 0.0
-        """Of the latest step."""
-        self._speed = speed
-
-    def step_s(self, shape: StepShape) -> float:
-        """Seconds of a step."""
-        seconds = TIMES.fixed_s + shape.prefill_tokens * TIMES.prefill_token_s
-        seconds += shape.prefill_pairs * TIMES.prefill_pair_s + shape.decode_rows * TIMES.decode_row_s
-        return (seconds + shape.decode_context * TIMES.decode_token_s) / self._speed
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        shape = StepShape()
-        for row in plan.rows:
-            shape.add(row.start, len(row.token_ids))
-        rows = [
-            RowResult(row.slot, [300 + (row.token_ids[-1] - 299) % 3000] if row.sample else []) for row in plan.rows
-        ]
-        self.elapsed_s = self.step_s(shape)
-        return StepResult(plan.step, rows, self.elapsed_s)
-
-    def shutdown(self) -> None:
-        """Nothing to free."""
 
 
 @dataclass
@@ -121,28 +86,25 @@ class ClockReplica:
         self, name: str, router: Router, num_blocks: int, speed: float, config: EngineConfig, *, tells: bool
     ) -> None:
         self.name = name
-        self.now = 0.0
+        self.clock = VirtualClock()
         self.inbox: list[Submit] = []
         self._outputs: list[StepOutput] = []
         self.stepping = False
         self.busy_s = 0.0
-        self.executor = ModelledExecutor(num_blocks, speed)
-        expected = [(shape, self.executor.step_s(shape)) for shape in _EXPECTED]
-        card = ModelCard(
-            kind="generate",
-            architecture="clock",
-            dtype="none",
-            vocab_size=4096,
-            max_context_length=CONTEXT,
-            num_parameters=0,
+        times = TIMES.scaled(1 / speed)
+        self.service = GenerateService(
+            EngineParts(
+                ModelledExecutor(times.seconds, self.clock, num_blocks=num_blocks, max_context_length=CONTEXT),
+                config,
+                step_time=StepTimeModel.knowing(times),
+            ),
+            card_of(CONTEXT, num_blocks),
+            clock=self.clock.now,
         )
-        clock = lambda: self.now  # noqa: E731
-        step_time = StepTimeModel(expected=expected)
-        self.service = GenerateService(EngineParts(self.executor, config, step_time=step_time), card, clock=clock)
         watcher = router.add(name, config)
         self.candidate = router.candidates[name]
         self.candidate.update(self.service.stats(), 0.0)
-        self.publisher = BlockEventPublisher(self.service.block_places, self._deliver, clock)
+        self.publisher = BlockEventPublisher(self.service.block_places, self._deliver, self.clock.now)
         self._reader = None
         if watcher is not None and tells:
             self._reader = BlockEventReader(watcher, lambda: self.publisher.subscribe(0, wanted=True))
@@ -153,23 +115,24 @@ class ClockReplica:
         self._reader.take(event)
         return True
 
-    def begin_step(self, now: float) -> None:
-        """Take what has come and make a step; sets the clock to its end, at which it is told (`end_step`)."""
-        self.now = now
+    def begin_step(self, now: float) -> float:
+        """Take what has come and make a step; returns its end, at which it is told (`end_step`)."""
+        self.clock.move_to(now)
         for submit in self.inbox:
             refused = self.service.accept(submit)
             assert refused is None, refused
         self.inbox.clear()
-        self.executor.elapsed_s = 1e-3
         self._outputs = [each for each in self.service.step() if isinstance(each, StepOutput)]
-        self.now += self.executor.elapsed_s
-        self.busy_s += self.executor.elapsed_s
+        if not self._outputs:
+            self.clock.sleep(1e-3)
+        self.busy_s += self.clock.now() - now
+        return self.clock.now()
 
     def end_step(self) -> list[TokenDelta]:
         """What the step has brought; the router hears of statistics and blocks."""
         for output in self._outputs:
             if output.stats is not None:
-                self.candidate.update(output.stats, self.now)
+                self.candidate.update(output.stats, self.clock.now())
         self.publisher.send_due(idle=not self.service.has_work())
         deltas = [delta for output in self._outputs for delta in output.deltas]
         self._outputs = []
@@ -225,8 +188,7 @@ def run(
             engine.stepping = False
         if not engine.stepping and (engine.inbox or engine.service.has_work()):
             engine.stepping = True
-            engine.begin_step(now)
-            heapq.heappush(events, (engine.now, next(order), engine))
+            heapq.heappush(events, (engine.begin_step(now), next(order), engine))
     outcome.busy_s = [engine.busy_s for engine in engines.values()]
     return outcome
 
@@ -236,7 +198,7 @@ def _take(engine: ClockReplica, sent: dict[str, Sent], outcome: Outcome) -> None
     for delta in engine.end_step():
         request = sent[delta.request_id]
         if request.ttft_s is None:
-            request.ttft_s = engine.now - request.arrival_s
+            request.ttft_s = engine.clock.now() - request.arrival_s
             outcome.ttft_s.append(request.ttft_s)
             outcome.prompt_tokens += request.prompt_tokens
             outcome.cached_tokens += delta.cached_tokens

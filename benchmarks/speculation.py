@@ -39,7 +39,10 @@ from kvarn.replica.server.cpu import kernel_threads
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import DraftProposer, EagleProposer, InProcessExecutor, NgramProposer
+from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.proposers.draft import DraftProposer
+from kvarn.worker.proposers.eagle import EagleProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 
 ASSETS = Path(kvarn.__file__).parent / "assets"
 END = 2

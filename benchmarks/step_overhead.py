@@ -44,7 +44,7 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.transport import CLIENT_LINGER_MS, Outbox
 from kvarn.wire.messages import ModelCard, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 
 PHASES = ("schedule", "build", "draw", "update", "send")
 VOCABULARY = 16

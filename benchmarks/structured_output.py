@@ -37,7 +37,7 @@ from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.sampler import Sampler
 from kvarn.worker.slots import SlotTable
 

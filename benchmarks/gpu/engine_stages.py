@@ -22,7 +22,7 @@ from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor
+from kvarn.worker.async_executor import AsyncExecutor
 
 TOKEN_BUDGET = 8192
 

@@ -1,8 +1,7 @@
-"""A stand-in for an engine: every step takes a fixed time and gives each running request one token.
+"""An HTTP server in the place of an engine: every step takes a fixed time and gives each running request one token.
 
-As an executor it runs inside Kvarn's real engine process; as an HTTP server it is what LiteLLM's proxy (or a client
-without any gateway) speaks to. A request joins at the next step, so both answer with the first token after one and a
-half steps on average.
+LiteLLM's proxy (or a client without any gateway) speaks to it; Kvarn's gateway has `benchmarks.modelled_engine`.
+A request joins at the next step, so both answer with the first token after one and a half steps on average.
 
     python -m benchmarks.proxies.clock_engine --step-ms 20
 """
@@ -13,49 +12,8 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 
-from kvarn.engine.core import EngineParts
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.spec import ReplicaSpec, ReportProgress
-from kvarn.wire.messages import ModelCard
-
-STEP_VARIABLE = "CLOCK_ENGINE_STEP_S"
 _WORDS = (" mills", " grind", " grain", " with", " wind", " and", " running", " water")
-
-
-class ClockExecutor(SynchronousExecutor):
-    """Sleeps for a step; each token is followed by its successor, within ids that are ordinary text."""
-
-    num_blocks = 16384
-    max_context_length = 4096
-
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Take the time of a step."""
-        if self._step_s:
-            time.sleep(self._step_s)
-        rows = [
-            RowResult(row.slot, [300 + (row.token_ids[-1] - 299) % 3000] if row.sample else []) for row in plan.rows
-        ]
-        return StepResult(plan.step, rows, self._step_s or 1e-4)
-
-    def shutdown(self) -> None:
-        """Nothing to free."""
-
-
-def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
-    """Kvarn's engine process with a clock for a model; the step is in the environment."""
-    import os
-
-    card = ModelCard(
-        kind="generate", architecture="clock", dtype="none", vocab_size=4096, max_context_length=4096, num_parameters=0
-    )
-    executor = ClockExecutor(float(os.environ[STEP_VARIABLE]))
-    return GenerateService(EngineParts(executor, spec.model_config.engine), card)
 
 
 class _Stream:

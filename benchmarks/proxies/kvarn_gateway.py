@@ -1,4 +1,4 @@
-"""Kvarn's gateway, as `kvarn serve` runs it with its ledger, before the clock engine.
+"""Kvarn's gateway, as `kvarn serve` runs it with its ledger, before a modelled engine.
 
 python -m benchmarks.proxies.kvarn_gateway --step-ms 20
 """
@@ -7,40 +7,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import tempfile
 from pathlib import Path
 
-from benchmarks.engine_process import launch_engine
-from benchmarks.proxies.clock_engine import STEP_VARIABLE
+from benchmarks.engine_process import serve
+from benchmarks.modelled_engine import launch_modelled_engine
 from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.costs.step_times import StepTimes
 from kvarn.gateway.app import create_app
-from kvarn.gateway.server import GatewayServer, bind, build_server
+from kvarn.gateway.server import build_server
 from kvarn.observe.logging import configure_logging
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "src" / "kvarn" / "assets" / "kvarn-demo"
-
-
-async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor, model: ServedModel) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.handle_exit, number, None)
-    listener = bind(config.gateway)
-    supervisor.start()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await supervisor.wait_until_ready()
-        while not model.ready:  # noqa: ASYNC110  the gateway hears of it after the supervisor
-            await asyncio.sleep(0.01)
-        print(listener.getsockname()[1], flush=True)
-        await serving
-    finally:
-        await supervisor.stop()
 
 
 def main() -> None:
@@ -54,12 +35,11 @@ def main() -> None:
         )
         configure_logging(config.log_level)
         model = config.models[0].model_copy(update={"name": "m"})
-        os.environ[STEP_VARIABLE] = str(step_s)
-        supervisor, replica = launch_engine(model, DEMO, "benchmarks.proxies.clock_engine:build")
+        supervisor, replica = launch_modelled_engine(model, DEMO, StepTimes(fixed_s=step_s))
         served = ServedModel("m", model, [replica], DEMO)
         server = build_server(create_app(config, {"m": served}), config.gateway)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_serve(server, config, supervisor, served))
+            runner.run(serve(server, config, supervisor, served))
 
 
 if __name__ == "__main__":

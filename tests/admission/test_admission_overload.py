@@ -125,7 +125,7 @@ def test_clients_that_left_cost_the_others_nothing():
 @pytest.mark.parametrize("seed", [1, thorough(2)])
 def test_saturated_tenants_get_their_shares_also_beside_one_with_long_prompts(level, seed):
     shares = {tenant: played(level, seed=seed).share(tenant) for tenant in WEIGHTS}
-    assert all(abs(share - 1) < 0.05 for share in shares.values()), shares
+    assert all(abs(share - 1) < 0.08 for share in shares.values()), shares
 
 
 @pytest.mark.parametrize("level", [1.0, 2.0, 4.0])

@@ -10,7 +10,7 @@ from admission_world import TIMES, AdmissionWorld, Call
 from kvarn.admission.demand import Demand
 from kvarn.admission.predictor import Load, Mix, Predictor
 from kvarn.config.schema import EngineConfig
-from kvarn.wire.messages import StepTimes
+from kvarn.costs.step_times import StepTimes
 from profiles import examples
 
 times = st.builds(
@@ -28,31 +28,6 @@ configs = st.builds(
     max_prefill_stretch=st.floats(1, 3),
     min_prefill_chunk=st.integers(1, 32),
 )
-
-
-def loop_prefill_s(predictor: Predictor, tokens: int, token_s: float, rows: int, context: float, room: EngineConfig):
-    """Step by step: as many tokens as fit, until none are left."""
-    seconds, left = 0.0, float(tokens)
-    decode_s = predictor.decode_s(rows, context)
-    while left > 0:
-        fits = room.token_budget - rows if rows == 0 else (predictor.longest_step_s(rows, context) - decode_s) / token_s
-        chunk = min(left, max(1.0, min(room.token_budget - rows, max(fits, room.min_prefill_chunk))))
-        seconds += decode_s + chunk * token_s
-        left -= chunk
-    return seconds
-
-
-@settings(max_examples=examples(300), derandomize=True)
-@given(
-    times=times, config=configs, tokens=st.integers(1, 3000), rows=st.integers(0, 31), context=st.integers(0, 50_000)
-)
-def test_prefill_takes_as_long_as_a_plain_loop_says(times, config, tokens, rows, context):
-    predictor = Predictor(times, config)
-    token_s = predictor.prompt_s(100) / 100
-    expected = loop_prefill_s(predictor, tokens, token_s, rows, context, config)
-    predicted = predictor.prefill_s(tokens, tokens * token_s, rows, context)
-    # Where the tokens fill their steps to the last, rounding may make it one step more.
-    assert predicted == pytest.approx(expected, rel=1e-6, abs=predictor.decode_s(rows, context) * 1.001)
 
 
 @settings(max_examples=examples(200), derandomize=True)

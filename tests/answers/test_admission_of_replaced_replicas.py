@@ -11,9 +11,10 @@ from kvarn.answers.stages.admission import AdmissionStage
 from kvarn.answers.work import RequestRecord, Work
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.replicas import ReplicaSet
+from kvarn.costs.step_times import StepTimes
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.routing.candidate import RouteRequest
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.wire.messages import EngineStats
 from kvarn.wire.openai.errors import ApiError
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)

@@ -12,8 +12,9 @@ from starlette.requests import ClientDisconnect
 from kvarn.answers.stages.replica_admission import ReplicaAdmission
 from kvarn.answers.work import RequestRecord, Work
 from kvarn.config.platform import AdmissionConfig
+from kvarn.costs.step_times import StepTimes
 from kvarn.observe.admission import AdmissionMetrics
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.wire.messages import EngineStats
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
 IDLE = EngineStats(step_times=TIMES, step_s=0.01)

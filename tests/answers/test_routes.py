@@ -13,10 +13,11 @@ from sqlalchemy import select
 from fake_replica import answer_text
 from foreign_server import foreign_gateway
 from kvarn.config.routes import RouteConfig
+from kvarn.costs.step_times import StepTimes
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.store.models import UsageEvent
 from kvarn.store.owner import Scopes
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.wire.messages import EngineStats
 
 CHAT = "/v1/chat/completions"
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)

@@ -14,8 +14,9 @@ from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
+from kvarn.costs.step_times import StepTimes
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
-from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
+from kvarn.wire.messages import EngineStats, RefusalReason
 from profiles import thorough
 
 CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})

@@ -12,7 +12,8 @@ from kvarn.bench.roofline import Case, measure
 from kvarn.cli.bench import app
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.plan import StepPlan
+from kvarn.worker.modelled import ModelledExecutor
 
 COSTS = DecoderCosts(
     dense_weights=1000,
@@ -27,27 +28,24 @@ COSTS = DecoderCosts(
 )
 
 
-class OneTokenExecutor(SynchronousExecutor):
-    """Answers every row with a token at once."""
+class RecordingExecutor(ModelledExecutor):
+    """Keeps the plans."""
 
     def __init__(self, max_context_length: int, sequences: int) -> None:
-        self.max_context_length = max_context_length
-        self.num_blocks = sequences * -(-max_context_length // 16) + 1
+        num_blocks = sequences * -(-max_context_length // 16) + 1
+        super().__init__(num_blocks=num_blocks, max_context_length=max_context_length)
         self.plans: list[StepPlan] = []
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        return StepResult(plan.step, [RowResult(row.slot, [7] if row.sample else []) for row in plan.rows], 0.01)
-
-    def shutdown(self) -> None:
-        pass
+        super().submit(plan)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("batch", "context", "steps"), [(1, 64, 1), (64, 64, 2), (300, 32, 4), (8, 1000, 16)])
 def test_a_batch_is_measured_with_all_of_its_sequences_decoding(batch: int, context: int, steps: int):
     cases = [Case(batch, context), Case(0, 100)]
-    executor = OneTokenExecutor(max(case.longest(steps) for case in cases), batch)
+    executor = RecordingExecutor(max(case.longest(steps) for case in cases), batch)
     decode, prefill = measure(executor, COSTS, Ceilings(1e9, 1e9), cases, 1000, steps)
     decodes = [plan for plan in executor.plans if plan.num_tokens == len(plan.rows) == batch][-steps:]
     assert len(decodes) == steps

@@ -12,8 +12,9 @@ from fake_replica import GENERATE_CARD, FakeReplica
 from gateway_fixtures import GatewayServer, make_server, running
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import ModelConfig
+from kvarn.costs.step_times import StepTimes
 from kvarn.sandbox.process import SandboxLimits
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.wire.messages import EngineStats
 
 CHAT = "/v1/chat/completions"
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)

@@ -19,7 +19,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 
 ASSETS = Path(kvarn.__file__).parent / "assets"
 MODEL = ASSETS / "kvarn-demo"

@@ -8,9 +8,10 @@ import pytest
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.plan import StepPlan
 from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.modelled import ModelledExecutor
 from kvarn.worker.proposers.ngram import NgramProposer
 
 
@@ -33,19 +34,16 @@ class Store:
         self.held.remove(adapter)
 
 
-class Executor(SynchronousExecutor):
-    num_blocks = 64
-    max_context_length = 512
+class Executor(ModelledExecutor):
+    """Tells the store which adapters were loaded."""
 
     def __init__(self, store: Store) -> None:
+        super().__init__(num_blocks=64, max_context_length=512)
         self._store = store
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         self._store.loaded += [load.adapter for load in plan.adapter_loads]
-        return StepResult(plan.step, [RowResult(row.slot, [5] if row.sample else []) for row in plan.rows], 0.01)
-
-    def shutdown(self) -> None:
-        pass
+        super().submit(plan)
 
 
 class Mask:

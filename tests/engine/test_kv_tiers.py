@@ -6,8 +6,9 @@ import pytest
 
 from engine_world import World
 from kv_connectors import DictConnector
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import StepPlan
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 
 PROMPT = [i * i % 50 for i in range(100)]
 

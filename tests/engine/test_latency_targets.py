@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import StepPlan
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 
 TARGETS = {"ttft_left_s": 1.0, "tpot_target_s": 0.1}
 STEP_S, ROW_S = 0.01, 0.01

@@ -7,11 +7,12 @@ import pytest
 from engine_world import World
 from kv_connectors import DictConnector
 from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.kv_tiers import KVTiers
 from kvarn.engine.plan import StepPlan
 from kvarn.engine.prefill_apart import PeerLoad, PrefillApart
 from kvarn.engine.request import Sequence
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 
 LONG = [i * i % 50 for i in range(500)]
 

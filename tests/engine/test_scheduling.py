@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import StepPlan
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget(make_world):

@@ -9,10 +9,11 @@ import pytest
 
 from engine_world import ScriptedProposer
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import Row, StepPlan
 from kvarn.engine.proposer import Guess, GuessRecord
 from kvarn.engine.speculation import Speculation, _Candidate, _Prices
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from profiles import thorough
 
 

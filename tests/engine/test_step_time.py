@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.costs.step_times import StepShape
+from kvarn.engine.step_time import StepTimeModel
 
 
 def shape_of(prefill: int, start: int, decodes: int, context: int) -> StepShape:

@@ -17,7 +17,8 @@ from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.answers.work import RequestRecord
 from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.costs.step_times import StepTimes
+from kvarn.wire.messages import EngineStats
 from profiles import thorough
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.costs.step_times import StepTimes
+from kvarn.wire.messages import EngineStats
 
 CHAT = "/v1/chat/completions"
 Serve = Callable[..., AbstractContextManager[Any]]

@@ -13,7 +13,8 @@ import pytest
 
 from kvarn.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.costs.step_times import StepTimes
+from kvarn.wire.messages import EngineStats
 
 CHAT = "/v1/chat/completions"
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)

@@ -13,7 +13,7 @@ import torch
 from kvarn.config.adapters import LoraConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.core import EngineParts
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.plan import StepPlan
 from kvarn.kernels.adapters import PackedAdapter
 from kvarn.models.adapters import AdapterError, LoadedAdapter
 from kvarn.replica.server.adapters import AdapterHost
@@ -32,6 +32,7 @@ from kvarn.wire.messages import (
 )
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.adapters import AdapterPool
+from kvarn.worker.modelled import ModelledExecutor
 
 CARD = ModelCard(
     kind="generate", architecture="A", dtype="d", vocab_size=100, max_context_length=4096, num_parameters=0
@@ -39,29 +40,24 @@ CARD = ModelCard(
 NUM_BLOCKS = 40
 
 
-class Executor(SynchronousExecutor):
+class Executor(ModelledExecutor):
     """Draws the number of the adapter's version, and takes a block of memory for each."""
 
-    num_blocks = NUM_BLOCKS
-    max_context_length = 4096
-
     def __init__(self) -> None:
+        super().__init__(next_token=lambda token, sequence: int(sequence.adapter or 0), num_blocks=NUM_BLOCKS)
         memory = SimpleNamespace(
             num_blocks=lambda packed: packed.nbytes // 64, write=lambda *_: None, place=lambda *_: None
         )
         self.adapters = AdapterPool(lambda: memory)
-        self._slots: dict[int, str] = {}
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         for adapter in plan.adapter_drops:
             self.adapters.drop(adapter)
         for load in plan.adapter_loads:
             self.adapters.begin(load)
         for new in plan.new_sequences:
             assert not new.adapter or new.adapter in self.adapters.indices
-            self._slots[new.slot] = new.adapter
-        rows = [RowResult(row.slot, [int(self._slots[row.slot] or 0)] if row.sample else []) for row in plan.rows]
-        return StepResult(plan.step, rows, 0.01)
+        super().submit(plan)
 
     def shutdown(self) -> None:
         self.adapters.close()

@@ -12,7 +12,8 @@ import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.costs.step_times import StepShape
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.kernels.linear import Norm
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService

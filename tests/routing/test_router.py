@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvarn.costs.step_times import StepTimes
 from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES, Situation, by_prefix, pick_lowest, score, usable
 from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_names import PrefixScope, root_hash
-from kvarn.wire.messages import EngineStats, StepTimes
+from kvarn.wire.messages import EngineStats
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
 ROOT = root_hash(PrefixScope())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
@@ -12,49 +11,19 @@ from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
-from kvarn.engine import EngineCore, EngineParts
-from kvarn.engine.core import EngineOutput
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.wire.messages import EngineStats, StepTimes, Submit
+from kvarn.costs.step_times import StepTimes
+from kvarn.engine import EngineCore
+from kvarn.engine.core import EngineOutput, EngineParts
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.modelled import ModelledExecutor
 
 STATS_EVERY_S = 0.25
 POLL_EVERY_S = 0.01
 
 TIMES = StepTimes(fixed_s=0.010, prefill_token_s=5e-5, prefill_pair_s=2e-9, decode_row_s=4e-4, decode_token_s=2e-7)
 """Of an engine that decodes 50 sequences in 35 ms and reads 20,000 prompt tokens a second."""
-
-
-def step_s(times: StepTimes, shape: StepShape) -> float:
-    return (
-        times.fixed_s
-        + shape.prefill_tokens * times.prefill_token_s
-        + shape.prefill_pairs * times.prefill_pair_s
-        + shape.decode_rows * times.decode_row_s
-        + shape.decode_context * times.decode_token_s
-    )
-
-
-class TimedExecutor(SynchronousExecutor):
-    """Takes the modelled time and draws the same token for ever."""
-
-    max_context_length = 8192
-
-    def __init__(self, times: StepTimes, num_blocks: int, noise: Callable[[], float]) -> None:
-        self.num_blocks = num_blocks
-        self._times = times
-        self._noise = noise
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        shape = StepShape()
-        for row in plan.rows:
-            shape.add(row.start, len(row.token_ids))
-        rows = [RowResult(row.slot, [7] if row.sample else []) for row in plan.rows]
-        return StepResult(plan.step, rows, step_s(self._times, shape) * self._noise())
-
-    def shutdown(self) -> None:
-        pass
 
 
 @dataclass(eq=False)
@@ -109,9 +78,13 @@ class AdmissionWorld:
         self.now = 0.0
         chance = random.Random(self.seed)
         self.chance = chance
-        executor = TimedExecutor(self.times, self.num_blocks, lambda: 1 + self.jitter * chance.uniform(-1, 1))
-        expected = [(shape, step_s(self.times, shape)) for shape in _SHAPES]
-        model = StepTimeModel(expected=expected)
+        executor = ModelledExecutor(
+            lambda shape: self.times.seconds(shape) * (1 + self.jitter * chance.uniform(-1, 1)),
+            next_token=lambda token, sequence: 7,
+            num_blocks=self.num_blocks,
+            max_context_length=8192,
+        )
+        model = StepTimeModel.knowing(self.times)
         self.engine = EngineCore(EngineParts(executor, self.config, step_time=model), lambda: self.now)
         view = EngineView(self.config, self.num_blocks * 16, self.rules.tpot_target_s if self.targets else None)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
@@ -243,17 +216,6 @@ class AdmissionWorld:
                         output=call.tokens,
                         finished=True,
                     )
-
-
-_SHAPES = [
-    StepShape(0, 0, 1, 64),
-    StepShape(0, 0, 8, 2048),
-    StepShape(0, 0, 64, 8192),
-    StepShape(0, 0, 64, 65536),
-    StepShape(64, 2080, 0, 0),
-    StepShape(1024, 524800, 0, 0),
-    StepShape(512, 512 * 2048, 8, 2048),
-]
 
 
 def poisson(

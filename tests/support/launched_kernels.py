@@ -26,7 +26,9 @@ from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.models.load import load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor, EncoderRunner, NgramProposer
+from kvarn.worker.async_executor import AsyncExecutor
+from kvarn.worker.encoder_runner import EncoderRunner
+from kvarn.worker.proposers.ngram import NgramProposer
 from kvarn.worker.step_sizes import StepSizes, launch_steps
 from tiny_checkpoints import ENCODERS, make_decoder, make_encoder
 

@@ -21,7 +21,8 @@ from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import EagleProposer, InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.slots import SlotTable
 
 

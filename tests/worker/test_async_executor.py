@@ -20,7 +20,8 @@ from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor, InvalidLogitsError
+from kvarn.worker.async_executor import AsyncExecutor
+from kvarn.worker.errors import InvalidLogitsError
 from kvarn.worker.graph_runner import GraphRunner
 from kvarn.worker.slots import SlotTable
 from kvarn.worker.step_batch import StepBatch

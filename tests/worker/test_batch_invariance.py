@@ -22,7 +22,7 @@ from kvarn.models import Decoder, Encoder, load_model
 from kvarn.models.families.table import FAMILIES
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import EncoderRunner
+from kvarn.worker.encoder_runner import EncoderRunner
 from profiles import thorough
 from tiny_checkpoints import DECODERS, ENCODERS, make_decoder, make_encoder
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvarn.kernels.operations import Kernels
-from kvarn.worker import EncoderRunner
+from kvarn.worker.encoder_runner import EncoderRunner
 
 
 class MeanEncoder:

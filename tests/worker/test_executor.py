@@ -13,12 +13,8 @@ from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, 
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder
-from kvarn.worker import (
-    InProcessExecutor,
-    InvalidLogitsError,
-    PlanError,
-    WorkerError,
-)
+from kvarn.worker.errors import InvalidLogitsError, PlanError, WorkerError
+from kvarn.worker.executor import InProcessExecutor
 
 Admit = Callable[..., NewSequence]
 VOCAB = 50

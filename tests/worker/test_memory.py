@@ -13,7 +13,8 @@ from kvarn.costs.decoder import DeltaDimensions, KvDtype, kv_bytes_per_token, st
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.device.memory import DRIVER_BYTES, DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
-from kvarn.worker import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_cache, step_bytes
+from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
+from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
 
 GIB = 1024**3
 

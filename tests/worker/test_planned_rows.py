@@ -12,14 +12,16 @@ import torch
 from guesses import FreeProposer
 from kv_connectors import DictConnector
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor, PlanError
+from kvarn.worker.errors import PlanError
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.kv_blocks import BlockTransfers
 from kvarn.worker.sampler import Sampler
 from scripted_masks import EveryThird, ReadyMask, packed

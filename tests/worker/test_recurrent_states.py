@@ -24,7 +24,8 @@ from kvarn.replica.server.startup.recurrent import check_recurrent
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import CacheTooSmallError, InProcessExecutor, PlanError
+from kvarn.worker.errors import CacheTooSmallError, PlanError
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.memory import plan_cache
 from tiny_checkpoints import make_decoder
 

@@ -15,7 +15,7 @@ from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import thorough
 

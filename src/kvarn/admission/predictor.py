@@ -1,9 +1,4 @@
-"""TTFT and TPOT predicted from an engine's step-time model, in closed form.
-
-The engine mixes prompts into the steps of what decodes: each step takes what its decodes take, and carries as much of
-the prompts as its budget and its own TPOT target leave room for. So prompts of W seconds beside decodes whose step
-takes d seconds are computed in about W/room steps, which take W + d * W/room seconds.
-"""
+"""TTFT and TPOT predicted from an engine's step times, in closed form."""
 
 from __future__ import annotations
 
@@ -12,16 +7,14 @@ from dataclasses import dataclass
 
 from kvarn.admission.demand import Demand
 from kvarn.config.schema import EngineConfig
-from kvarn.wire.messages import StepTimes
+from kvarn.costs.prefill_speed import PrefillSpeed, longest_step_s
+from kvarn.costs.step_times import StepTimes
 
 MARGIN = 0.9
 """Part of a target that a prediction may reach: single answers stray from the mean, and a miss serves nobody."""
 OUT_OF_REACH = 2.5
 """Where even an idle engine misses a target, or nearly, requests get this many times what it takes alone: a target out
 of reach protects nobody."""
-
-LEAST_STRETCH = 1.25
-"""The engine's: see `kvarn.engine.step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +61,19 @@ class Predictor:
     """
 
     def __init__(self, times: StepTimes, config: EngineConfig, tpot_target_s: float | None = None) -> None:
-        self._times = times
+        self.decode_s, self.prompt_s = times.decode_s, times.prompt_s
         self._config = config
-        self._limit_s = 0.0
+        self._limit_s: float | None = None
         if tpot_target_s is not None:
             self._limit_s = max(MARGIN * tpot_target_s, OUT_OF_REACH * self.decode_s(1, 0))
 
-    def decode_s(self, rows: float, context: float) -> float:
-        """A step that only decodes."""
-        return self._times.fixed_s + rows * self._times.decode_row_s + context * self._times.decode_token_s
-
-    def prompt_s(self, tokens: float, pairs: float | None = None) -> float:
-        """What a prompt adds to the steps that compute it. `pairs`: of a single prompt where None."""
-        if pairs is None:
-            pairs = tokens * (tokens + 1) / 2
-        return tokens * self._times.prefill_token_s + pairs * self._times.prefill_pair_s
-
-    def longest_step_s(self, rows: float, context: float) -> float:
-        """Longest time that the engine gives a step with these decodes: within their target, where they can keep it."""
-        decode_s = self.decode_s(rows, context)
-        return max(self._limit_s, LEAST_STRETCH * decode_s) if self._limit_s else self._stretched_s(decode_s)
-
     def prefill_s(self, tokens: float, work_s: float, rows: float, context: float) -> float:
-        """Until prompts of so many tokens, which add `work_s` seconds to steps, are computed beside decodes."""
-        if tokens <= 0:
-            return 0.0
-        return math.ceil(tokens / self._chunk(work_s / tokens, rows, context)) * self.decode_s(rows, context) + work_s
+        """Seconds until prompts of so many tokens, which add `work_s` to steps, are computed beside decodes."""
+        return self._prefill(work_s / max(1.0, tokens), rows, context).seconds(tokens, work_s)
 
     def prefill_speed(self, token_s: float, rows: float, context: float) -> float:
         """Prompt tokens a second beside decodes; `token_s` is what one adds to its step."""
-        chunk = self._chunk(token_s, rows, context)
-        return chunk / max(self.decode_s(rows, context) + chunk * token_s, 1e-9)
+        return self._prefill(token_s, rows, context).tokens_per_s(token_s)
 
     def first_token_s(self, demand: Demand, load: Load, mix: Mix) -> float:
         """From sending a request to the engine to its first token: the step under way, the prompts before, its own."""
@@ -119,7 +94,7 @@ class Predictor:
         """Mean step while so many sequences keep decoding and each that ends makes room for the next one's prompt."""
         decode_s = self.decode_s(rows, context)
         prompts_s = rows / max(1.0, mix.output_tokens) * self.prompt_s(mix.prompt_tokens, mix.prompt_pairs)
-        return min(decode_s + prompts_s, self._stretched_s(decode_s))
+        return min(decode_s + prompts_s, longest_step_s(self._config, decode_s))
 
     def row_s(self, rows: float, mix: Mix) -> float:
         """One row's part of a step of so many."""
@@ -130,13 +105,5 @@ class Predictor:
         up to the time that passes: so they say how long a queue takes to drain."""
         return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
 
-    def _stretched_s(self, decode_s: float) -> float:
-        return max(self._config.tpot_target_ms / 1000, self._config.max_prefill_stretch * decode_s)
-
-    def _chunk(self, token_s: float, rows: float, context: float) -> float:
-        """Prompt tokens a step carries beside decodes."""
-        budget = max(1.0, self._config.token_budget - rows)
-        if rows == 0 or token_s <= 0:
-            return budget
-        spare_s = self.longest_step_s(rows, context) - self.decode_s(rows, context)
-        return max(1.0, min(budget, max(spare_s / token_s, self._config.min_prefill_chunk)))
+    def _prefill(self, token_s: float, rows: float, context: float) -> PrefillSpeed:
+        return PrefillSpeed.beside(self.decode_s(rows, context), rows, token_s, self._config, self._limit_s)

@@ -104,7 +104,7 @@ def _load(path: str, **settings: Any) -> Decoder:
 
 def _measure(model: Decoder, ceilings: Ceilings, cases: list[Case], steps: int) -> list[Point]:
     """Each case, with a KV cache that has room for the largest."""
-    from kvarn.worker import InProcessExecutor
+    from kvarn.worker.executor import InProcessExecutor
 
     longest = max(case.longest(steps) for case in cases)
     blocks = max(max(1, case.batch) * -(-case.longest(steps) // BLOCK_SIZE) for case in cases)

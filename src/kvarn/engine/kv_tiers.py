@@ -11,10 +11,11 @@ from __future__ import annotations
 from itertools import takewhile
 
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.costs.step_times import pairs
 from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
 from kvarn.engine.prefill_apart import PrefillApart
 from kvarn.engine.request import Sequence
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1
@@ -148,6 +149,5 @@ class KVTiers:
         """Seconds that computing these blocks adds to steps that are made anyway."""
         if not count:
             return 0.0
-        shape = StepShape()
-        shape.add(first * BLOCK_SIZE, count * BLOCK_SIZE)
-        return self._step_time.predict(shape) - self._step_time.predict(StepShape())
+        tokens = count * BLOCK_SIZE
+        return self._step_time.times.prompt_s(tokens, pairs(first * BLOCK_SIZE, tokens))

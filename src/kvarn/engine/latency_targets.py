@@ -12,8 +12,8 @@ import math
 from collections.abc import Collection, Iterable
 
 from kvarn.config.schema import EngineConfig
+from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.engine.request import Request, Sequence
-from kvarn.engine.step import LEAST_STRETCH
 from kvarn.engine.step_time import StepTimeModel
 
 TTFT_MARGIN = 0.6
@@ -56,9 +56,8 @@ class LatencyTargets:
         """Faded sums: from one plan to the next, and what the steps took by themselves."""
         self._pace = 1.0
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
-        self._decode_s = 0.0
-        self._chunk = 1.0
-        """Prompt tokens that a step carries beside what decodes."""
+        self._prefill = PrefillSpeed(0.0, 1.0)
+        """How fast prompts are computed beside what decodes."""
         self._before_s = 0.0
         """Seconds that the prompts which are being computed still take."""
 
@@ -99,12 +98,9 @@ class LatencyTargets:
         if not self._times.is_settled:
             return
         contexts = [each.num_tokens for each in self._running if each.num_tokens - each.num_computed_tokens <= 1]
-        self._decode_s = self._step_s(len(contexts), sum(contexts))
-        each_s = self._prompt_s(1024) / 1024
-        room = (self._longest(self._decode_s) - self._decode_s) / each_s if contexts and each_s > 0 else math.inf
-        self._chunk = max(
-            1.0, min(self._config.token_budget - len(contexts), max(room, self._config.min_prefill_chunk))
-        )
+        decode_s, token_s = self._step_s(len(contexts), sum(contexts)), self._prompt_s(1024) / 1024
+        limit_s = self._limit_s(self._running, 1)
+        self._prefill = PrefillSpeed.beside(decode_s, len(contexts), token_s, self._config, limit_s)
         partial = sum(each.num_tokens - each.num_computed_tokens for each in self._running) - len(contexts)
         self._before_s = self._compute_s(partial)
 
@@ -161,21 +157,13 @@ class LatencyTargets:
 
     def _compute_s(self, tokens: float) -> float:
         """Until prompts of so many tokens are computed beside what decodes."""
-        return math.ceil(tokens / self._chunk) * self._decode_s + self._prompt_s(tokens)
-
-    def _longest(self, decode_s: float) -> float:
-        limit_s = self._limit_s(self._running, 1)
-        if limit_s is not None:
-            return max(limit_s, LEAST_STRETCH * decode_s)
-        return max(self._config.tpot_target_ms / 1000, self._config.max_prefill_stretch * decode_s)
+        return self._prefill.seconds(tokens, self._prompt_s(tokens))
 
     def _step_s(self, rows: int, context: float) -> float:
-        fixed, _, _, row, token = self._times.fitted
-        return self._pace * (fixed + rows * row + context * token)
+        return self._pace * self._times.fitted.decode_s(rows, context)
 
     def _prompt_s(self, tokens: float) -> float:
-        _, token, pair, _, _ = self._times.fitted
-        return self._pace * (tokens * token + tokens * (tokens + 1) / 2 * pair)
+        return self._pace * self._times.fitted.prompt_s(tokens)
 
     def _cost(self, prompt: float, output: float) -> float:
         return prompt * self._config.input_token_weight + output * self._config.output_token_weight

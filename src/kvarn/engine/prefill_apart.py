@@ -7,17 +7,17 @@ prompt, and its blocks are loaded here as if they came from a tier. An idle engi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.costs.prefill_speed import PrefillSpeed
+from kvarn.costs.step_times import pairs
 from kvarn.engine.plan import KVFetch
 from kvarn.engine.request import Sequence, WaitingQueue
-from kvarn.engine.step import StepBuilder
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 
 _SPARE_S = 0.5
 """Added to what a prompt is expected to take elsewhere, before it is given up."""
@@ -90,7 +90,8 @@ class PrefillApart:
             return False
         waiting = sum(self._queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
         here_s, is_busy = self._here(start, count, max(0, waiting))
-        token_s = load.token_s or self._step_time.predict(_chunk(start, count)) / count
+        times = self._step_time.times
+        token_s = load.token_s or (times.fixed_s + times.prompt_s(count, pairs(start, count))) / count
         there_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
         if self._chosen.mode == "auto" and not (is_busy and there_s <= here_s):
             return False
@@ -102,21 +103,15 @@ class PrefillApart:
     def _here(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
         """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and
         whether it has anything else to do."""
-        step = StepBuilder(self._config, self._step_time)
+        contexts = []
         for sequence in self._running:
             uncomputed = sequence.num_tokens - sequence.num_computed_tokens
             if uncomputed == 1:
-                step.shape.add(sequence.num_computed_tokens, 1)
-                step.tokens_left -= 1
+                contexts.append(sequence.num_tokens)
             else:
                 waiting += max(0, uncomputed)
-        is_busy = waiting > 0 or step.shape.decode_rows > 0
-        chunk = max(2, step.share(start, count + waiting))
-        step.shape.add(start + count // 2, chunk)  # in the middle its attention takes what it takes on average
-        return math.ceil((count + waiting) / chunk) * self._step_time.predict(step.shape), is_busy
-
-
-def _chunk(start: int, count: int) -> StepShape:
-    shape = StepShape()
-    shape.add(start, count)
-    return shape
+        times, tokens = self._step_time.times, count + waiting
+        work_s = times.prompt_s(count, pairs(start, count)) * tokens / count
+        decode_s = times.decode_s(len(contexts), sum(contexts))
+        speed = PrefillSpeed.beside(decode_s, len(contexts), work_s / tokens, self._config)
+        return speed.seconds(tokens, work_s), waiting > 0 or bool(contexts)

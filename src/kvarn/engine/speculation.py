@@ -187,9 +187,9 @@ class Speculation:
     # How many --------------------------------------------------------------------------------------------------------
 
     def _prices(self, step: StepBuilder) -> _Prices:
-        fixed, _, pair, row, context = self._step_time.fitted
-        rows = max(1, step.shape.decode_rows)
-        return _Prices(rows, fixed + row * rows + context * step.shape.decode_context, row, pair)
+        times, rows = self._step_time.fitted, max(1, step.shape.decode_rows)
+        step_s = times.decode_s(rows, step.shape.decode_context)
+        return _Prices(rows, step_s, times.decode_row_s, times.prefill_pair_s)
 
     def _choose(
         self, candidates: Items[_Candidate], guesses: Items[Guess], prices: _Prices, tokens_left: int

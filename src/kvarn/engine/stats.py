@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import StepResult
 from kvarn.engine.proposer import SpeculationTotals
 from kvarn.engine.scheduler import Scheduler
-from kvarn.engine.step_time import StepShape
-from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
+from kvarn.wire.messages import EngineStats, RefusalReason
 
 
 class StatsRecorder:
@@ -66,7 +66,7 @@ class StatsRecorder:
             prefill_tokens=max(0, known - computed - len(contexts)),
             decode_rows=len(contexts),
             decode_context=sum(contexts),
-            step_times=self._step_times(),
+            step_times=scheduler.step_time.times if scheduler.step_time.is_measured else None,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.num_available,
             kv_blocks_cached=pool.num_idle,
@@ -105,19 +105,6 @@ class StatsRecorder:
         """Tokens of running sequences: known, and computed of those."""
         running = self._scheduler.running
         return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
-
-    def _step_times(self) -> StepTimes | None:
-        model = self._scheduler.step_time
-        if not model.is_measured:
-            return None
-        fixed, prefill_token, prefill_pair, decode_row, decode_token = model.coefficients
-        return StepTimes(
-            fixed_s=fixed,
-            prefill_token_s=prefill_token,
-            prefill_pair_s=prefill_pair,
-            decode_row_s=decode_row,
-            decode_token_s=decode_token,
-        )
 
     def _kv_waste_ratio(self, computed: int) -> float:
         """Empty slots of running sequences over all slots they hold.

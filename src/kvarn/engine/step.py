@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.costs.prefill_speed import longest_step_s
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import (
     LAST_SAMPLED,
@@ -23,12 +25,8 @@ from kvarn.engine.plan import (
     StepPlan,
 )
 from kvarn.engine.request import Request, Sequence
-from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
-
-LEAST_STRETCH = 1.25
-"""Prompts that have begun beside decodes which miss their latency targets for a moment may stretch a step by this
-factor. No others begin then."""
 
 
 class SlotAllocator:
@@ -95,9 +93,7 @@ class StepBuilder:
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
         self._masks: dict[int, RowMasks] = {}
-        self._target_s = config.tpot_target_ms / 1000
-        self._max_stretch = config.max_prefill_stretch
-        self._min_prefill_chunk = config.min_prefill_chunk
+        self._config = config
         self._step_time = step_time
         self._limit_s = limit_s
 
@@ -112,17 +108,14 @@ class StepBuilder:
         if wanted == 1 or not self.shape.decode_rows:
             return granted
         in_time = self._step_time.prefill_room(self.shape, start, self._longest_s())
-        return min(granted, max(in_time, self._min_prefill_chunk - self.shape.prefill_tokens))
+        return min(granted, max(in_time, self._config.min_prefill_chunk - self.shape.prefill_tokens))
 
     def _longest_s(self) -> float:
         """How long the step may take, in seconds."""
         if not self._step_time.is_settled:
-            return self._target_s
-        decodes = StepShape(decode_rows=self.shape.decode_rows, decode_context=self.shape.decode_context)
-        decodes_s, limit_s = self._step_time.predict(decodes), self._limit_s()
-        if limit_s is not None:
-            return max(limit_s, LEAST_STRETCH * decodes_s)
-        return max(self._target_s, self._max_stretch * decodes_s)
+            return self._config.tpot_target_ms / 1000
+        decodes_s = self._step_time.times.decode_s(self.shape.decode_rows, self.shape.decode_context)
+        return longest_step_s(self._config, decodes_s, self._limit_s())
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Put a row into the step."""

@@ -1,26 +1,24 @@
-"""How long will a step take? A linear model of its shape, learned while serving.
+"""A model of step times, learned while serving (`kvarn.costs.step_times` has the formula).
 
-    seconds = fixed + a * prefill tokens + b * prefill pairs + c * (decode rows + proposals) + d * decode context
-
-where *pairs* are (query, key) pairs of prompt chunks and proposals, the part of attention that grows with the square of
-the length. A decode row that verifies proposals reads its context once; each of them goes through the layers, the head
-and the sampler as the row's own token does. One price for both is learned from all traffic: one for proposals alone
-would be learned from few, and where a slow step has made it too high, there would be none to correct it.
 Fitted by least squares with exponential forgetting, coefficients kept non-negative: no part of a step takes less than
 no time. The sums of the normal equations are kept with each step, and solved when somebody asks, or after some steps:
 decodes alone never ask. The recursive form, which updates their inverse, costs little less than solving and is not
 stable: its rounding errors grow with the forgetting (Haykin, "Adaptive Filter Theory", on finite precision) and took
 over after 3,000 steps.
 
-Before the first step it may be told what some steps are expected to take (by the roofline, say). They are fitted, and
-then count as a handful of steps seen long ago: what is observed takes over, part by part.
+Proposals have the price of decode rows: a price of their own would be learned from few steps, and where one slow step
+has made it too high, none would follow to correct it.
+
+Before the first step the model may be given expected step times (from the roofline, say). They are fitted, and then
+count as a handful of steps seen long ago: what is observed takes over, part by part.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from kvarn.costs.step_times import ExpectedStep, StepShape, StepTimes, typical_steps
 
 _SCALES = (1.0, 512.0, 512.0 * 1024.0, 32.0, 32.0 * 1024.0)
 """Typical sizes of the features, so that all coefficients are seconds of about the same size."""
@@ -29,46 +27,8 @@ _RIDGE = 1e-3
 """Pulls each coefficient towards its present value: what recent steps say nothing about stays as it is."""
 
 
-@dataclass(slots=True)
-class StepShape:
-    """What a step computes, as far as its duration depends on it. A row of one token counts as decode."""
-
-    prefill_tokens: int = 0
-    prefill_pairs: float = 0.0
-    decode_rows: int = 0
-    decode_context: int = 0
-    proposals: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed."""
-        return self.prefill_tokens + self.decode_rows + self.proposals
-
-    def add(self, start: int, num_tokens: int, sign: int = 1) -> None:
-        """Add (or, with sign -1, take out) a row of tokens at positions `start`, `start + 1`, ..."""
-        if num_tokens == 1:
-            self.decode_rows += sign
-            self.decode_context += sign * (start + 1)
-        else:
-            self.prefill_tokens += sign * num_tokens
-            self.prefill_pairs += sign * _pairs(start, num_tokens)
-
-    def add_proposals(self, start: int, count: int) -> None:
-        """Add tokens to verify, at positions `start`, `start + 1`, ..., to a row that is in the step."""
-        self.proposals += count
-        self.prefill_pairs += _pairs(start, count)
-
-
-def _pairs(start: int, num_tokens: int) -> float:
-    return num_tokens * start + num_tokens * (num_tokens + 1) / 2
-
-
-ExpectedStep = tuple[StepShape, float]
-"""A step, and the seconds it is expected to take; more than 0."""
-
-
 class StepTimeModel:
-    """Learns from every step; says how many prompt tokens still fit into a step of a given length."""
+    """Step times learned from every step, and how many prompt tokens still fit into a step of a given length."""
 
     FIRST_GUESS = 64
     """Prompt tokens to try beside running decodes before anything is known."""
@@ -84,6 +44,8 @@ class StepTimeModel:
         size = len(_SCALES)
         self._forgetting = forgetting
         self._weights = [0.0] * size
+        self.fitted = StepTimes()
+        """`times` of the latest fit: up to `FIT_EVERY` steps old, and nothing is computed."""
         self._products = [[0.0] * size for _ in range(size)]
         """Faded sums of feature times feature."""
         self._answers = [0.0] * size
@@ -96,6 +58,11 @@ class StepTimeModel:
         if expected:
             self._start_from(expected)
 
+    @classmethod
+    def knowing(cls, times: StepTimes) -> StepTimeModel:
+        """A model that starts from known coefficients."""
+        return cls(expected=[(shape, times.seconds(shape)) for shape in typical_steps()])
+
     @property
     def is_settled(self) -> bool:
         """Whether the parts of a step's time can be told from each other: by what was expected, or by enough steps."""
@@ -107,32 +74,22 @@ class StepTimeModel:
         return self._samples >= self.FEW_STEPS
 
     @property
-    def coefficients(self) -> tuple[float, float, float, float, float]:
-        """Seconds of a step, and for each prefill token, prefill pair, decode row (or proposal) and token of decode
-        context."""
+    def times(self) -> StepTimes:
+        """Seconds for each part of a step; all 0 before anything was expected or observed."""
         if self._unfitted:
             self._fit()
         return self.fitted
 
-    @property
-    def fitted(self) -> tuple[float, float, float, float, float]:
-        """`coefficients` as they were when they were last fitted: some steps old, and nothing is computed."""
-        fixed, token, pair, row, context = (w / s for w, s in zip(self._weights, _SCALES, strict=True))
-        return (fixed, token, pair, row, context)
-
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape will take; 0 before anything was expected or observed."""
-        if self._unfitted:
-            self._fit()
-        return self._expected(_features(shape))
+        return self.times.seconds(shape)
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Learn from a step. One held up by the machine counts as at most thrice what was expected."""
-        features = _features(shape)
-        expected = self._expected(features)
+        expected = self.fitted.seconds(shape)
         if self._samples >= self.FEW_STEPS and expected > 0:
             elapsed_s = min(elapsed_s, 3 * expected)
-        self._remember(features, elapsed_s, self._forgetting)
+        self._remember(_features(shape), elapsed_s, self._forgetting)
         self._samples += 1
         self._unfitted += 1
         if self._unfitted == self.FIT_EVERY or self._samples < self.FEW_STEPS:
@@ -149,8 +106,7 @@ class StepTimeModel:
         room = target_s - self.predict(shape)
         if room <= 0 or explored <= 0:
             return 0
-        per_token = self._weights[1] / _SCALES[1]
-        per_pair = self._weights[2] / _SCALES[2]
+        per_token, per_pair = self.fitted.prefill_token_s, self.fitted.prefill_pair_s
         linear = per_token + per_pair * (start + 0.5)
         if per_pair > 0:
             chunk = (math.sqrt(linear * linear + 2 * per_pair * room) - linear) / per_pair
@@ -159,9 +115,6 @@ class StepTimeModel:
         else:
             return explored
         return min(explored, int(min(chunk, 1e9)))
-
-    def _expected(self, features: tuple[float, ...]) -> float:
-        return sum([weight * feature for weight, feature in zip(self._weights, features, strict=True)])
 
     def _start_from(self, expected: Sequence[ExpectedStep]) -> None:
         """Fit expected steps, an error counting by its share of the step; then let the shortest weigh as a real one.
@@ -203,6 +156,8 @@ class StepTimeModel:
                 weights[i] = 0.0
             free = [i for i in free if i not in negative]
         self._weights = weights
+        seconds = [weight / scale for weight, scale in zip(weights, _SCALES, strict=True)]
+        self.fitted = StepTimes(**dict(zip(StepTimes.__struct_fields__, seconds, strict=True)))
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:

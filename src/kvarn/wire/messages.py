@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
@@ -237,19 +238,6 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; in the first delta of choice 0
     queue_s: float = 0.0  # seconds from arrival to the first step; in the first delta of choice 0
-
-
-class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has learned of how long its steps take: seconds for each part, all >= 0.
-
-    A step takes `fixed_s` and the sum of the others, each times how much of it the step holds.
-    """
-
-    fixed_s: float
-    prefill_token_s: float  # for a token of a prompt's chunk
-    prefill_pair_s: float  # for a (query, key) pair of a prompt's chunk
-    decode_row_s: float  # for a sequence that decodes
-    decode_token_s: float  # for a cached token that a decoding sequence reads
 
 
 class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,47 +1,38 @@
-"""An engine for tests of the process around it: the real `EngineCore` and services over an executor that counts.
+"""An engine for tests of the process around it: the real `EngineCore` and services over a modelled executor.
 
 The next token is the last one plus one. The spec's `directory` holds a script as JSON: `step_s` seconds a step takes,
-`fail_at_token` a token whose computation raises, `fail_to_load` a message to fail with, `architecture_from` a variable
-of its environment.
+`fail_at_token` a token after which it fails, `fail_to_load` a message to fail with, `architecture_from` a variable of
+its environment.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from typing import Any
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.core import EngineParts
-from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.plan import NewSequence
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.wire.messages import ModelCard
+from kvarn.worker.modelled import ModelledExecutor
 
 VOCAB_SIZE = 100_000
 
 
-class CountingExecutor(SynchronousExecutor):
-    """Each token is followed by its successor."""
+def executor_of(script: dict[str, Any]) -> ModelledExecutor:
+    def next_token(token: int, _sequence: NewSequence) -> int:
+        if token == script.get("fail_at_token"):
+            raise RuntimeError("the device is on fire")
+        return (token + 1) % VOCAB_SIZE
 
-    def __init__(self, script: dict[str, Any]) -> None:
-        self._step_s = script.get("step_s", 0.0)
-        self._fail_at_token = script.get("fail_at_token")
-        self.num_blocks = script.get("num_blocks", 4096)
-        self.max_context_length = 65_536
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        time.sleep(self._step_s)
-        rows = []
-        for row in plan.rows:
-            if self._fail_at_token in row.token_ids:
-                raise RuntimeError("the device is on fire")
-            rows.append(RowResult(row.slot, [(row.token_ids[-1] + 1) % VOCAB_SIZE] if row.sample else []))
-        return StepResult(plan.step, rows, self._step_s)
-
-    def shutdown(self) -> None:
-        pass
+    seconds, blocks = script.get("step_s", 0.0), script.get("num_blocks", 4096)
+    return ModelledExecutor(
+        lambda shape: seconds, SYSTEM_CLOCK, next_token, num_blocks=blocks, max_context_length=65_536
+    )
 
 
 class CountingEncoder:
@@ -54,7 +45,7 @@ class CountingEncoder:
         pass
 
     def embed(self, inputs: list[list[int]]) -> list[bytes]:
-        time.sleep(self._step_s)
+        SYSTEM_CLOCK.sleep(self._step_s)
         return [bytes([len(tokens)]) for tokens in inputs]
 
 
@@ -63,7 +54,7 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     report("read the script", 0.5)
     if "fail_to_load" in script:
         raise ValueError(script["fail_to_load"])
-    time.sleep(script.get("load_s", 0.0))
+    SYSTEM_CLOCK.sleep(script.get("load_s", 0.0))
     return _service(spec, script)
 
 
@@ -92,5 +83,4 @@ def _service(spec: ReplicaSpec, script: dict[str, Any]) -> GenerateService | Emb
     )
     if card.kind == "embed":
         return EmbedService(CountingEncoder(script), config, card)
-    parts = EngineParts(CountingExecutor(script), config)
-    return GenerateService(parts, card, sleep=lambda: SleepingScript(spec, script))
+    return GenerateService(EngineParts(executor_of(script), config), card, sleep=lambda: SleepingScript(spec, script))

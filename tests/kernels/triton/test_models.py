@@ -18,7 +18,8 @@ from kvarn.models.adapters import load_adapter
 from kvarn.replica.server.experts import ExpertLoads
 from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor, InProcessExecutor
+from kvarn.worker.async_executor import AsyncExecutor
+from kvarn.worker.executor import InProcessExecutor
 from profiles import sample, thorough
 from tiny_adapters import make_adapter
 from tiny_checkpoints import make_decoder

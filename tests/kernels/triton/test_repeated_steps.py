@@ -17,7 +17,8 @@ from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor, InProcessExecutor
+from kvarn.worker.async_executor import AsyncExecutor
+from kvarn.worker.executor import InProcessExecutor
 from profiles import sample, thorough
 from recorded_steps import RecordedSteps
 from tiny_adapters import make_adapter

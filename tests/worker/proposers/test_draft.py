@@ -15,7 +15,7 @@ from kvarn.engine.tenants import TenantAccount
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import DraftProposer
+from kvarn.worker.proposers.draft import DraftProposer
 from profiles import examples, thorough
 
 

@@ -17,7 +17,7 @@ from kvarn.replica.server.build import build_service
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import EagleProposer
+from kvarn.worker.proposers.eagle import EagleProposer
 from profiles import thorough
 
 ASSETS = Path(kvarn.__file__).parent / "assets"

@@ -19,7 +19,7 @@ from kvarn.engine.plan import BlockUpdate, Row, StepPlan, StepResult
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.context_parallel import ContextParallel
 from kvarn.worker.ranks.protocol import RankProtocol
 from kvarn.worker.slots import SlotTable

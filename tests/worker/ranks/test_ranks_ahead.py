@@ -20,7 +20,9 @@ from kvarn.models.adapters import load_adapter
 from kvarn.models.parallel import Parallel
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import AsyncExecutor, InProcessExecutor, NgramProposer
+from kvarn.worker.async_executor import AsyncExecutor
+from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.proposers.ngram import NgramProposer
 from kvarn.worker.ranks.executor import RanksExecutor
 from kvarn.worker.ranks.follower import Follower
 from kvarn.worker.ranks.pipes import read_frame

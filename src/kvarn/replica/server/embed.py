@@ -138,8 +138,8 @@ class EmbedService:
         self._runner.shutdown()
 
     def _next_batch(self) -> tuple[list[_Job], list[list[int]]]:
-        """Inputs of one pass and their jobs: one input of each request in turn, up to the budget, and at least one. Requests
-        that got some come last next time."""
+        """Inputs of one pass and their jobs: one input of each request in turn, up to the budget, and at least one.
+        Requests that got some come last next time."""
         jobs: list[_Job] = []
         inputs: list[list[int]] = []
         budget = self._config.token_budget

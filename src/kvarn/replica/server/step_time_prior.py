@@ -16,7 +16,7 @@ import torch
 
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
-from kvarn.engine.step_time import ExpectedStep, StepShape
+from kvarn.costs.step_times import ExpectedStep, StepShape, typical_steps
 from kvarn.kernels.device.graphs import GraphRecorder, device_seconds
 from kvarn.kernels.device.memory import is_host_memory
 from kvarn.kernels.linear import Linear
@@ -37,15 +37,6 @@ _REPEATS = 5
 """Of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
-
-_DECODES = ((1, 64), (1, 4096), (8, 256), (32, 256), (32, 2048), (128, 512))
-"""(batch, context) of expected steps."""
-_PROMPTS = ((16, 0), (64, 0), (256, 0), (1024, 0), (256, 4096), (1024, 4096))
-"""(tokens, cached tokens before them), alone."""
-_MIXED = ((1, 64), (8, 64), (8, 256), (32, 64), (32, 256))
-"""(decode rows of 512 tokens, prompt tokens beside them)."""
-_VERIFIED = ((1, 4), (1, 8), (8, 4))
-"""(decode rows of 512 tokens, proposals that each verifies)."""
 
 
 @torch.inference_mode()
@@ -83,25 +74,7 @@ def product_speeds(
 
 def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
     """Some different steps, and the seconds each is expected to take."""
-    shapes = [_shape(batch, context) for batch, context in _DECODES]
-    shapes += [_shape(0, 0, tokens, start) for tokens, start in _PROMPTS]
-    shapes += [_shape(batch, 512, tokens) for batch, tokens in _MIXED]
-    shapes += [_verifying(batch, proposals) for batch, proposals in _VERIFIED]
-    return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in shapes]
-
-
-def _verifying(batch: int, proposals: int) -> StepShape:
-    shape = _shape(batch, 512)
-    for _ in range(batch):
-        shape.add_proposals(512, proposals)
-    return shape
-
-
-def _shape(batch: int, context: int, prompt: int = 0, start: int = 0) -> StepShape:
-    shape = StepShape(decode_rows=batch, decode_context=batch * context)
-    if prompt:
-        shape.add(start, prompt)
-    return shape
+    return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in typical_steps()]
 
 
 def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:

@@ -31,7 +31,8 @@ from kvarn.models.loading.checkpoint import Progress
 from kvarn.models.parallel import Parallel, ParallelError, Stage
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.worker import AsyncExecutor, InProcessExecutor
+from kvarn.worker.async_executor import AsyncExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.blocks import BlockPart, SlotMemory, anonymous_file, map_memory
 from kvarn.worker.ranks.collectives import RankGroup, RankLayout, RankLostError
 from kvarn.worker.ranks.context_parallel import ContextParallel

@@ -51,9 +51,11 @@ from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, configured_adapters
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import TextError
-from kvarn.worker import DraftProposer, EagleProposer, InProcessExecutor
+from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.memory import CachePlan
+from kvarn.worker.proposers.draft import DraftProposer
+from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.ranks.blocks import BlockPart, RankBlocks, SlotMemory, block_parts, slot_bytes
 from kvarn.worker.ranks.collectives import RankLayout
 from kvarn.worker.ranks.executor import RanksExecutor

@@ -9,7 +9,8 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder, load_model
-from kvarn.worker import DraftProposer, plan_cache
+from kvarn.worker.memory import plan_cache
+from kvarn.worker.proposers.draft import DraftProposer
 
 _SHARE = 50
 """Default limit of the cache: one part in this many of the machine's memory."""

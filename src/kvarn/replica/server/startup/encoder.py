@@ -9,7 +9,7 @@ from kvarn.replica.server.startup.card import model_card
 from kvarn.replica.server.startup.phases import Phases
 from kvarn.replica.server.startup.warm_up import compile_ahead
 from kvarn.text.rerank_template import QWEN3
-from kvarn.worker import EncoderRunner
+from kvarn.worker.encoder_runner import EncoderRunner
 
 
 def kind_of_encoder(model: Encoder | CausalEncoder) -> str:

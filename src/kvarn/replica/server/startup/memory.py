@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from kvarn.config.schema import ModelConfig
 from kvarn.models import Decoder
 from kvarn.replica.server.ranks.processes import Loaded, layout_of
-from kvarn.worker import GpuBudget, plan_cache, step_bytes
-from kvarn.worker.memory import CachePlan
+from kvarn.worker.memory import CachePlan, GpuBudget, plan_cache, step_bytes
 from kvarn.worker.ranks.collectives import RankLayout
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.startup.draft import load_draft
 from kvarn.replica.server.startup.phases import Phases
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.worker import EagleProposer, NgramProposer
+from kvarn.worker.proposers.eagle import EagleProposer
+from kvarn.worker.proposers.ngram import NgramProposer
 
 log = logging.getLogger(__name__)
 

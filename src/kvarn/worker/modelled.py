@@ -1,0 +1,132 @@
+"""An executor without a model: steps take modelled time, tokens come from a function.
+
+With an `EngineCore` it is a modelled engine, on the machine's clock or on a virtual one, without torch:
+
+    sleeps      clock=SYSTEM_CLOCK      an engine process whose speed is known
+    jumps       clock=VirtualClock()    one engine alone, an hour of traffic in seconds
+    only tells  clock=None              whoever drives several engines waits for `StepResult.elapsed_s`
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+
+from kvarn.clock import Clock
+from kvarn.costs.step_times import StepShape
+from kvarn.engine.errors import ProtocolError
+from kvarn.engine.plan import LAST_SAMPLED, NewSequence, Row, RowMasks, RowResult, StepPlan, StepResult
+from kvarn.wire.messages import PositionLogprobs, TokenLogprob
+
+NextToken = Callable[[int, NewSequence], int]
+"""The token that follows a token of a sequence. It may raise, as a device would."""
+
+
+def successor(token: int, _sequence: NewSequence | None = None) -> int:
+    """The next id of 300 to 3299, which are ordinary text in most vocabularies, round and round."""
+    return 300 + (token - 299) % 3000
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    """The shape of a plan's step."""
+    shape = StepShape()
+    for row in plan.rows:
+        known = len(row.token_ids) - row.num_proposals
+        shape.add(row.start, known)
+        if row.num_proposals:
+            shape.add_proposals(row.start + known, row.num_proposals)
+    return shape
+
+
+class ModelledExecutor:
+    """Runs plans one after the other.
+
+    Args:
+        seconds: Duration of a step; `StepTimes.seconds`, for one.
+        clock: Sleeps until a step has ended; None: nobody waits.
+        next_token: What is drawn; where a mask forbids it, the next token that it allows.
+        num_blocks: Blocks of the KV cache.
+        max_context_length: Longest sequence in tokens.
+        max_in_flight: Plans that may wait for their results: with 2, a step is planned while one runs.
+    """
+
+    def __init__(
+        self,
+        seconds: Callable[[StepShape], float] = lambda shape: 0.01,
+        clock: Clock | None = None,
+        next_token: NextToken = successor,
+        *,
+        num_blocks: int = 4096,
+        max_context_length: int = 4096,
+        max_in_flight: int = 1,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.max_context_length = max_context_length
+        self.max_in_flight = max_in_flight
+        self._seconds = seconds
+        self._clock = clock
+        self._next_token = next_token
+        self._submitted: deque[tuple[StepPlan, float, float]] = deque()
+        """Plans, how long each takes, and when it ends."""
+        self._free_at = 0.0
+        self._last_tokens: dict[int, int] = {}
+        """By slot: a plan made before the token was known refers to it."""
+        self._sequences: dict[int, NewSequence] = {}
+        """By slot."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """See `Executor.submit`."""
+        elapsed_s = self._seconds(shape_of(plan))
+        if self._clock is not None:
+            self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
+        self._submitted.append((plan, elapsed_s, self._free_at))
+
+    def collect(self) -> StepResult:
+        """See `Executor.collect`."""
+        if not self._submitted:
+            raise ProtocolError("no plan was submitted: there is no result to collect")
+        plan, elapsed_s, ends = self._submitted.popleft()
+        for slot in plan.releases:
+            del self._sequences[slot]
+        for new in plan.new_sequences:
+            self._sequences[new.slot] = new
+        rows = [self._row(row, plan.masks.get(row.slot)) for row in plan.rows]
+        if self._clock is not None:
+            self._clock.sleep(max(0.0, ends - self._clock.now()))
+        return StepResult(plan.step, rows, elapsed_s)
+
+    def shutdown(self) -> None:
+        """See `Executor.shutdown`."""
+        self._submitted.clear()
+        self._sequences.clear()
+
+    def _row(self, row: Row, masks: RowMasks | None) -> RowResult:
+        if not row.sample:
+            return RowResult(row.slot, [])
+        sequence, known = self._sequences[row.slot], len(row.token_ids) - row.num_proposals
+        proposals, last = row.token_ids[known:], row.token_ids[known - 1]
+        drawn = proposals[: row.num_forced]
+        last = drawn[-1] if drawn else self._last_tokens[row.slot] if last == LAST_SAMPLED else last
+        while drawn == proposals[: len(drawn)] and len(drawn) <= len(proposals):
+            last = self._next_token(last, sequence)
+            if masks is not None:
+                last = _allowed(last, masks[len(drawn) - row.num_forced])
+            drawn.append(last)
+        self._last_tokens[row.slot] = last
+        top = sequence.sampling.logprobs
+        return RowResult(row.slot, drawn, None if top is None else [_made_up(token, top) for token in drawn])
+
+
+def _allowed(token: int, mask: bytes | memoryview) -> int:
+    """The token or, where the mask forbids it, the next one that it allows."""
+    bits = 8 * len(mask)
+    candidates = ((token + i) % bits for i in range(bits))
+    return next(each for each in candidates if mask[each // 8] >> each % 8 & 1)
+
+
+@lru_cache(maxsize=4096)
+def _made_up(token: int, top: int) -> PositionLogprobs:
+    """Log-probabilities with as many digits as real ones."""
+    entries = [TokenLogprob(successor(token + 7 * i), -1.2345678806304932 - i / 7, i + 1) for i in range(top)]
+    return PositionLogprobs.of(TokenLogprob(token, -1.2345678806304932, 1), entries)
