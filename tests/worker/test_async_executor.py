@@ -92,7 +92,7 @@ def test_steps_that_move_blocks_are_run_ahead(stack: Any, tiny_model: Callable[[
     assert run.executor.planned_ahead > 5 and run.executor.waited == 0
 
 
-def test_no_field_of_a_batch_is_left_out() -> None:
+def test_every_field_of_a_batch_reaches_the_layers() -> None:
     """Everything that a step has beside its tokens reaches the layers."""
 
     class Memory:
@@ -155,7 +155,7 @@ class Capturing(AsyncExecutor):
         return result
 
 
-def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_time(
+def test_captured_steps_and_those_before_are_no_examples_of_a_steps_time(
     stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observed: list[float] = []
@@ -169,7 +169,7 @@ def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_ti
     assert len(observed) == run.executor.warming.count(False)
 
 
-def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
+def test_collecting_without_a_submitted_plan_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
     executor = AsyncExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
     with pytest.raises(ProtocolError, match="no plan was submitted"):
         executor.collect()

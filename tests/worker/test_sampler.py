@@ -215,9 +215,7 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_slot(
         {"temperature": 1e300, "allowed_token_ids": [1, 2]},
     ],
 )
-def test_no_finite_demand_makes_logits_infinite_which_would_end_everybodys_engine(
-    slot_table: BuildSlots, demand: dict[str, Any]
-) -> None:
+def test_no_finite_parameter_makes_logits_infinite(slot_table: BuildSlots, demand: dict[str, Any]) -> None:
     result = run(random_logits(1), slot_table(VOCAB, [{"prompt": [0, 1, 3], **demand}]))
     assert 0 <= int(result.token_ids[0]) < VOCAB
 

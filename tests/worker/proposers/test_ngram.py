@@ -69,7 +69,7 @@ def test_the_longest_earlier_occurrence_is_continued(tokens, limit):
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12),
     steps=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=10),
 )
-def test_following_a_place_guesses_tokens_that_came_after_the_same_end(prompt, steps):
+def test_a_followed_place_guesses_tokens_that_came_after_the_same_token(prompt, steps):
     """While a guess comes true its place is followed: perhaps not the longest match any more, but one."""
     proposer, sequence = NgramProposer(), make_sequence(prompt)
     for step in steps:

@@ -121,7 +121,7 @@ def test_tokens_are_those_of_ranks_that_wait_for_each_step(
     assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
 
 
-def test_ranks_that_run_ahead_learn_what_was_guessed(
+def test_ranks_that_run_ahead_receive_verified_proposals(
     stack: Any, tiny_model: Callable[[str], Decoder], tiny_checkpoint: Callable[[str], Path]
 ) -> None:
     model, path, messages = tiny_model("llama"), tiny_checkpoint("llama"), requests(DRAWN_BY_ALL[:1])
