@@ -90,12 +90,6 @@ def plain(stack: Any, tiny_model: Callable[[str], Decoder]) -> dict[Any, Any]:
     return answers(stack(tiny_model("llama")), requests())
 
 
-def test_steps_planned_before_the_last_tokens_were_known_give_the_same_tokens(
-    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
-) -> None:
-    assert answers(stack(tiny_model("llama"), plans_ahead=True), requests()) == plain
-
-
 def test_proposals_change_no_token_and_no_logprob(
     stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
 ) -> None:

@@ -19,7 +19,8 @@ from kvarn.models.decoder import HiddenStates
 from kvarn.worker.errors import ReplayAllocationError
 from kvarn.worker.memory import captured_bytes
 from kvarn.worker.model_runner import Compute, ModelRunner
-from kvarn.worker.step_batch import BUCKETS, StepBatch, captured_width
+from kvarn.worker.step_batch import StepBatch
+from kvarn.worker.step_sizes import BUCKETS, captured_width
 
 IN_FLIGHT = 2
 """Steps that the device may be given before the first of them has run."""

@@ -20,11 +20,7 @@ from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange, PagedBatch, StateBatch
 from kvarn.worker.slots import BASE_MODEL, SlotTable
-
-BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 4097, 64))
-"""Numbers of tokens for which a step is captured; smaller steps are filled up."""
-MIN_WIDTH = 64
-"""Smallest room for a sequence's blocks in a captured step; larger ones are powers of two."""
+from kvarn.worker.step_sizes import BUCKETS, captured_width
 
 Ints = npt.NDArray[np.int64]
 _NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -295,11 +291,6 @@ class StepBatch:
             shares_prefix=self.shares_prefix,
         )
         return token_ids, batch, logits
-
-
-def captured_width(blocks: int) -> int:
-    """Room for a sequence's blocks in the tables of captured steps, at least `blocks`."""
-    return max(MIN_WIDTH, 1 << max(0, blocks - 1).bit_length())
 
 
 def filled(array: npt.NDArray[Any], more: int, value: Any) -> npt.NDArray[Any]:

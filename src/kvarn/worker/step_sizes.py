@@ -18,6 +18,11 @@ _FIRST = BLOCK_SIZE
 MAX_LOGITS = 256
 """Most rows of logits computed together, unless more sequences draw."""
 
+BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 4097, 64))
+"""Numbers of tokens for which a step is captured; smaller steps are filled up."""
+MIN_WIDTH = 64
+"""Smallest room for a sequence's blocks in a captured step; larger ones are powers of two."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
@@ -38,6 +43,11 @@ class StepSizes:
             yield 1, rows, many, False
         for rows in _powers(4, min(self.sequences, self.tokens)):
             yield rows, 1, many, False
+
+
+def captured_width(blocks: int) -> int:
+    """Room for a sequence's blocks in the tables of captured steps, at least `blocks`."""
+    return max(MIN_WIDTH, 1 << max(0, blocks - 1).bit_length())
 
 
 def _powers(base: int, most: int) -> list[int]:

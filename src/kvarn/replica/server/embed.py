@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,17 +26,8 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 
-
-class EmbedsTokens(Protocol):
-    """Turns token ids into vectors; see `kvarn.worker.EncoderRunner`."""
-
-    def embed(self, inputs: list[list[int]]) -> list[bytes]:
-        """One vector for each input, in the inputs' order."""
-        ...
-
-    def shutdown(self) -> None:
-        """End its threads."""
-        ...
+if TYPE_CHECKING:  # it brings torch
+    from kvarn.worker.encoder_runner import EncoderRunner
 
 
 @dataclass(slots=True)
@@ -50,7 +41,7 @@ class EmbedService:
 
     def __init__(
         self,
-        runner: EmbedsTokens,
+        runner: EncoderRunner,
         config: EngineConfig,
         card: ModelCard,
         clock: Callable[[], float] = time.monotonic,

@@ -23,16 +23,8 @@ from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks.processes import (
-    Begin,
-    Loaded,
-    RankSpec,
-    context_of,
-    device_of,
-    executor_type,
-    layout_of,
-    load_part,
-)
+from kvarn.replica.server.ranks.parts import context_of, device_of, executor_type, layout_of, load_part
+from kvarn.replica.server.ranks.processes import Begin, Loaded, RankSpec
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.ranks.collectives import RankGroup
 from kvarn.worker.ranks.follower import Follower
