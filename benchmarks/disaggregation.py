@@ -33,7 +33,7 @@ from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.engines import prefill_spec
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 from kvarn.catalog.models import ServedModel
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.gateway.server import GatewayServer, bind
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec

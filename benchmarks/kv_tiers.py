@@ -31,10 +31,11 @@ from rich.console import Console
 
 from benchmarks.run import DEFAULT_CACHE, DEMO, model_of
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig, ModelConfig
+from kvarn.config.schema import EngineConfig, ModelConfig
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.wire.messages import EngineStats, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams

@@ -14,7 +14,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineParts
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
@@ -50,5 +50,5 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
     """The engine process's service. It knows its step times from the start."""
     times = msgspec.json.decode(os.environ[_VARIABLE], type=StepTimes)
     executor = ModelledExecutor(times.seconds, SYSTEM_CLOCK, num_blocks=BLOCKS, max_context_length=CONTEXT)
-    known = StepTimeModel.knowing(times) if times.fixed_s else None
+    known = StepTimeModel.knowing(times) if times.fixed_s else StepTimeModel()
     return GenerateService(EngineParts(executor, spec.model_config.engine, step_time=known), card_of())

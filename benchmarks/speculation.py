@@ -31,7 +31,7 @@ from benchmarks.speculation_plot import plot
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.models import Decoder, load_model
 from kvarn.models.eagle import load_eagle_head

@@ -39,6 +39,16 @@ def broken_links() -> list[str]:
     return found
 
 
+def loop_times() -> list[str]:
+    """Reads of an event loop's time: a clock is taken instead (ruff bans those of the module `time`)."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(r"loop(\(\))?\.time\(", line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: reads the loop's time: take a clock (kvarn.clock)")
+    return found
+
+
 def public_names() -> Iterator[tuple[str, str]]:
     """Names of packages, modules, public classes and public functions, each with its file."""
     for path in sorted((ROOT / "src/kvarn").rglob("*.py")):
@@ -83,7 +93,7 @@ def known_words() -> set[str]:
 
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    problems = long_files() + broken_links() + unknown_words(public_names(), known_words())
+    problems = long_files() + broken_links() + loop_times() + unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:
         print(problem)

@@ -10,9 +10,9 @@ import torch
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.operations import Kernels
+from kvarn.shapes import KvDtype
 
 
 @dataclass(frozen=True, slots=True)

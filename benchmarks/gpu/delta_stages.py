@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.timing import Case
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.operations import Kernels
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class DeltaLayer:

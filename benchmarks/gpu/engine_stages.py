@@ -14,12 +14,13 @@ import torch
 
 from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import SHAPES, random_decoder
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.async_executor import AsyncExecutor

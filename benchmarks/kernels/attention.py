@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu._native import usable_instruction_sets
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, plan_attention
 from kvarn.kernels.cpu.kv_cache import block_bytes, new_kv_cache
 from kvarn.kernels.linear import Norm
+from kvarn.shapes import KvDtype
 
 SHAPES = {"0.6b": HeadShape(16, 8, 128), "1b": HeadShape(32, 8, 64)}
 BLOCK = 16

@@ -22,7 +22,6 @@ import torch
 
 from benchmarks.kernels.attention import SHAPES as HEADS
 from benchmarks.kernels.instruction_sets import prompt
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.cpu import _native
@@ -32,6 +31,7 @@ from kvarn.kernels.cpu.linear import CpuLinear
 from kvarn.kernels.cpu.packing import pack
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Quantization, Weight
+from kvarn.shapes import KvDtype
 
 ISA = "emulated_amx"
 HERTZ, CORES = 3.0e9, 2

@@ -15,15 +15,11 @@ from benchmarks.models import SHAPES, Shape
 from benchmarks.peers.engines.base import Precision
 from benchmarks.peers.records import Limits, Record
 from benchmarks.workloads import WORKLOADS, Workload
-from kvarn.costs import decoder as decoder_costs
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 
-HELD_AS: dict[str, decoder_costs.Precision] = {
-    Precision.BF16: "bfloat16",
-    Precision.INT8: "int8",
-    Precision.INT4: "int4",
-}
+BITS: dict[str, tuple[float, float]] = {Precision.BF16: (16, 16), Precision.INT8: (8, 8), Precision.INT4: (4.5, 8)}
+"""Bits of one weight of the layers, and of the output head. int4: a float16 scale for each group of 32."""
 KV_BYTES = 2
 """Of a cached number: 16 bits in all classes."""
 
@@ -47,13 +43,13 @@ def ceiling(limits: Mapping[str, Ceilings]) -> Ceiling:
         if precision not in limits or workload not in WORKLOADS:
             return None
         load = WORKLOADS[workload]
-        costs = shape_costs(SHAPES[shape], HELD_AS[precision])
+        costs = shape_costs(SHAPES[shape], precision)
         return load.requests * load.output / workload_s(load, costs, limits[precision])
 
     return most
 
 
-def shape_costs(shape: Shape, precision: decoder_costs.Precision) -> DecoderCosts:
+def shape_costs(shape: Shape, precision: str) -> DecoderCosts:
     """What a made checkpoint costs when it is held in a precision; its head is its embedding."""
     matrices = {name: size for name, size in shape.tensors().items() if len(size) == 2}
     head = float(np.prod(matrices.pop("model.embed_tokens.weight")))
@@ -63,8 +59,8 @@ def shape_costs(shape: Shape, precision: decoder_costs.Precision) -> DecoderCost
         num_experts=0,
         experts_per_token=0,
         head_weights=head,
-        bits=decoder_costs.WEIGHT_BITS[precision],
-        head_bits=decoder_costs.WEIGHT_BITS[decoder_costs.HEAD_PRECISION[precision]],
+        bits=BITS[precision][0],
+        head_bits=BITS[precision][1],
         kv_bytes_per_token=2.0 * KV_BYTES * shape.layers * shape.kv_heads * shape.head_dim,
         operations_per_pair=4.0 * shape.layers * shape.heads * shape.head_dim,
     )

@@ -8,7 +8,7 @@ import pytest
 from admission_world import TIMES
 from kvarn.admission.controller import AdmissionController, Reason, Rules
 from kvarn.admission.demand import Demand
-from kvarn.admission.engine_view import EngineView
+from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import EngineStats
@@ -23,7 +23,6 @@ class Harness:
 
     def __init__(self, stats: EngineStats = IDLE, **rules: float) -> None:
         config = EngineConfig(tpot_target_ms=50.0)
-        view = EngineView(config, 160_000)
         settings = {
             "ttft_target_s": 1.0,
             "tpot_target_s": 0.05,
@@ -33,7 +32,9 @@ class Harness:
         }
         settings |= rules
         self.traffic = Traffic(1.0, 2.0)
-        self.controller = AdmissionController(Rules(**settings), view, self.traffic, config.priority_ageing_s)
+        self.controller = AdmissionController(
+            Rules(**settings), EngineLoad(config), self.traffic, config.priority_ageing_s
+        )
         self.now = 0.0
         self.stats = stats
         self.went: list[Demand] = []

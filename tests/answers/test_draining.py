@@ -14,7 +14,7 @@ from kvarn.catalog.failover import generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.routing.candidate import RouteRequest

@@ -91,6 +91,23 @@ def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
         assert len(second.submitted) == 20, "no line was run twice"
 
 
+def test_a_model_deployed_after_the_start_delays_only_its_own_lines(
+    runner: Any, second: FakeReplica, wait_for: WaitFor
+) -> None:
+    later = FakeReplica(GENERATE_CARD)
+    later.state = ReplicaState.STARTING
+    directory = runner.served["tiny"].directory
+    runner.served["third"] = ServedModel("third", ModelConfig(name="third", path="third"), [later], directory)
+    with runner.client() as client:
+        lines = [chat_line(i, model="third") for i in range(20)] + [chat_line(20 + i, model="nobody") for i in range(3)]
+        batch = send(client, lines)
+        url = f"/v1/batches/{batch['id']}"
+        wait_for(lambda: client.get(url).json()["request_counts"]["failed"] == 3, "the lines for no model to fail")
+        assert completed(client, batch) == 0
+        client.post(f"{url}/cancel")
+        await_end(client, batch, wait_for, "cancelled")
+
+
 @pytest.mark.thorough
 def test_a_cancelled_batch_of_several_models_is_over_at_once(
     runner: Any, second: FakeReplica, wait_for: WaitFor

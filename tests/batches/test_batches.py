@@ -19,7 +19,7 @@ from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read
 from fake_replica import answer_text
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
-from kvarn.store.repositories.files import read_content
+from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import EngineStats, RefusalReason

@@ -13,11 +13,11 @@ from fake_replica import GENERATE_CARD, FakeReplica
 from gateway_fixtures import make_server
 from kvarn.catalog.models import ServedModel
 from kvarn.config.fleet import AutoscaleConfig
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.desired import Desired
 from kvarn.gateway.app import create_app
-from kvarn.quality.watch import Drift
-from kvarn.rollouts.golden_runs import GoldenModel
+from kvarn.quality.golden_models import GoldenModel
+from kvarn.quality.monitor import Drift
 from kvarn.wire.messages import EngineStats
 
 

@@ -76,10 +76,15 @@ def test_a_rollback_by_hand_holds_at_once_and_other_changes_wait_for_the_rollout
     assert arms(served, 30) == {f"kvarn-demo@{before}", f"kvarn-demo@{candidate}"}
     assert "kvarn-demo" in done(kvarn("models", *url))
 
+    assert "(pause)" in done(kvarn("rollout", "pause", "kvarn-demo", *url))
+    assert "requests failed" in done(kvarn("rollout", "status", "kvarn-demo", *url))
+    assert "use `kvarn deploy" in kvarn("rollout", "start", "kvarn-demo", "other", "--identical").stderr
     refused = kvarn("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=2", *url)
     assert refused.returncode == 1 and "is under way" in refused.stderr
     assert f"version {before} serves again" in done(kvarn("rollback", "kvarn-demo", *url))
     assert arms(served, 20) == {""}
+    late = kvarn("rollout", "promote", "kvarn-demo", *url)
+    assert late.returncode == 1 and "has ended" in late.stderr
     with Load(served.url, "kvarn-demo") as load:
         wait_for(lambda: [each["version"] for each in status(kvarn, served, "kvarn-demo")["observed"]] == [before])
     assert load.failures == [] and load.answers

@@ -5,8 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.engine import IntegrityError, OutOfBlocksError
-from kvarn.engine.block_pool import BlockPool
+from kvarn.engine.memory.block_pool import BlockPool
 from profiles import examples
+
+
+class Owner:
+    """Frees what it is asked to evict."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.evicted: list[int] = []
+
+    def evict(self, block: int) -> None:
+        self.evicted.append(block)
+        self.pool.uncache(block)
 
 
 def test_each_block_is_handed_out_once():
@@ -28,33 +40,33 @@ def test_a_shared_block_is_free_after_its_last_release_only():
     assert pool.num_free == 1
 
 
-def test_a_block_that_the_cache_names_is_not_writable_even_by_a_single_holder():
+def test_a_cached_block_is_not_writable_even_by_a_single_holder():
     pool = BlockPool(1)
     block = pool.allocate()
-    pool.name(block)
+    pool.cache(block, Owner(pool))
     assert not pool.is_writable(block)
 
 
-def test_a_named_block_is_idle_when_released_and_available():
+def test_a_cached_block_is_idle_when_released_and_available():
     pool = BlockPool(2)
     block = pool.allocate()
-    pool.name(block)
+    pool.cache(block, Owner(pool))
     pool.release(block)
     assert (pool.num_free, pool.num_idle, pool.num_available, pool.num_held) == (1, 1, 2, 0)
     pool.acquire(block)
     assert (pool.num_idle, pool.num_held) == (0, 1)
 
 
-def test_the_idle_block_released_first_is_the_oldest():
+def test_where_none_is_free_the_block_idle_for_longest_is_evicted_by_its_owner():
     pool = BlockPool(3)
+    cache, adapters = Owner(pool), Owner(pool)
     blocks = [pool.allocate() for _ in range(3)]
-    for block in blocks:
-        pool.name(block)
+    for block, owner in zip(blocks, (cache, adapters, cache), strict=True):
+        pool.cache(block, owner)
     pool.release_all([blocks[1], blocks[0], blocks[2]])
-    assert pool.oldest_idle() == blocks[1]
-    pool.acquire(blocks[1])
-    pool.release(blocks[1])
-    assert pool.oldest_idle() == blocks[0]
+    assert pool.allocate() == blocks[1]
+    assert pool.allocate() == blocks[0]
+    assert (cache.evicted, adapters.evicted) == ([blocks[0]], [blocks[1]])
 
 
 def test_releasing_twice_is_an_integrity_error():
@@ -74,15 +86,16 @@ def test_a_lost_reference_is_found():
 
 
 @settings(max_examples=examples(100), derandomize=True)
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "acquire", "release", "name", "uncache"]), st.integers(0, 7))))
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "acquire", "release", "cache", "evict"]), st.integers(0, 7))))
 def test_the_pool_agrees_with_a_naive_one(operations):
     """The naive pool: a list of counts and a list of idle blocks, searched from the front."""
-    pool, counts, named, idle = BlockPool(8), [0] * 8, [False] * 8, []
+    pool, counts, cached, idle = BlockPool(8), [0] * 8, [False] * 8, []
+    owner = Owner(pool)
     for operation, block in operations:
         held = counts[block] > 0
-        if operation == "allocate" and any(not counts[b] and not named[b] for b in range(8)):
+        if operation == "allocate" and any(not counts[b] and not cached[b] for b in range(8)):
             got = pool.allocate()
-            assert not counts[got] and not named[got]
+            assert not counts[got] and not cached[got]
             counts[got] = 1
         elif operation == "acquire" and (held or block in idle):
             pool.acquire(block)
@@ -91,15 +104,16 @@ def test_the_pool_agrees_with_a_naive_one(operations):
         elif operation == "release" and held:
             pool.release(block)
             counts[block] -= 1
-            if not counts[block] and named[block]:
+            if not counts[block] and cached[block]:
                 idle.append(block)
-        elif operation == "name" and held:
-            pool.name(block)
-            named[block] = True
-        elif operation == "uncache" and idle:
-            assert pool.oldest_idle() == idle[0]
-            named[idle[0]] = False
-            pool.uncache(idle.pop(0))
+        elif operation == "cache" and held:
+            pool.cache(block, owner)
+            cached[block] = True
+        elif operation == "evict":
+            assert pool.evict() == bool(idle)
+            if idle:
+                assert owner.evicted[-1] == idle[0]
+                cached[idle.pop(0)] = False
         pool.check_integrity({b: count for b, count in enumerate(counts) if count})
         assert pool.num_idle == len(idle)
         assert pool.num_held == sum(1 for count in counts if count)

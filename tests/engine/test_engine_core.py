@@ -115,7 +115,7 @@ def test_abort_all_leaves_nothing(make_world):
     assert world.engine.stats().kv_blocks_free == 64
 
 
-def test_the_first_delta_of_choice_0_tells_cached_tokens_and_time_in_the_queue(make_world):
+def test_the_first_delta_of_choice_0_tells_cached_tokens(make_world):
     world = make_world(max_num_seqs=1)
     prompt = list(range(40))
     world.submit("a", prompt, max_tokens=3)
@@ -123,7 +123,6 @@ def test_the_first_delta_of_choice_0_tells_cached_tokens_and_time_in_the_queue(m
     world.run()
     assert world.cached_tokens("a") == 0
     assert world.cached_tokens("b") == 32
-    assert world.deltas["b"][0].queue_s == pytest.approx(0.03)
     assert world.deltas["b"][1].cached_tokens == 0
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.engine.memory_pressure import GrowthReserve
+from kvarn.engine.memory.pressure import GrowthReserve
 
 
 def test_the_reserve_rises_with_preemptions_and_falls_without():

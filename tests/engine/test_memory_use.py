@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvarn.engine.kv_memory import blocks_for
+from kvarn.engine.memory.kv_cache_manager import blocks_for
 
 
 def test_less_than_4_percent_of_the_allocated_kv_is_wasted_on_a_mixed_load(make_world):

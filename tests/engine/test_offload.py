@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kv_connectors import DictConnector
-from kvarn.engine.memory_pressure import OffloadPreemption
+from kvarn.engine.memory.pressure import OffloadPreemption
 
 
 class Forgetful(DictConnector):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.engine.block_pool import BlockPool
-from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 from profiles import examples
 
@@ -18,8 +18,6 @@ def store(cache: PrefixCache, pool: BlockPool, tokens: list[int], scope: PrefixS
     for node in nodes:
         pool.acquire(node.block)
     for start in range(16 * len(nodes), len(tokens) - 15, 16):
-        if not pool.num_free:
-            cache.evict()
         node = cache.insert(scope, nodes[-1] if nodes else None, tuple(tokens[start : start + 16]), pool.allocate())
         nodes.append(node)
     blocks = [node.block for node in nodes]
@@ -96,15 +94,15 @@ def test_what_was_released_longest_ago_is_evicted_first_and_leaves_before_their_
     store(cache, pool, young)
     store(cache, pool, old[:16])
     for left in (2, 1):
-        assert cache.evict()
+        assert pool.evict()
         assert len(cache.match(old, PLAIN, 48)) == left
         assert len(cache.match(young, PLAIN, 48)) == 3
         cache.check_integrity()
     for left in (2, 1, 0):
-        assert cache.evict()
+        assert pool.evict()
         assert len(cache.match(young, PLAIN, 48)) == left
-    assert cache.evict()
-    assert not cache.evict()
+    assert pool.evict()
+    assert not pool.evict()
     assert cache.evictions == 6
     assert pool.num_free == 32
 
@@ -115,10 +113,10 @@ def test_a_path_that_a_sequence_holds_is_not_evicted(cache, pool):
     blocks = held(cache.match(tokens, PLAIN, 32))
     for block in blocks:
         pool.acquire(block)
-    assert cache.evict()
-    assert not cache.evict()
+    assert pool.evict()
+    assert not pool.evict()
     pool.release_all(reversed(blocks))
-    assert cache.evict()
+    assert pool.evict()
 
 
 def test_tokens_already_cached_keep_their_block(cache, pool):
@@ -126,7 +124,7 @@ def test_tokens_already_cached_keep_their_block(cache, pool):
     duplicate = pool.allocate()
     node = cache.insert(PLAIN, None, tuple(range(16)), duplicate)
     assert node.block == block
-    assert not pool.is_named(duplicate)
+    assert not pool.is_cached(duplicate)
 
 
 class NaiveCache:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from engine_world import ScriptedProposer
-from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import Row, StepPlan
-from kvarn.engine.proposer import Guess, GuessRecord
-from kvarn.engine.speculation import Speculation, _Candidate, _Prices
+from kvarn.engine.proposals.budget import ProposalBudget, ProposalRow, StepPrices
+from kvarn.engine.proposals.record import GuessRecord
 from kvarn.engine.step_time import StepTimeModel
 from profiles import thorough
 
@@ -84,7 +83,7 @@ def test_only_the_part_of_a_guess_that_is_likely_right_is_verified(make_world):
     assert sorted(lengths)[len(lengths) // 2] == 3
 
 
-def test_guessing_that_takes_long_is_left_alone(make_world):
+def test_guessing_that_takes_too_long_is_skipped(make_world):
     class Slow(ScriptedProposer):
         def seconds(self, num_sequences: int) -> float:
             return 0.02
@@ -147,16 +146,16 @@ def test_counts_of_proposals_are_reported(make_world):
 def test_the_lengths_are_those_of_the_most_tokens_a_second(chances):
     """Against trying all lengths of three rows."""
     model = StepTimeModel(expected=[(StepShape(0, 0, 1, 10), 1.0)])
-    speculation = Speculation(ScriptedProposer([(1, 9)]), SpeculationConfig(num_speculative_tokens=4), model)
-    speculation.MARGIN = 1.0
+    budget = ProposalBudget(ScriptedProposer([(1, 9)]), 4, model, adaptive=True)
+    budget.MARGIN = 1.0
     records = [GuessRecord(4) for _ in range(3)]
     for record, right in zip(records, (*chances, 0.6), strict=True):
         for place in range(4):
             record.acceptance.right[place], record.acceptance.tried[place] = 1000 * right, 1000.0
-    candidates = [_Candidate(None, record, 100, 4) for record in records]
+    rows = [ProposalRow(record, 100, 4) for record in records]
     for proposal_s in (0.001, 0.05, 0.1, 0.2, 0.4, 1.0):
-        prices = _Prices(rows=5, step_s=1.0, token_s=proposal_s, pair_s=0.0)
-        found = speculation._choose(candidates, [Guess([1] * 4)] * 3, prices, 100)
+        budget.prices = StepPrices(rows=5, step_s=1.0, token_s=proposal_s, pair_s=0.0)
+        found = budget.lengths_of(rows, [(4, 0)] * 3, 100, 0)
         own = [[each**n for n in range(1, 5)] for each in (*chances, 0.6)]
 
         def rate(lengths, own=own, proposal_s=proposal_s):
@@ -167,7 +166,7 @@ def test_the_lengths_are_those_of_the_most_tokens_a_second(chances):
         assert rate(found) == pytest.approx(best, rel=0.01)
 
 
-def test_a_head_that_saves_less_than_it_takes_is_left_alone(make_world):
+def test_a_head_that_saves_less_than_it_takes_is_paused(make_world):
     """What follows each step takes its time whether or not its guesses are verified."""
 
     class Following(ScriptedProposer):
@@ -193,7 +192,7 @@ def test_a_head_that_saves_more_than_it_takes_is_always_asked(make_world):
     assert len(world.executor.plans) < 400
 
 
-def test_guesses_that_do_not_pay_are_looked_for_in_few_steps(make_world):
+def test_guesses_that_do_not_pay_are_asked_for_in_few_steps(make_world):
     """And all at once: most steps do nothing for them."""
     asked: list[int] = []
 

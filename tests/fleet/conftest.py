@@ -10,7 +10,7 @@ import zmq
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import EngineConfig, ModelConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.addresses import engine_address
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.config.fleet import AutoscaleConfig
-from kvarn.fleet.autoscaler import Autoscaler, Sample
+from kvarn.fleet.autoscale.autoscaler import Autoscaler, LoadSample
 
 LOOK_S = 5.0
 START_S = 30.0
@@ -79,7 +79,7 @@ def replay(requests: list[tuple[float, float]], autoscaler: Autoscaler | None, r
             running = len(fleet.free)
             waiting_s = max(0.0, fleet.waiting(look) - 1.5 * running)
             ttft_s = max(0.0, min(fleet.free) - look)
-            decided = autoscaler.decide(Sample(look, arrived_s, waiting_s, running, ttft_s, TARGET_S))
+            decided = autoscaler.decide(LoadSample(look, arrived_s, waiting_s, running, ttft_s, TARGET_S))
             fleet.scale(look, decided.replicas)
     return sum(wait <= TARGET_S for wait in waits) / len(waits), replica_s
 
@@ -102,7 +102,7 @@ def test_a_day_needs_far_fewer_replica_seconds_than_a_fleet_for_its_peak_and_los
 def test_a_saturated_fleet_is_made_larger_although_its_output_no_longer_grows() -> None:
     autoscaler = Autoscaler(CONFIG, 1)
     for look in range(60):  # four engines' work arrives; one engine does one
-        decision = autoscaler.decide(Sample(look * LOOK_S, 4 * LOOK_S, 3.0 * LOOK_S * look, 1, 60.0, TARGET_S))
+        decision = autoscaler.decide(LoadSample(look * LOOK_S, 4 * LOOK_S, 3.0 * LOOK_S * look, 1, 60.0, TARGET_S))
     assert decision.replicas >= 6
 
 
@@ -111,7 +111,7 @@ def test_it_stays_within_its_bounds_and_never_shrinks_soon_after_it_grew(rates: 
     autoscaler, before, grew_at = Autoscaler(CONFIG, first), first, -math.inf
     for look, rate in enumerate(rates):
         now = look * LOOK_S
-        replicas = autoscaler.decide(Sample(now, rate * LOOK_S, 0.0, before)).replicas
+        replicas = autoscaler.decide(LoadSample(now, rate * LOOK_S, 0.0, before)).replicas
         assert CONFIG.min_replicas <= replicas <= CONFIG.max_replicas
         if replicas > before:
             grew_at = now
@@ -125,7 +125,7 @@ def test_steady_work_is_given_a_steady_number_of_replicas() -> None:
     decided = []
     for look in range(2000):
         arrived = sum(drawn.uniform(0.5, 2.5) for _ in range(int(drawn.gauss(10, 3))))
-        decided.append(autoscaler.decide(Sample(look * LOOK_S, max(0.0, arrived), 0.0, 4)).replicas)
+        decided.append(autoscaler.decide(LoadSample(look * LOOK_S, max(0.0, arrived), 0.0, 4)).replicas)
     settled = decided[200:]
     assert max(settled) - min(settled) <= 2
     assert sum(one != other for one, other in pairwise(settled)) < 25
@@ -134,29 +134,29 @@ def test_steady_work_is_given_a_steady_number_of_replicas() -> None:
 def test_a_model_that_nobody_asks_for_has_no_replicas_until_somebody_does() -> None:
     config = AutoscaleConfig(min_replicas=0, max_replicas=4, scale_in_delay_s=60, idle_s=300)
     autoscaler = Autoscaler(config, 1)
-    autoscaler.decide(Sample(0, 1.0, 0, 1))
-    assert autoscaler.decide(Sample(10, 1.0, 0, 1)).replicas == 1
-    counts = [autoscaler.decide(Sample(20 + 5 * look, 0.0, 0, 1)).replicas for look in range(100)]
+    autoscaler.decide(LoadSample(0, 1.0, 0, 1))
+    assert autoscaler.decide(LoadSample(10, 1.0, 0, 1)).replicas == 1
+    counts = [autoscaler.decide(LoadSample(20 + 5 * look, 0.0, 0, 1)).replicas for look in range(100)]
     assert counts[0] == 1
     assert counts[-1] == 0
-    asked = autoscaler.decide(Sample(1000, 0.5, 0.5, 0))
+    asked = autoscaler.decide(LoadSample(1000, 0.5, 0.5, 0))
     assert asked.replicas == 1
 
 
 def test_a_model_that_still_answers_is_not_idle() -> None:
     autoscaler = Autoscaler(AutoscaleConfig(min_replicas=0, scale_in_delay_s=60, idle_s=300), 1)
-    autoscaler.decide(Sample(0, 1.0, 0, 1))
-    answering = [autoscaler.decide(Sample(5 * look, 0.0, 0, 1, running=1)).replicas for look in range(1, 200)]
+    autoscaler.decide(LoadSample(0, 1.0, 0, 1))
+    answering = [autoscaler.decide(LoadSample(5 * look, 0.0, 0, 1, running=1)).replicas for look in range(1, 200)]
     assert set(answering) == {1}
-    over = [autoscaler.decide(Sample(1000 + 5 * look, 0.0, 0, 1)) for look in range(80)]
+    over = [autoscaler.decide(LoadSample(1000 + 5 * look, 0.0, 0, 1)) for look in range(80)]
     assert over[50].replicas == 1 and over[-1].replicas == 0
     assert "nothing has arrived or run for 300 s" in over[-1].reason
 
 
 def test_each_decision_says_why() -> None:
     autoscaler = Autoscaler(CONFIG, 1)
-    autoscaler.decide(Sample(0, 0, 0, 1))
-    decision = autoscaler.decide(Sample(30, 120, 90, 1, 45.0, TARGET_S))
+    autoscaler.decide(LoadSample(0, 0, 0, 1))
+    decision = autoscaler.decide(LoadSample(30, 120, 90, 1, 45.0, TARGET_S))
     assert decision.reason == (
         "2.53 s of work a second arrive, 3.01 are foreseen; 90.0 s wait; "
         "the first token is predicted after 45.0 s; 8 are needed"
@@ -172,23 +172,23 @@ def test_bounds_that_cannot_hold_are_refused(fields: dict[str, int]) -> None:
 def test_what_runs_at_the_start_stays_until_its_work_is_known() -> None:
     config = AutoscaleConfig(min_replicas=0, max_replicas=8, scale_in_delay_s=60, idle_s=300)
     autoscaler = Autoscaler(config, 4)
-    decided = {look: autoscaler.decide(Sample(look, 0.5 * LOOK_S, 0.0, 4)).replicas for look in range(100, 300, 5)}
+    decided = {look: autoscaler.decide(LoadSample(look, 0.5 * LOOK_S, 0.0, 4)).replicas for look in range(100, 300, 5)}
     assert {count for now, count in decided.items() if now < 160} == {4}
     assert decided[160] == 1
     nothing = Autoscaler(config, 2)
-    decided = {look: nothing.decide(Sample(look, 0.0, 0.0, 2)).replicas for look in range(0, 500, 5)}
+    decided = {look: nothing.decide(LoadSample(look, 0.0, 0.0, 2)).replicas for look in range(0, 500, 5)}
     assert [decided[now] for now in (0, 55, 60, 300, 360, 365)] == [2, 2, 1, 1, 1, 0]
 
 
 def test_other_settings_hold_at_once_and_what_was_seen_stays_known() -> None:
     autoscaler = Autoscaler(CONFIG, 1)
     for look in range(300):
-        steady = autoscaler.decide(Sample(look * LOOK_S, 4.0 * LOOK_S, 0.0, 6))
+        steady = autoscaler.decide(LoadSample(look * LOOK_S, 4.0 * LOOK_S, 0.0, 6))
     assert steady.replicas > 4
 
     def decided(look: int, **settings: float) -> int:
         autoscaler.config = CONFIG.model_copy(update=settings)
-        return autoscaler.decide(Sample(look * LOOK_S, 4.0 * LOOK_S, 0.0, 6)).replicas
+        return autoscaler.decide(LoadSample(look * LOOK_S, 4.0 * LOOK_S, 0.0, 6)).replicas
 
     assert decided(300, max_replicas=3) == 3
     assert decided(301, max_replicas=16) == steady.replicas, "the rate is still known"

@@ -19,8 +19,8 @@ from conditions import until
 from kvarn.catalog.failover import generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig, ReplicaConfig
-from kvarn.fleet.engine_run import EngineRun
-from kvarn.fleet.process_exit import exit_of
+from kvarn.fleet.launch.process_exit import exit_of
+from kvarn.fleet.supervision.engine_run import EngineRun
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address

@@ -13,11 +13,10 @@ from kvarn.fleet.checkpoints import find_checkpoints
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launchers import launcher_of
-from kvarn.fleet.packing import GIB, this_machine
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.placement.packing import GIB, this_machine
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
-from kvarn.quality.watch import Action, Drift
 from kvarn.replica.client.protocol import ReplicaState
 
 WAIT_S = 120.0
@@ -62,10 +61,6 @@ class Fleet:
             while list(self.states.values()) != [ReplicaState.READY] * count:  # noqa: ASYNC110  other processes
                 await asyncio.sleep(0.02)
 
-    async def take_out(self, replica: str, action: Action) -> None:
-        drift = Drift(model="m", replica=replica, prompt="p", adapter="", cached=False, detail="", action=action)
-        await self.engines.take_out(drift)
-
     async def close(self) -> None:
         await self.controller.stop()
         await self.engines.stop()
@@ -91,12 +86,12 @@ async def test_a_replica_that_is_taken_out_for_its_answers_is_not_replaced(make_
     fleet = make_fleet(replicas=2)
     await fleet.until_ready(2)
     first, second = before = fleet.pids
-    await fleet.take_out(first, Action.RESTART)
+    await fleet.engines.take_out_of_service(first, restart=True)
     await fleet.until_ready(2)
     assert fleet.added == []
     assert fleet.pids[first] != before[first] and fleet.pids[second] == before[second]
 
-    await fleet.take_out(first, Action.KEEP_OUT)
+    await fleet.engines.take_out_of_service(first, restart=False)
     assert fleet.states == {first: ReplicaState.DOWN, second: ReplicaState.READY}
     fleet.desired["m"] = dataclasses.replace(fleet.desired["m"], replicas=1)
     fleet.controller.wake()

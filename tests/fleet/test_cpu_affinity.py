@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.fleet import cpu_affinity
-from kvarn.fleet.cpu_affinity import CpuAffinity, separate_cpus
+from kvarn.fleet.placement import cpu_affinity as cpu_affinity
+from kvarn.fleet.placement.cpu_affinity import CpuAffinity, separate_cpus
 from kvarn.replica.server import cpu
 from kvarn.replica.server.cpu import (
     MachineFiles,

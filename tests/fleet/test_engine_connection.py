@@ -13,7 +13,7 @@ import zmq
 
 from conditions import until
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.engine_run import EngineRun
+from kvarn.fleet.supervision.engine_run import EngineRun
 from kvarn.replica.client.connection import EngineConnection
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.server.loop import outbox_keys

@@ -16,7 +16,7 @@ import pytest
 
 from conditions import collect, until
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.wire.messages import FinishReason, RefusalReason
 from profiles import thorough
@@ -344,7 +344,7 @@ async def test_stop_leaves_no_process_and_no_task(make_replica, submit):
 PARENT = """
 import asyncio, msgspec, sys
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.spec import ReplicaSpec
 
 async def main():

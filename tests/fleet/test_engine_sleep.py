@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from conditions import collect, until
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.replica.client.protocol import ReplicaState
 
 
 @pytest.mark.thorough
@@ -17,7 +17,7 @@ async def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_run
     answer = asyncio.create_task(collect(replica, submit(prompt=[1], max_tokens=200)))
     await until(lambda: replica.stats.running == 1)
     sleeping = asyncio.create_task(replica.supervisor.sleep(60))
-    await until(lambda: replica.supervisor.lifecycle.phase is ReplicaPhase.FALLING_ASLEEP)
+    await until(lambda: replica.supervisor.lifecycle.state is ReplicaState.FALLING_ASLEEP)
     await replica.supervisor.drain(60)
     await sleeping
     assert await answer == list(range(2, 202))

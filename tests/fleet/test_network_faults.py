@@ -14,10 +14,9 @@ import pytest
 
 from conditions import until
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.launcher import LaunchedEngine
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address, tcp_address
@@ -108,7 +107,7 @@ class RemoteEngine:
         self.popen.kill()
 
 
-class Remote:
+class Remote(Launcher):
     """A launcher of engines in the namespace."""
 
     on_this_machine = False
@@ -133,15 +132,6 @@ class Remote:
         theirs = msgspec.structs.replace(endpoint, keys=keys.for_gateway())
         self.engines.append(RemoteEngine(popen, theirs, supervisor, self))
         return self.engines[-1]
-
-    async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
-        return {}
-
-    async def replicas(self) -> set[str]:
-        return set()
-
-    async def end(self, replica: str) -> None:
-        """There is none that nobody knows."""
 
 
 class Replica:
@@ -211,4 +201,4 @@ async def test_a_replica_that_is_cut_off_is_replaced_and_its_process_ends_by_its
     await until(lambda: replica.client.state is ReplicaState.READY, "a new engine is ready")
     assert len(await replica.answer(submit("after", max_tokens=5))) == 5
     await until(lambda: not replica.supervisor.lifecycle.given_up, "the first is known to be gone")
-    assert replica.supervisor.lifecycle.phase is ReplicaPhase.READY
+    assert replica.supervisor.lifecycle.state is ReplicaState.READY

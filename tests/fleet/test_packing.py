@@ -12,66 +12,66 @@ from hypothesis import strategies as st
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
-from kvarn.fleet.packing import (
+from kvarn.fleet.placement.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
+from kvarn.fleet.placement.packing import (
     GIB,
     GPU_PROCESS_BYTES,
     PROCESS_BYTES,
-    Device,
+    Machine,
     Needs,
     Placement,
     needs_of,
     place,
     weight_bytes,
 )
-from kvarn.fleet.places import Places
+from kvarn.fleet.placement.places import Places
 from kvarn.kernels import dispatch
 from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
 needs = st.builds(Needs, st.integers(0, 20), st.integers(0, 4).map(float))
-devices = st.lists(st.integers(0, 20), min_size=1, max_size=4).map(
-    lambda sizes: [Device(f"d{number}", size, cpus=4.0) for number, size in enumerate(sizes)]
+machines = st.lists(st.integers(0, 20), min_size=1, max_size=4).map(
+    lambda sizes: [Machine(f"d{number}", size, cpus=4.0) for number, size in enumerate(sizes)]
 )
 
 
 placements = st.lists(st.builds(Placement, st.sampled_from(["d0", "d1", "d2"]), needs), max_size=9)
 
 
-@given(needs, devices, placements)
+@given(needs, machines, placements)
 def test_a_replica_goes_where_the_least_is_left_and_nowhere_only_if_it_fits_nowhere(
-    wanted: Needs, machine: list[Device], placed: list[Placement]
+    wanted: Needs, machines: list[Machine], placed: list[Placement]
 ) -> None:
-    def after(device: Device) -> tuple[float, float]:
-        on_it = [*(each.needs for each in placed if each.device == device.name), wanted]
+    def after(machine: Machine) -> tuple[float, float]:
+        on_it = [*(each.needs for each in placed if each.machine == machine.name), wanted]
         return (
-            device.memory_bytes - sum(each.memory_bytes for each in on_it),
-            device.cpus - sum(each.cpus for each in on_it),
+            machine.memory_bytes - sum(each.memory_bytes for each in on_it),
+            machine.cpus - sum(each.cpus for each in on_it),
         )
 
-    fitting = [device for device in machine if min(after(device)) >= 0]
-    chosen = place(wanted, machine, placed)
+    fitting = [machine for machine in machines if min(after(machine)) >= 0]
+    chosen = place(wanted, machines, placed)
     if chosen is None:
         assert fitting == []
     else:
-        (device,) = (each for each in fitting if each.name == chosen.device)
-        assert after(device)[0] == min(after(each)[0] for each in fitting)
+        (machine,) = (each for each in fitting if each.name == chosen.machine)
+        assert after(machine)[0] == min(after(each)[0] for each in fitting)
 
 
-@given(st.lists(needs, max_size=10), devices)
+@given(st.lists(needs, max_size=10), machines)
 def test_replicas_placed_one_after_another_never_pass_what_a_device_has(
-    arriving: list[Needs], machine: list[Device]
+    arriving: list[Needs], machines: list[Machine]
 ) -> None:
     placed: list[Placement] = []
     for each in arriving:
-        chosen = place(each, machine, placed)
+        chosen = place(each, machines, placed)
         if chosen is not None:
             placed.append(chosen)
-    for device in machine:
-        on_it = [each.needs for each in placed if each.device == device.name]
-        assert sum(each.memory_bytes for each in on_it) <= device.memory_bytes
-        assert sum(each.cpus for each in on_it) <= device.cpus
+    for machine in machines:
+        on_it = [each.needs for each in placed if each.machine == machine.name]
+        assert sum(each.memory_bytes for each in on_it) <= machine.memory_bytes
+        assert sum(each.cpus for each in on_it) <= machine.cpus
 
 
 GPUS = tuple(Gpu(number, f"GPU-{number}", 80 * GIB) for number in range(3))
@@ -80,7 +80,7 @@ gpu_needs = st.builds(Needs, st.just(0), st.just(0.0), st.integers(1, 3), st.int
 
 @given(st.lists(gpu_needs, max_size=12))
 def test_replicas_fill_gpus_up_to_the_last_tenth_and_never_share_more_than_there_is(arriving: list[Needs]) -> None:
-    machine, placed = Device("cpu", 0, gpus=GPUS), list[Placement]()
+    machine, placed = Machine("cpu", 0, gpus=GPUS), list[Placement]()
     for each in arriving:
         tenths = {
             gpu.uuid: 10 - sum(round(10 * p.needs.gpu_share) for p in placed if gpu.uuid in p.gpus) for gpu in GPUS
@@ -97,7 +97,7 @@ def test_replicas_fill_gpus_up_to_the_last_tenth_and_never_share_more_than_there
 
 
 def test_each_replica_runs_on_the_gpus_of_its_place(tmp_path: Path) -> None:
-    places = Places([Device("cpu", 64 * GIB, gpus=GPUS[:2])], lambda spec: Needs(GIB, gpus=1, gpu_share=0.5))
+    places = Places([Machine("cpu", 64 * GIB, gpus=GPUS[:2])], lambda spec: Needs(GIB, gpus=1, gpu_share=0.5))
     specs = [ReplicaSpec(model="{}", directory="", replica=str(number)) for number in range(6)]
     assert [places.occupy(spec).gpus for spec in specs[:4]] == [("GPU-0",), ("GPU-0",), ("GPU-1",), ("GPU-1",)]
     with pytest.raises(LaunchError, match=r"50% of each of 1 GPUs .*, 0% of GPU 0, 0% of GPU 1 are free"):
@@ -121,7 +121,7 @@ def test_a_replica_keeps_nobody_asleep_where_another_gpu_has_room(
     need = round(10 * wanted.gpu_share)
     fitting = {gpu.uuid for gpu in GPUS if tenths(gpu, all_wake=False) >= need}
     harmless = {gpu.uuid for gpu in GPUS if tenths(gpu, all_wake=True) >= need}
-    chosen = place(wanted, [Device("cpu", 0, gpus=GPUS)], placed)
+    chosen = place(wanted, [Machine("cpu", 0, gpus=GPUS)], placed)
     assert (chosen is None) == (len(fitting) < wanted.gpus)
     if chosen is not None:
         assert set(chosen.gpus) <= fitting
@@ -130,7 +130,7 @@ def test_a_replica_keeps_nobody_asleep_where_another_gpu_has_room(
 
 def test_one_that_is_asleep_wakes_on_its_gpu_or_is_started_anew_where_there_is_room() -> None:
     needs = Needs(GIB, gpus=1, gpu_share=0.9, weight_bytes=2 * GIB)
-    places = Places([Device("cpu", 5 * GIB, gpus=GPUS[:2])], lambda spec: needs)
+    places = Places([Machine("cpu", 5 * GIB, gpus=GPUS[:2])], lambda spec: needs)
     first, second, third = (ReplicaSpec(model="{}", directory="", replica=name) for name in ("1", "2", "3"))
     assert places.occupy(first).gpus == ("GPU-0",)
     assert places.wake("1"), "it has its place"
@@ -184,7 +184,7 @@ def test_a_replica_takes_a_gpu_for_each_rank_where_its_model_computes_on_gpus() 
 
 
 def test_a_replica_keeps_its_place_through_restarts_until_it_is_gone_for_good() -> None:
-    places = Places([Device("cpu", 64 * GIB, cpus=8.0)], lambda spec: Needs(GIB, 8.0))
+    places = Places([Machine("cpu", 64 * GIB, cpus=8.0)], lambda spec: Needs(GIB, 8.0))
     first, second, third = (ReplicaSpec(model="{}", directory="", replica=name) for name in ("1", "2", "3"))
     for running in (first, second):
         places.occupy(running, anyway=True)

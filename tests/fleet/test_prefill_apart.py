@@ -25,7 +25,7 @@ from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import EngineConfig, ModelConfig
 from kvarn.fleet.engines import prefill_spec
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit

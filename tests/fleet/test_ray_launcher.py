@@ -15,9 +15,9 @@ import pytest
 from conditions import until
 from kvarn.config.fleet import RayConfig
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.packing import Needs
-from kvarn.fleet.ray_launcher import RayEngine, RayLauncher
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.placement.packing import Needs
+from kvarn.fleet.ray.launcher import RayEngine, RayLauncher
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import WAITING
+from kvarn.replica.client.protocol import ReplicaState
 from replica_world import STAYING, ReplicaWorld
 
-P = ReplicaPhase
+P = ReplicaState
 
 limits = st.sampled_from([(1, 0), (0, 1), (2, 1), (1, 1), (3, 0)])
 
@@ -31,7 +32,7 @@ observations = st.lists(
         name=st.uuids().map(str),
         model=st.sampled_from(["m", "other"]),
         version=st.integers(1, 3),
-        phase=st.sampled_from(list(ReplicaPhase)),
+        state=st.sampled_from(list(ReplicaState)),
         in_pool=st.booleans(),
         can_sleep=st.booleans(),
         load=st.floats(0, 10),
@@ -46,7 +47,7 @@ def ready(world: ReplicaWorld) -> int:
 
 
 def serving(world: ReplicaWorld) -> list[Observed]:
-    return [each for each in world.observed if not each.in_pool and each.phase in (*STAYING, P.DRAINING)]
+    return [each for each in world.observed if not each.in_pool and each.state in (*STAYING, P.DRAINING)]
 
 
 def is_as_wanted(world: ReplicaWorld, target: Target) -> bool:
@@ -55,7 +56,7 @@ def is_as_wanted(world: ReplicaWorld, target: Target) -> bool:
         len(mine) == target.replicas + target.pool
         and all(each.version == target.version for each in mine)
         and sum(each.ready for each in mine) == target.replicas
-        and sum(each.phase in WAITING for each in mine) == target.pool
+        and sum(each.state in WAITING for each in mine) == target.pool
     )
 
 
@@ -68,14 +69,14 @@ def test_what_has_been_done_is_not_done_twice(observed: list[Observed], target: 
     assert not [action for action in second if isinstance(action, Drain)]
     assert plan([target], world.observed) == []
     current = [each for each in serving(world) if (each.model, each.version) == ("m", target.version)]
-    assert len([each for each in current if each.phase in STAYING]) <= max(target.replicas, len(observed))
+    assert len([each for each in current if each.state in STAYING]) <= max(target.replicas, len(observed))
 
 
 @given(observations, targets(), st.integers())
 def test_it_converges_from_anywhere_and_then_asks_for_nothing(
     observed: list[Observed], target: Target, seed: int
 ) -> None:
-    world = ReplicaWorld(seed, [each for each in observed if each.phase is not P.GONE])
+    world = ReplicaWorld(seed, [each for each in observed if each.state is not P.GONE])
     world.settle(target)
     assert is_as_wanted(world, target)
     assert {each.model for each in world.observed} <= {"m"}
@@ -121,8 +122,7 @@ def test_a_version_that_never_starts_leaves_the_old_one_serving(replicas: int, s
     for _ in range(100):
         world.apply(plan([Target("m", 2, replicas)], world.observed))
         world.replicas = {
-            name: replace(each, phase=P.BACKING_OFF) if each.version == 2 else each
-            for name, each in world.replicas.items()
+            name: replace(each, state=P.DOWN) if each.version == 2 else each for name, each in world.replicas.items()
         }
         world.move()
         assert ready(world) == replicas
@@ -150,7 +150,7 @@ def test_of_replicas_that_are_too_many_those_on_a_gpu_join_the_pool_and_others_a
         Start("m", 2, warm=True),
         Drain("a"),
     ], "one of another version never sleeps"
-    asleep = [replace(observed[0], phase=P.ASLEEP, in_pool=True)]
+    asleep = [replace(observed[0], state=P.ASLEEP, in_pool=True)]
     assert plan([Target("m", 1, 1)], asleep) == [Activate("a")]
 
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvarn.fleet.replica_lifecycle import (
+from kvarn.fleet.supervision.lifecycle import (
     LEAVING,
     Command,
     CommandKind,
     LifecycleTimeouts,
     ReplicaLifecycle,
-    ReplicaPhase,
 )
+from kvarn.replica.client.protocol import ReplicaState
 from profiles import examples
 
 TIMES = LifecycleTimeouts(launch_s=10, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
@@ -123,13 +123,13 @@ class LifeOfAReplica(RuleBasedStateMachine):
         self.in_pool = False
         self.send(self.life.activate(self.now))
 
-    @precondition(lambda self: self.life.phase not in LEAVING)
+    @precondition(lambda self: self.life.state not in LEAVING)
     @rule()
     def it_shall_sleep(self) -> None:
         self.in_pool = True
         self.send(self.life.sleep(self.now, 5))
 
-    @precondition(lambda self: self.life.phase not in LEAVING)
+    @precondition(lambda self: self.life.state not in LEAVING)
     @rule()
     def it_shall_drain(self) -> None:
         self.send(self.life.drain(self.now, 5))
@@ -138,7 +138,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
     def it_shall_stop(self) -> None:
         self.send(self.life.stop(self.now))
 
-    @precondition(lambda self: self.life.phase not in (ReplicaPhase.STOPPING, ReplicaPhase.GONE))
+    @precondition(lambda self: self.life.state not in (ReplicaState.STOPPING, ReplicaState.GONE))
     @rule(told_to_end=strategies.booleans())
     def the_controller_restarts(self, told_to_end: bool) -> None:
         """It finds the processes, before or after the replica is told to end; launches that were under way came to
@@ -161,7 +161,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
 
     @invariant()
     def it_says_when_it_is_gone(self) -> None:
-        if self.life.phase is ReplicaPhase.GONE:
+        if self.life.state is ReplicaState.GONE:
             assert not self.machines.processes, "a process is left"
             launches = {each.run for each in self.machines.under_way if each.kind is CommandKind.LAUNCH}
             assert launches <= self.machines.killed, "a process may yet come"
@@ -170,7 +170,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
         """From now on nothing fails: it becomes what it was wanted to be."""
         if not hasattr(self, "life"):
             return
-        leaving = self.life.phase in LEAVING
+        leaving = self.life.state in LEAVING
         for _ in range(60):
             self.now += 1.0
             self.send(self.life.tick(self.now))
@@ -183,12 +183,12 @@ class LifeOfAReplica(RuleBasedStateMachine):
             while self.machines.reports:
                 self.report(*self.machines.reports.pop(0))
         if leaving or self.life.was_found_draining:
-            assert self.life.phase is ReplicaPhase.GONE
+            assert self.life.state is ReplicaState.GONE
             assert self.machines.processes == {}
         else:
             wanted = {"warm", "asleep"} if self.in_pool else {"ready"}
-            assert self.machines.processes == {self.life.run: str(self.life.phase)}
-            assert str(self.life.phase) in wanted
+            assert self.machines.processes == {self.life.run: str(self.life.state)}
+            assert str(self.life.state) in wanted
 
 
 LifeOfAReplica.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
@@ -249,7 +249,7 @@ def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() ->
     assert life.tick(16) == [Command(CommandKind.KILL, 1)]
     assert life.tick(17) == [Command(CommandKind.KILL, 1)]
     life.ended(1, "killed", 18)
-    assert life.phase is ReplicaPhase.GONE
+    assert life.state is ReplicaState.GONE
     assert life.wake_at is None
 
 
@@ -261,7 +261,7 @@ def test_a_replica_that_does_not_fall_asleep_in_time_is_started_anew() -> None:
     life.ended(1, "killed", 140)
     assert life.tick(140) == [Command(CommandKind.LAUNCH, 2)]
     life.launched(2, 142)
-    assert life.warmed(2, 143) == [] and life.phase is ReplicaPhase.WARM
+    assert life.warmed(2, 143) == [] and life.state is ReplicaState.WARM
 
 
 def test_a_replica_that_is_wanted_again_while_it_falls_asleep_is_activated_once_it_sleeps() -> None:
@@ -270,14 +270,14 @@ def test_a_replica_that_is_wanted_again_while_it_falls_asleep_is_activated_once_
     assert life.activate(11) == []
     assert life.fell_asleep(1, 12) == [Command(CommandKind.ACTIVATE, 1)]
     life.became_ready(1, 13)
-    assert life.phase is ReplicaPhase.READY
+    assert life.state is ReplicaState.READY
 
 
 def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_runs() -> None:
     life = ready_life()
     life.sleep(10, 5)
     assert life.drain(12, 5) == [Command(CommandKind.DRAIN, 1)]
-    assert life.fell_asleep(1, 13) == [] and life.phase is ReplicaPhase.DRAINING
+    assert life.fell_asleep(1, 13) == [] and life.state is ReplicaState.DRAINING
     assert life.tick(16.9) == []
     assert life.tick(17) == [Command(CommandKind.STOP, 1)]
 
@@ -285,12 +285,12 @@ def test_a_replica_that_is_drained_while_it_falls_asleep_finishes_what_runs() ->
 def test_a_silent_process_is_replaced_while_it_is_still_being_killed() -> None:
     life = ready_life()
     assert life.lost(1, "silent", 10) == [Command(CommandKind.KILL, 1)]
-    assert life.phase is ReplicaPhase.BACKING_OFF
+    assert life.state is ReplicaState.DOWN
     assert life.reason == "silent"
     assert Command(CommandKind.LAUNCH, 2) in life.tick(10)
     assert life.given_up == {1}
     life.became_ready(1, 11)  # what it says no longer counts
-    assert life.phase is ReplicaPhase.PENDING
+    assert life.state is ReplicaState.PENDING
 
 
 def test_a_launch_that_succeeds_after_it_was_given_up_is_killed() -> None:

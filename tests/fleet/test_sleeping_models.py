@@ -14,14 +14,15 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.gpus import Gpu
-from kvarn.fleet.launcher import LaunchedEngine, LocalLauncher, launch_local
-from kvarn.fleet.packing import GIB, Device, Needs
-from kvarn.fleet.places import Places
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
+from kvarn.fleet.launch.launcher import LaunchedEngine
+from kvarn.fleet.launch.local import LocalLauncher, launch_local
+from kvarn.fleet.placement.gpus import Gpu
+from kvarn.fleet.placement.packing import GIB, Machine, Needs
+from kvarn.fleet.placement.places import Places
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.spec import ReplicaSpec
 
-P = ReplicaPhase
+P = ReplicaState
 
 
 class ScriptedLauncher(LocalLauncher):
@@ -29,11 +30,11 @@ class ScriptedLauncher(LocalLauncher):
 
     def __init__(self, num_gpus: int) -> None:
         gpus = tuple(Gpu(number, f"GPU-{number}", 80 * GIB) for number in range(num_gpus))
-        super().__init__(Places([Device("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
+        super().__init__(Places([Machine("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
         self.launched: list[str] = []
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
-        placed = self._places.occupy(spec)
+        placed = self.places.occupy(spec)
         self.launched.append(spec.model_config.name)
         return launch_local(msgspec.structs.replace(placed, factory="scripted_engine:build", directory=json.dumps({})))
 
@@ -70,8 +71,8 @@ class Turns:
         self.controller.start()
 
     @property
-    def phases(self) -> dict[str, ReplicaPhase]:
-        return {each.status.model: each.lifecycle.phase for each in self.engines.supervisors.values()}
+    def phases(self) -> dict[str, ReplicaState]:
+        return {each.status.model: each.lifecycle.state for each in self.engines.supervisors.values()}
 
     @property
     def pids(self) -> dict[str, int | None]:

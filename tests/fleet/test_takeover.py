@@ -18,13 +18,14 @@ from prometheus_client import CollectorRegistry
 from conditions import until
 from kvarn.catalog.live_models import LiveModels
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launcher import LaunchedEngine
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.placement.places import Places
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
@@ -55,10 +56,11 @@ class Engine:
         """It is gone."""
 
 
-class Machines:
+class Machines(Launcher):
     """A launcher whose engines live on without it, as Ray's."""
 
     on_this_machine = False
+    places = Places()
 
     def __init__(self) -> None:
         self.engines: dict[tuple[str, int], Engine] = {}
@@ -97,18 +99,6 @@ class Machines:
     async def end(self, replica: str) -> None:
         for engine in (await self.adopt(replica)).values():
             engine.kill()
-
-    def vacate(self, replica: str) -> None:
-        """Nobody counts places."""
-
-    def can_sleep(self, replica: str) -> bool:
-        return False
-
-    def wake(self, replica: str) -> bool:
-        return True
-
-    def lacks_room(self, spec: ReplicaSpec, count: int) -> str:
-        return ""
 
     def kill(self) -> None:
         for engine in self.engines.values():

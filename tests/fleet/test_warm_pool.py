@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.replica_lifecycle import ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
-from kvarn.fleet.warm_pool import HALF_LIFE_S, LEAST, Popularity, most_popular
+from kvarn.fleet.autoscale.popularity import HALF_LIFE_S, LEAST, Popularity, most_popular
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec
@@ -77,7 +76,7 @@ async def answer(supervisor: EngineSupervisor) -> list[int]:
 
 async def until_warm(supervisor: EngineSupervisor) -> None:
     async with asyncio.timeout(120):
-        while supervisor.lifecycle.phase is not ReplicaPhase.WARM:  # noqa: ASYNC110  another process
+        while supervisor.lifecycle.state is not ReplicaState.WARM:  # noqa: ASYNC110  another process
             await asyncio.sleep(0.02)
 
 
@@ -110,7 +109,7 @@ async def test_an_engine_that_slept_answers_as_before_in_the_same_process() -> N
         for _ in range(2):
             supervisor.subscribe(lambda status: heard.append(status.state))
             await supervisor.sleep(5)
-            assert supervisor.lifecycle.phase is ReplicaPhase.ASLEEP
+            assert supervisor.lifecycle.state is ReplicaState.ASLEEP
             assert heard[-2:] == [ReplicaState.DRAINING, ReplicaState.GONE]
             supervisor.activate()
             card = await ready(supervisor)
@@ -134,6 +133,6 @@ async def test_one_that_waits_is_stopped_and_one_that_is_killed_waits_again() ->
                 await asyncio.sleep(0.02)
         await until_warm(supervisor)
         await supervisor.drain(60)
-        assert supervisor.lifecycle.phase is ReplicaPhase.GONE
+        assert supervisor.lifecycle.state is ReplicaState.GONE
     finally:
         await supervisor.stop()

@@ -53,12 +53,12 @@ def complete(client: httpx.Client, upload_id: str, *part_ids: str, **fields: Any
 
 
 def stored(server: Any, client: httpx.Client) -> tuple[int, int]:
-    """The organisation's account, and its rows of files, seen or not."""
+    """What the organisation's files count for, and their rows, seen or not."""
     own = server.authenticator.principals[client.headers["authorization"].removeprefix("Bearer ")].organization_id
 
     async def read() -> tuple[int, int]:
         async with server.gateway.store.reading() as session:
-            size = await session.scalar(select(Organization.stored_bytes).where(Organization.id == own))
+            size = await session.scalar(select(Organization.file_bytes).where(Organization.id == own))
             rows = await session.scalar(select(func.count()).where(File.organization_id == own))
         return int(size or 0), int(rows or 0)
 
@@ -90,7 +90,7 @@ def test_parts_come_at_once_and_are_joined_in_the_order_asked_for(server: Any, t
     answer = complete(tenant, upload, *reversed(ids)).json()
     assert tenant.get(f"/v1/files/{answer['file']['id']}/content").content == CONTENT
     assert answer["file"]["expires_at"] == answer["file"]["created_at"] + 3600
-    assert stored(server, tenant) == (len(CONTENT) + 2 * ROW_BYTES, 1)  # the file and the upload
+    assert stored(server, tenant) == (len(CONTENT) + ROW_BYTES, 1)
     assert complete(tenant, upload, *ids).status_code == 409
     assert send(tenant, upload, b"x").status_code == 409
 
@@ -117,9 +117,9 @@ def test_what_cannot_be_joined_is_refused_and_may_be_tried_again(tenant: httpx.C
 def test_a_cancelled_upload_leaves_nothing_but_its_name(server: Any, tenant: httpx.Client) -> None:
     upload = begin(tenant)
     part(tenant, upload, CONTENT[:1000])
-    assert stored(server, tenant) == (1000 + 2 * ROW_BYTES, 1)
+    assert stored(server, tenant) == (1000 + ROW_BYTES, 1)
     assert tenant.post(f"/v1/uploads/{upload}/cancel").json()["status"] == "cancelled"
-    assert stored(server, tenant) == (ROW_BYTES, 0)
+    assert stored(server, tenant) == (0, 0)
     refused = send(tenant, upload, b"x")
     assert refused.status_code == 409 and "cancelled" in refused.json()["error"]["message"]
     assert tenant.post(f"/v1/uploads/{upload}/cancel").status_code == 409

@@ -145,12 +145,12 @@ async def test_an_act_after_which_all_keys_grant_what_they_did_makes_none_be_rea
     reads = setup.watched.reads
     setup.clock.now += 2
     assert await setup.holds()
-    assert setup.watched.reads == reads + 1, "the number alone is asked for"
+    assert setup.watched.reads == reads + 1, "the feed alone is read"
     async with audited_change(store, ACTOR) as change:
         await archive_project(change, tenant.organization_id, project.id)
     setup.clock.now += 2
     assert await setup.holds()
-    assert setup.watched.reads == reads + 3, "the number, which is another, and the key"
+    assert setup.watched.reads == reads + 2, "the feed, which names another organisation"
 
 
 async def test_an_unknown_key_and_a_revoked_one_are_read_alike(store: Store) -> None:

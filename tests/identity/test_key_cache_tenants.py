@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete
 
 from kvarn.config.platform import AuthConfig
 from kvarn.identity import key_cache
 from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
-from kvarn.store.models import Revision
+from kvarn.store.models import Change
+from kvarn.store.repositories.changes import Position, read_news
 from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.tenants.rate_limits import set_limit
-from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.wire.openai.errors import ApiError
 from new_tenants import create_organization
 from watched_store import WatchedStore
@@ -80,17 +80,18 @@ async def tenants(store: Store) -> tuple[Tenant, Tenant]:
 
 
 @pytest.mark.usefixtures("_patient")
-async def test_after_a_change_every_gateway_reads_each_key_once_when_it_is_used(store: Store, tenants) -> None:
+async def test_a_change_makes_every_gateway_read_the_keys_of_its_organisation_alone(store: Store, tenants) -> None:
     a, b = tenants
     here, there = Gate(store), Gate(store)
     for gate in (here, there):
         assert await gate.holding(a) == (3, 3) and await gate.holding(b) == (5, 5)
     for round_ in range(1, 4):
         await a.limit(round_)
-        here.key_cache.renew()
+        here.key_cache.renew({a.id})
         there.now += 1
-        assert await here.holding(b) == (5, 5)
-        assert await there.holding(b) == (5, 1 + 5)
+        assert await here.holding(b) == (5, 0)
+        assert await there.holding(b) == (5, 1)
+        assert await here.holding(a) == await there.holding(a) == (3, 3)
         assert await here.holding(b) == await there.holding(b) == (5, 0)
 
 
@@ -138,16 +139,25 @@ async def test_the_keys_of_an_organisation_that_was_erased_end_however_late_a_ga
         assert (await gate.holding(a))[0] == 0 and (await gate.holding(b))[0] == 5
 
 
+async def restore(store: Store, backup: Position) -> None:
+    """Undo what the feed holds after a backup."""
+    async with store.transaction() as session:
+        await session.execute(delete(Change).where(Change.number > backup.number))
+
+
+async def position(store: Store) -> Position:
+    async with store.reading() as session:
+        return (await read_news(session, None)).position
+
+
 async def test_a_database_that_was_restored_is_read_anew(store: Store, tenants) -> None:
     a, b = tenants
     await a.limit(1)
-    async with store.reading() as session:
-        backup = await read_revision(session)
+    backup = await position(store)
     await a.limit(2)
     gate = Gate(store)
     await gate.holding(a), await gate.holding(b)
-    async with store.transaction() as session:
-        await session.execute(update(Revision).values(number=backup))
+    await restore(store, backup)
     gate.now += 1
     assert await gate.holding(a) == (3, 1 + 3) and await gate.holding(b) == (5, 5)
     await b.revoke(next(iter(b.values)))
@@ -158,13 +168,11 @@ async def test_a_database_that_was_restored_is_read_anew(store: Store, tenants) 
 async def test_a_revocation_in_a_database_that_was_restored_is_missed_by_nobody(store: Store, tenants) -> None:
     a, b = tenants
     await a.limit(1)
-    async with store.reading() as session:
-        backup = await read_revision(session)
+    backup = await position(store)
     await a.limit(2)
     gate = Gate(store)
     await gate.holding(b)
-    async with store.transaction() as session:
-        await session.execute(update(Revision).values(number=backup))
+    await restore(store, backup)
     await b.revoke(next(iter(b.values)))  # by another gateway, before this one looks
     gate.now += 1
     assert (await gate.holding(b))[0] == 4

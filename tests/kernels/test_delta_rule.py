@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from delta_sequences import ODD, PLACES, WIDE, Sequences
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.errors import KernelInputError
+from kvarn.shapes.attention import DeltaDimensions
 
 
 @pytest.mark.parametrize("dims", [ODD, WIDE], ids=["odd", "wide"])

@@ -131,7 +131,7 @@ def test_what_stands_in_the_place_of_files_is_left_out(tmp_path: Path) -> None:
 
 def engine(directory: Path) -> tuple[World, TieredStore]:
     disk = DiskTier(directory, "demo", MODEL, block_bytes=ENGINE_BLOCK_BYTES, capacity_bytes=1 << 20)
-    tiers = TieredStore(MemoryTier(40, ENGINE_BLOCK_BYTES, 40), disk)
+    tiers = TieredStore(MemoryTier(40, ENGINE_BLOCK_BYTES, 40), [disk])
     return World(num_blocks=24, connector=tiers, seconds=lambda plan: 0.001 + 0.001 * plan.num_tokens), tiers
 
 
@@ -142,7 +142,7 @@ def converse(world: World, tiers: TieredStore, name: str) -> None:
             prompt = [i * i % 50 for i in range(40)] + [(talk * 11 + i) % 50 for i in range(30 * turn)]
             world.submit(f"{name}-{talk}-{turn}", prompt, max_tokens=5)
             for sequence in world.engine.scheduler.queue.candidates(world.now):
-                wait_until(lambda waiting=sequence: waiting.fetch is None or waiting.fetch.is_done())
+                wait_until(lambda waiting=sequence: waiting.fetch.pending is None or waiting.fetch.pending.is_done())
             world.run()
             world.assert_answered(f"{name}-{talk}-{turn}")
     assert tiers.flush(10.0)

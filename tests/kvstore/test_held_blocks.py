@@ -9,7 +9,7 @@ import pytest
 
 from block_watcher import names_in
 from kv_blocks import fetch, name_of, open_disk, open_store, store
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 
 NUMBERS = range(120)
 
@@ -19,7 +19,7 @@ def test_names_that_are_told_are_those_that_can_be_found(seed: int, tmp_path: Pa
     rng = random.Random(seed)
     tiers = open_store(open_disk(tmp_path, blocks=40, tenant_blocks=30), blocks=8)
     store(tiers, range(5), "tenant0")
-    held = HeldBlocks()
+    held = BlockInventory()
     tiers.watch(held)
     view = names_in(held.snapshot()[2])
     assert len(view) == 5

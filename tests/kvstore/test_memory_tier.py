@@ -24,7 +24,8 @@ def test_the_least_recently_used_block_makes_room() -> None:
     tier = MemoryTier(2, 8, 2)
     put(tier, b"a")
     put(tier, b"b")
-    tier.touch(b"a")
+    tier.pin(b"a")
+    tier.unpin(b"a")
     put(tier, b"c")
     assert [name in tier for name in (b"a", b"b", b"c")] == [True, False, True]
     assert tier.evictions == 1
@@ -69,9 +70,7 @@ def test_a_forgotten_tenants_blocks_are_gone_those_in_use_with_their_last_pin() 
 
 @settings(max_examples=examples(100))
 @given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(["put", "pin", "unpin", "forget", "touch"]), st.integers(0, 9)), max_size=60
-    ),
+    steps=st.lists(st.tuples(st.sampled_from(["put", "pin", "unpin", "forget"]), st.integers(0, 9)), max_size=60),
     share=st.integers(1, 4),
 )
 def test_every_visible_block_has_its_own_contents_and_no_bound_is_passed(steps: list, share: int) -> None:
@@ -88,8 +87,6 @@ def test_every_visible_block_has_its_own_contents_and_no_bound_is_passed(steps: 
             pinned.remove(name)
         elif step == "forget":
             tier.forget(tenant)
-        elif step == "touch" and name in tier:
-            tier.touch(name)
         here = [name for name in (b"%08d" % number for number in range(10)) if tier.is_here(name)]
         assert len(here) == len(tier) <= 4
         assert set(pinned) <= set(here)

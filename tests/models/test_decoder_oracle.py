@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from kvarn.models import Decoder, load_model
-from profiles import effort
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
-NUM_TOKENS = effort(10, 24)
 Factory = Callable[..., tuple[Any, Path]]
 
 
@@ -77,18 +75,3 @@ def test_a_prefix_of_another_sequences_blocks_gives_the_same_logits(pair: tuple[
     runner.share_prefix("second", "first", num_blocks=2)
     logits = runner.step({"second": second[32:]})["second"]
     torch.testing.assert_close(logits, expected(oracle, second)[32:], **TOLERANCE)
-
-
-def test_greedy_text_equals_generate(pair: tuple[Any, Decoder], run_paged: Any) -> None:
-    oracle, model = pair
-    prompts = {"a": tokens(37, 7), "b": tokens(3, 8), "c": tokens(20, 9)}
-    runner = run_paged(model)
-    answers: dict[str, list[int]] = {name: [] for name in prompts}
-    rows = prompts
-    for _ in range(NUM_TOKENS):
-        for name, logits in runner.step(rows).items():
-            answers[name].append(int(logits[-1].argmax()))
-        rows = {name: answer[-1:] for name, answer in answers.items()}
-    for name, prompt in prompts.items():
-        output = oracle.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)
-        assert answers[name] == output[0, len(prompt) :].tolist()

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels import dispatch
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.dispatch import BACKENDS, Backend
 from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder, load_model
+from kvarn.shapes import KvDtype
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 40))

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from kvarn.models import CausalEncoder, Decoder, Encoder, UnsupportedModelError, load_model
-from kvarn.models.encoders.encoder import TOKENS_AT_ONCE
+from kvarn.models.encoders.base import TOKENS_AT_ONCE
 from kvarn.models.layer import scaled_embedding
 from logs import of_kvarn
 from tiny_checkpoints import ENCODERS, make_decoder, make_encoder

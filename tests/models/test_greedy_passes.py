@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.errors import KernelInputError
 from kvarn.models import Decoder, load_model
+from kvarn.shapes import BLOCK_SIZE
 from tiny_checkpoints import make_decoder
 
 Ints = npt.NDArray[np.int64]

@@ -16,9 +16,6 @@ from kvarn.models import load_model
 from kvarn.models.families.hf_config import DecoderConfig
 from logs import of_kvarn
 
-FAMILIES = (
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe",
-)  # fmt: skip
 Factory = Callable[..., tuple[Any, Path]]
 LONG = [1.0 + 0.7 * i for i in range(4)]
 SHORT = [1.0 + 0.1 * i for i in range(4)]
@@ -88,18 +85,6 @@ def test_dynamic_rope_has_the_frequencies_of_the_longest_context(oracle_factory:
 
 def test_an_mlp_with_biases_gives_the_oracles_logits(oracle_factory: Factory, run_paged: Any) -> None:
     check(*oracle_factory("llama", mlp_bias=True), run_paged, 40)
-
-
-@pytest.mark.parametrize("name", list(FAMILIES))
-def test_a_configuration_without_architectures_is_known_by_its_model_type(
-    name: str, oracle_factory: Factory, tmp_path: Path, run_paged: Any
-) -> None:
-    oracle, path = oracle_factory(name)
-    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
-    config = json.loads((path / "config.json").read_text())
-    del config["architectures"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    check(oracle, tmp_path, run_paged, 30)
 
 
 @pytest.mark.parametrize("name", ["llama-tied-mha", "mixtral", "gemma3"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from kv_connectors import DictConnector
-from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.engine.plan import BlockCopy, BlockTransfer
 from kvarn.models import Decoder, UnsupportedModelError, load_model
 from kvarn.worker.kv_blocks import BlockTransfers, block_bytes, copy_blocks
@@ -27,7 +26,7 @@ def test_blocks_go_to_another_cache_and_to_other_places(kernels: str, oracle_fac
     assert isinstance(model, Decoder)
     runner = run_paged(model)
     runner.step({"a": PROMPT})
-    assert block_bytes(runner.cache) == 16 * kv_bytes_per_token(model.spec, "bfloat16") == 16 * 3 * (24 + 8) * 2
+    assert block_bytes(runner.cache) == 16 * model.spec.kv_bytes_per_token("bfloat16") == 16 * 3 * (24 + 8) * 2
     other, connector = run_paged(model), DictConnector()
     names = [b"first", b"second"]
     held = [BlockTransfer(block, name) for block, name in zip(runner.tables["a"], names, strict=True)]

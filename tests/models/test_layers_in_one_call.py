@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import Rotation, whole_texts
 from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 from kvarn.kernels.cpu.backend import CpuKernels
@@ -20,6 +19,7 @@ from kvarn.kernels.errors import KernelInputError
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.models.decoder import HiddenStates
+from kvarn.shapes import BLOCK_SIZE
 from tiny_adapters import make_adapter
 
 Factory = Callable[..., tuple[Any, Path]]

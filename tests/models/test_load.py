@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from kvarn.costs.decoder import kv_bytes_per_token
 from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, load_model
 from kvarn.models.encoders.config import ENCODERS
 from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
 from kvarn.models.families.table import FAMILIES
+from kvarn.shapes.attention import GroupedDimensions
 from kvarn.text.architectures import DECODERS, find_architecture
 from kvarn.text.architectures import ENCODERS as ENCODER_TYPES
 
@@ -56,14 +54,15 @@ def load(path: Path, **options: Any) -> Decoder:
 def test_the_spec_says_what_was_loaded(checkpoint: Path) -> None:
     model = load(checkpoint)
     spec = model.spec
-    assert (spec.architecture, spec.num_layers, spec.num_kv_heads, spec.head_dim) == ("Qwen3ForCausalLM", 3, 2, 16)
+    assert (spec.architecture, spec.num_layers) == ("Qwen3ForCausalLM", 3)
+    assert spec.attention_kinds == [GroupedDimensions(num_heads=4, num_kv_heads=2, head_dim=16)]
     assert (spec.vocab_size, spec.hidden_size, spec.max_context_length) == (199, 32, 256)
     assert spec.num_parameters == sum(t.numel() for t in load_file(checkpoint / "model.safetensors").values())
-    assert kv_bytes_per_token(spec, "bfloat16") == 3 * 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(spec, "int8") == 3 * 2 * 2 * (16 + 4)
+    assert spec.kv_bytes_per_token("bfloat16") == 3 * 2 * 2 * 16 * 2
+    assert spec.kv_bytes_per_token("int8") == 3 * 2 * 2 * (16 + 4)
     cache = model.new_kv_cache(5)
     tensors = (*cache.keys, *cache.values)
-    assert sum(t.nbytes for t in tensors) == 5 * 16 * kv_bytes_per_token(spec, model.kv_dtype)
+    assert sum(t.nbytes for t in tensors) == 5 * 16 * spec.kv_bytes_per_token(model.kv_dtype)
 
 
 def test_a_checkpoint_in_shards_gives_the_same_logits(oracle_factory: Factory, tmp_path: Path, run_paged: Any) -> None:
@@ -132,15 +131,6 @@ def test_a_lower_context_length_can_be_asked_for(checkpoint: Path) -> None:
     assert load(checkpoint, max_context_length=1000).spec.max_context_length == 256
 
 
-def test_progress_rises_to_one(checkpoint: Path) -> None:
-    seen: list[tuple[str, float]] = []
-    load(checkpoint, progress=lambda stage, fraction: seen.append((stage, fraction)))
-    fractions = [fraction for _, fraction in seen]
-    assert fractions == sorted(fractions)
-    assert len(fractions) > 10
-    assert fractions[-1] == 1.0
-
-
 def test_an_unknown_architecture_is_refused_with_the_known_ones(checkpoint: Path) -> None:
     change_config(checkpoint, architectures=["MambaForCausalLM"])
     with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*Llama, .*with ForCausalLM.*Bert, "):
@@ -177,12 +167,6 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(checkpoint: Path) -
         load(checkpoint)
 
 
-def test_a_missing_number_in_the_configuration_is_named(checkpoint: Path) -> None:
-    change_config(checkpoint, num_hidden_layers=None)
-    with pytest.raises(CheckpointError, match="num_hidden_layers"):
-        load(checkpoint)
-
-
 def test_pickled_weights_are_refused(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="safetensors only"):
@@ -203,11 +187,6 @@ def test_a_missing_shard_and_a_broken_file_are_named(checkpoint: Path) -> None:
 def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load(tmp_path)
-
-
-def test_transformers_is_not_imported() -> None:
-    code = "import sys, kvarn.models; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_unusable_instruction_set_is_said_and_never_replaced_by_slower_kernels(
@@ -241,3 +220,5 @@ def test_every_architecture_that_is_served_is_known_before_it_is_downloaded() ->
     assert {name: family.model_type for name, family in ENCODERS.items() if name.endswith("Model")} == ENCODER_TYPES
     for names in (FAMILIES, ENCODERS):
         assert all(find_architecture([name], "") == name for name in names)
+    for name, family in FAMILIES.items():
+        assert find_architecture([], family.model_type) == name

@@ -173,19 +173,6 @@ def test_parts_count_and_only_abandoned_ones_are_removed(load: Any, kept: Any, d
     assert not abandoned.exists()
 
 
-def test_a_damaged_file_is_replaced(load: Any, kept: Any, disk: Any, caplog: pytest.LogCaptureFixture) -> None:
-    want = load()
-    (file,) = kept()
-    content = file.read_bytes()
-    disk(12 * len(content), 12 * len(content))  # room for one
-    for damaged in (content[: len(content) // 2], b"garbage"):
-        file.unlink()
-        file.write_bytes(damaged)
-        assert torch.equal(load(), want)
-        assert file.read_bytes() == content
-    assert caplog.text.count("damaged") == 2
-
-
 def test_a_file_that_vanishes_while_it_is_opened_is_no_more_than_missing(
     load: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from kvarn.models.families.decoder_spec import decoder_spec
 from kvarn.models.families.hf_config import DecoderConfig, EncoderConfig
 from kvarn.models.families.table import FAMILIES
 from kvarn.models.spec import DecoderSpec, EncoderSpec
+from kvarn.shapes.attention import GroupedDimensions
 from kvarn.text.json_file import validate
 from published_configs import PUBLISHED
 from tiny_checkpoints import COMMON, DECODERS, save_random
@@ -97,7 +98,7 @@ def test_a_field_that_is_left_out_is_what_transformers_fills_in_or_missed(name: 
             continue
         filled = {**json.loads(json.dumps(as_transformers_reads(less).to_dict())), **written}
         if "kv_lora_rank" in config:
-            filled["num_key_value_heads"] = found.num_heads  # not a field of latent attention
+            filled["num_key_value_heads"] = filled["num_attention_heads"]  # not a field of latent attention
         assert found == spec(filled), field
         compared += 1
     assert compared > 5
@@ -131,7 +132,10 @@ def test_cohere_has_as_many_key_value_heads_as_heads_where_it_says_nothing(name:
     del config["num_key_value_heads"]
     found = spec(config)
     assert isinstance(found, DecoderSpec)
-    assert found.num_kv_heads == as_transformers_reads(config).num_key_value_heads == num_heads
+    assert as_transformers_reads(config).num_key_value_heads == num_heads
+    for kind in found.attention_kinds:
+        assert isinstance(kind, GroupedDimensions)
+        assert kind.num_kv_heads == num_heads
 
 
 @pytest.mark.parametrize("stated", [{"attention_bias": True}, {"attention_bias": False}], ids=str)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn.costs.decoder import state_bytes
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder, load_model
 from kvarn.models.loading.checkpoint import Checkpoint
@@ -145,7 +144,7 @@ def test_a_rank_holds_the_recurrent_states_of_its_heads(oracle_factory: Callable
         return sum(tensor.nbytes for tensor in (*states.matrices, *states.inputs))
 
     (whole,) = ranks(path, 1)
-    assert size(whole) == 5 * state_bytes(whole.spec)
+    assert size(whole) == 5 * whole.spec.state_bytes
     assert [size(rank) for rank in ranks(path, 4)] == [size(whole) // 4] * 4
     with pytest.raises(ParallelError, match="4 key heads of the delta rule cannot be divided evenly among 8 ranks"):
         load_model(path, parallel=Parallel(0, 8, ThreadCollectives(Meeting(8), 0)))

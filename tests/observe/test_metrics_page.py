@@ -24,7 +24,7 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.quality.metrics import QualityCollector
-from kvarn.quality.watch import Drift, QualityWatch
+from kvarn.quality.monitor import Drift, QualityMonitor
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -36,7 +36,7 @@ def test_the_page_and_the_registry_agree() -> None:
     for part in (AdmissionMetrics, ArrivalMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
-    registry.register(QualityCollector(QualityWatch(list, QualityConfig(), _not_called)))
+    registry.register(QualityCollector(QualityMonitor(list, QualityConfig(), _not_called)))
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}
     assert _described() == exported
 

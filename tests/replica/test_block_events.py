@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from block_watcher import SetWatcher, names_in
 from engine_world import World
-from kvarn.engine.held_blocks import HeldBlocks, packed
+from kvarn.engine.memory.block_inventory import BlockInventory, packed
 from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server import block_events
 from kvarn.replica.server.block_events import BlockEventPublisher
@@ -22,10 +22,10 @@ class WatchedCache:
     """The cache of an engine, and by what it is watched."""
 
     def __init__(self, world: World) -> None:
-        self.held: HeldBlocks | None = None
+        self.held: BlockInventory | None = None
         self._cache = world.engine.cache
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         self.held = held
         self._cache.watch(held)
 

@@ -195,7 +195,7 @@ def test_answers_that_begin_elsewhere_go_on_with_the_same_tokens(name: str, seed
             drawn.append(None if ended else tokens[:known])
             if not ended:
                 wanted[message.request_id, index] = (tokens[known:], reason)
-        messages.append(msgspec.structs.replace(message, drawn=drawn))
+        messages.append(msgspec.structs.replace(message, resume_token_ids=drawn))
     draw.shuffle(messages)
     assert run(service, messages) == wanted
     service.shutdown()

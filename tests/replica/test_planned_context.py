@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.config.schema import BLOCK_SIZE
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 from rank_services import ASSETS, build

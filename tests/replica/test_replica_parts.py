@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from kvarn.config.schema import EngineConfig
-from kvarn.fleet.process_exit import describe_exit
+from kvarn.fleet.launch.process_exit import describe_exit
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Outbox
@@ -36,14 +36,14 @@ def logprob(token: int) -> PositionLogprobs:
 
 async def test_what_is_not_taken_is_merged_per_choice():
     stream = RequestStream(range(2))
-    stream.put(TokenDelta(request_id="r", token_ids=[1], logprobs=[logprob(1)], cached_tokens=16, queue_s=0.5))
+    stream.put(TokenDelta(request_id="r", token_ids=[1], logprobs=[logprob(1)], cached_tokens=16, events=[9, 500]))
     stream.put(TokenDelta(request_id="r", index=1, token_ids=[7]))
     stream.put(TokenDelta(request_id="r", token_ids=[2, 3], logprobs=[logprob(2), logprob(3)]))
     stream.put(TokenDelta(request_id="r", token_ids=[4], logprobs=[logprob(4)], finish_reason=FinishReason.STOP))
     first, second, last = await stream.take()
     assert first.token_ids == [1, 2, 3]
     assert [entry.chosen.token_id for entry in first.logprobs] == [1, 2, 3]
-    assert (first.cached_tokens, first.queue_s, first.finish_reason) == (16, 0.5, None)
+    assert (first.cached_tokens, first.events, first.finish_reason) == (16, [9, 500], None)
     assert (second.index, second.token_ids, second.logprobs, second.finish_reason) == (1, [7], None, None)
     assert (last.token_ids, last.finish_reason) == ([4], FinishReason.STOP)
 

@@ -106,11 +106,48 @@ def test_an_adapter_that_both_versions_have_is_shared_and_one_of_the_new_version
     assert sorted(listed) == ["chat", "law"]
 
 
+def test_during_a_rollout_a_model_falls_back_as_configured(checkpoint: Path, tmp_path: Path) -> None:
+    models = [{"name": "chat", "path": "chat", "fallback": [{"model": "small"}]}, {"name": "small", "path": "small"}]
+    with foreign_gateway({"models": models}, checkpoint, tmp_path) as gateway, gateway.client() as http:
+        deployment = Deployment(gateway, http, checkpoint)
+        (small,) = gateway.served["small"].replicas.values()
+        small.answer = lambda request, index: answer_text("instead")
+        deployment.roll_out(step_min_s=3600)
+        deployment.set_ready(False, False)
+        assert deployment.ask() == (200, "instead")
+
+
 def test_a_version_is_asked_for_by_its_name(deployment: Deployment) -> None:
     assert [deployment.ask(f"chat@{number}") for number in (0, 1)] == [(200, "from 0"), (200, "from 1")]
     assert deployment.ask("chat@2") == (404, "")
     deployment.set_ready(True, False)
     assert deployment.ask("chat@1") == (503, "")
+
+
+def test_an_administrator_pauses_resumes_and_rolls_back(deployment: Deployment, wait_for: Any) -> None:
+    assert deployment.http.get("/v1/rollouts/chat").status_code == 404
+    deployment.roll_out(steps=[0.5, 1.0], step_requests=10_000)
+    wait_for(lambda: deployment.rollout["share"] == 0.5, "the first step")
+    deployment.command("pause")
+    assert deployment.rollout["paused"]
+    deployment.command("resume")
+    assert not deployment.rollout["paused"]
+    deployment.command("rollback")
+    assert (deployment.rollout["share"], deployment.rollout["phase"]) == (0.0, "rolled_back")
+    late = deployment.http.post("/v1/rollouts/chat", json={"action": "promote"})
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "rollout_ended")
+
+
+def test_a_rollout_between_served_models_is_refused_with_what_to_use_instead(deployment: Deployment) -> None:
+    refused = deployment.http.post("/v1/rollouts", json={"model": "chat", "candidate": "other"})
+    assert refused.status_code == 410 and "kvarn deploy" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("settings", [{"steps": [0.5]}, {"steps": [0.5, 0.1, 1.0]}, {"unknown": 1}])
+def test_settings_that_lead_nowhere_are_refused(deployment: Deployment, settings: Any) -> None:
+    body = {"model": "chat", "settings": {"path": "other"}, "rollout": settings}
+    refused = deployment.http.post("/v1/organization/deployments", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "rollout"
 
 
 @pytest.mark.thorough

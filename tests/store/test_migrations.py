@@ -45,12 +45,12 @@ async def test_the_migrated_schema_is_the_one_of_the_models(store: Store) -> Non
 
 
 async def test_every_revision_can_be_undone_and_done_again(store: Store) -> None:
-    for revision in ("0011", "0010", "0009", "0005", "0004", "0003", "0002", "0001", "base"):
+    for revision in ("0014", "0013", "0012", "0011", "0010", "0009", "0005", "0004", "0003", "0002", "0001", "base"):
         await migrate.downgrade(store, revision)
     assert await tables(store) == {"alembic_version"}
     with pytest.raises(StoreError, match="kvarn store upgrade"):
         await migrate.check(store)
-    for revision in ("0001", "0002", "0003", "0004", "0005", "0009", "0010", "0011", "head"):
+    for revision in ("0001", "0002", "0003", "0004", "0005", "0009", "0010", "0011", "0012", "0013", "0014", "head"):
         await migrate.upgrade(store, revision)
     assert await differences(store) == []
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
-from kvarn.admission.engine_view import EngineView
+from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine import EngineCore
-from kvarn.engine.core import EngineOutput, EngineParts
+from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineOutput
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -86,9 +86,9 @@ class AdmissionWorld:
         )
         model = StepTimeModel.knowing(self.times)
         self.engine = EngineCore(EngineParts(executor, self.config, step_time=model), lambda: self.now)
-        view = EngineView(self.config, self.num_blocks * 16, self.rules.tpot_target_s if self.targets else None)
+        load = EngineLoad(self.config, self.rules.tpot_target_s if self.targets else None)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
-        self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)
+        self.controller = AdmissionController(self.rules, load, self.traffic, self.config.priority_ageing_s)
         self.calls: dict[str, Call] = {}
         self.stats = self.engine.stats()
         self.controller.update(self.stats, 0.0)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 from kvarn.kernels.cpu.attention import plan_attention
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.linear import Norm
+from kvarn.shapes import KvDtype
 from packing import read_kv
 
 SIZE = 16

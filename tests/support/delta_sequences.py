@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.linear import Norm
+from kvarn.shapes.attention import DeltaDimensions
 
 ODD = DeltaDimensions(key_heads=2, value_heads=6, key_dim=10, value_dim=18, window=3)
 """Heads that fill no whole register, and three that share a key."""

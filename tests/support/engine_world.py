@@ -13,12 +13,13 @@ from guesses import FreeProposer
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
-from kvarn.engine.memory_pressure import Preemption
+from kvarn.engine.memory.pressure import Preemption
 from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Sequence as EngineSequence
 from kvarn.engine.request import TokenMask
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.observe.timeline import EngineEventKind, engine_events, spent_by_phase
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit, TokenDelta, TokenLogprob
 from kvarn.wire.sampling import SamplingParams, choice_seed
 
@@ -340,6 +341,13 @@ class World:
             assert self.finish_reason(request_id, index) is not None, f"{request_id}/{index} never ended"
             expected = answer_alone(message, index, self.executor.max_context_length, self.masks(message))
             assert self.output(request_id, index) == expected, f"{request_id}/{index} drew other tokens"
+        told = self.events(request_id)
+        finished = next(each for each in engine_events(told) if each.kind is EngineEventKind.FINISHED)
+        assert sum(spent_by_phase(told).values()) == finished.at_us, f"phases of {request_id} do not sum"
+
+    def events(self, request_id: str) -> list[int]:
+        """What the engine told of a request's time."""
+        return [number for delta in self.deltas[request_id] for number in delta.events or ()]
 
 
 class ScriptedProposer(FreeProposer):

@@ -121,7 +121,8 @@ class FakeReplicaClient:
         if self.hold is not None:
             await self.hold.wait()
         answers = {index: self.answer(request, index)[: sampling.max_tokens] for index in request.choices}
-        sent = {index: len(request.drawn[index] or ()) if request.drawn else 0 for index in answers}
+        resumed = request.resume_token_ids
+        sent = {index: len(resumed[index] or ()) if resumed else 0 for index in answers}
         while any(sent[index] < max(1, len(answer)) for index, answer in answers.items()):
             await asyncio.sleep(self.step_s)
             if self.lose_after is not None and max(sent.values()) >= self.lose_after:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from kvarn.engine.proposer import Guess
+from kvarn.engine.proposals.proposer import Guess
 from kvarn.engine.request import Sequence
 
 

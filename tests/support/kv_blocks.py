@@ -51,7 +51,7 @@ def open_disk(
 
 
 def open_store(disk: DiskTier | None, *, blocks: int = 64) -> TieredStore:
-    return TieredStore(MemoryTier(blocks, BLOCK_BYTES, blocks), disk)
+    return TieredStore(MemoryTier(blocks, BLOCK_BYTES, blocks), [] if disk is None else [disk])
 
 
 def store(tiers: TieredStore, numbers: Iterable[int], tenant: str = "acme") -> None:

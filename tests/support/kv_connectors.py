@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import BlockContents, BlockTransfer
 from kvarn.wire.messages import KVTierStats
 
@@ -27,9 +27,9 @@ class DictConnector:
         """Nothing more comes near; there is no room for fetches."""
         self.fetch_block_s = 0.0001
         self._num_asked = 0
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         self._held = held
         for name in self.blocks if held is not None else ():
             held.add(name)

@@ -66,7 +66,7 @@ def load(family: str, changes: dict[str, int]) -> Decoder | Encoder | CausalEnco
 
 def serve(model: Decoder) -> None:
     """Requests of many lengths, in chunks, some of which share a prefix, draw, or ask for log-probabilities."""
-    num_snapshots = None if model.spec.delta is None else 8
+    num_snapshots = 8 if model.spec.has_states else None
     executor = AsyncExecutor(
         model,
         num_blocks=1500,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.cpu import _native
@@ -13,6 +11,7 @@ from kvarn.kernels.cpu.kv_cache import block_bytes
 from kvarn.kernels.cpu.linear import CpuLinear
 from kvarn.kernels.cpu.packing import pack
 from kvarn.kernels.weights import Weight
+from kvarn.shapes import BLOCK_SIZE, KvDtype
 
 SCALE_BYTES = 4 * BLOCK_SIZE
 

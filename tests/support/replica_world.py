@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 
 from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING, WAITING
+from kvarn.replica.client.protocol import ReplicaState
 
-P = ReplicaPhase
-STAYING = [phase for phase in ReplicaPhase if phase not in LEAVING]
+P = ReplicaState
+STAYING = [state for state in ReplicaState if state not in LEAVING]
 
 
 class ReplicaWorld:
@@ -35,16 +36,16 @@ class ReplicaWorld:
                     self.replicas[name] = new
                 case Activate():
                     each = self.replicas[action.name]
-                    phase = P.STARTING if each.phase in (*WAITING, P.FALLING_ASLEEP) else each.phase
-                    self.replicas[action.name] = replace(each, in_pool=False, phase=phase)
+                    state = P.STARTING if each.state in (*WAITING, P.FALLING_ASLEEP) else each.state
+                    self.replicas[action.name] = replace(each, in_pool=False, state=state)
                 case Sleep():
                     each = self.replicas[action.name]
                     assert each.ready and each.can_sleep
-                    self.replicas[action.name] = replace(each, in_pool=True, phase=P.FALLING_ASLEEP)
+                    self.replicas[action.name] = replace(each, in_pool=True, state=P.FALLING_ASLEEP)
                 case Drain():
                     each = self.replicas[action.name]
-                    drains = each.ready or each.phase is P.FALLING_ASLEEP
-                    self.replicas[action.name] = replace(each, phase=P.DRAINING if drains else P.STOPPING)
+                    drains = each.ready or each.state is P.FALLING_ASLEEP
+                    self.replicas[action.name] = replace(each, state=P.DRAINING if drains else P.STOPPING)
 
     def move(self) -> None:
         """One replica gets on with its life."""
@@ -57,20 +58,20 @@ class ReplicaWorld:
             P.WARM: P.WARM if each.in_pool else P.READY,
             P.FALLING_ASLEEP: P.ASLEEP,
             P.ASLEEP: P.ASLEEP if each.in_pool else P.READY,
-            P.BACKING_OFF: P.PENDING,
+            P.DOWN: P.PENDING,
             P.DRAINING: P.STOPPING,
             P.STOPPING: P.GONE,
         }
-        self.replicas[each.name] = replace(each, phase=following.get(each.phase, each.phase))
-        if self.replicas[each.name].phase is P.GONE:
+        self.replicas[each.name] = replace(each, state=following.get(each.state, each.state))
+        if self.replicas[each.name].state is P.GONE:
             del self.replicas[each.name]
 
     def crash(self) -> None:
         """One of those that live loses its process."""
-        living = [each for each in self.observed if each.phase in STAYING]
+        living = [each for each in self.observed if each.state in STAYING]
         if living:
             each = self.random.choice(living)
-            self.replicas[each.name] = replace(each, phase=P.BACKING_OFF)
+            self.replicas[each.name] = replace(each, state=P.DOWN)
 
     def settle(self, target: Target) -> None:
         for _ in range(400):

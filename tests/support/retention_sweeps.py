@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.jobs.retention import retention_worker
+from kvarn.jobs.database_jobs import retention_worker
 from kvarn.store.engine import Store
 
 

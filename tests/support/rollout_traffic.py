@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import Outcome
-from kvarn.rollouts.matching import MatchedPairs
-from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.gates import RequestOutcome
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
+from kvarn.rollouts.samples import MatchedPairs
 
 GOLDEN = 60
 """Golden prompts."""
@@ -40,12 +40,12 @@ class Traffic:
         self._load = max(0.2, 0.95 * self._load + self._source.gauss(0.05, 0.1))
         return int(self._source.lognormvariate(5, 1)) + 1
 
-    def answer(self, version: Version, prompt: int) -> Outcome:
+    def answer(self, version: Version, prompt: int) -> RequestOutcome:
         """How a version answers it."""
         source = self._source
         stall = source.uniform(1, 20) if source.random() < 0.01 else 1.0
         scale = version.slower * self._load * stall
-        return Outcome(
+        return RequestOutcome(
             prompt_tokens=prompt,
             failed=source.random() < version.error_rate,
             ttft_s=scale * (0.02 + prompt * 2e-4) * math.exp(source.gauss(0, 0.15)),
@@ -66,7 +66,7 @@ def run_rollout(
     version had. From the step with half of the requests on, the new version is like `later`."""
     config = config or RolloutConfig(step_min_s=0)
     traffic, pairs, now, had = Traffic(seed), MatchedPairs(), 0.0, 0
-    rollout = Rollout.start("m", "v1", "v2", config, now, golden=True)
+    rollout = Rollout.start("m", (1, 2), config, now, golden=True)
     for question in range(GOLDEN):
         rollout.golden_answered(str(question), traffic.right(stable), traffic.right(candidate))
     rollout.golden_done()
@@ -74,9 +74,9 @@ def run_rollout(
     while not rollout.ended:
         now += 1.0
         prompt = traffic.prompt()
-        share = rollout.shares["v2"]
+        share = rollout.shares["m@2"]
         serving = later if later is not None and share >= 0.5 else candidate
-        if rollout.phase is Phase.SHADOW:
+        if rollout.phase is RolloutPhase.SHADOW:
             rollout.shadowed(traffic.answer(stable, prompt), traffic.answer(serving, prompt))
             had += 1
         else:

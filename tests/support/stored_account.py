@@ -1,4 +1,4 @@
-"""What an organisation has stored, added up from its rows: what the account must say."""
+"""What an organisation stores, added up from its rows: what the account must say after the next sum."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from sqlalchemy import func, select
 from kvarn.store.engine import Store
 from kvarn.store.models import (
     Batch,
-    BatchLine,
     Conversation,
     ConversationItem,
     File,
+    Organization,
     PromptSample,
     StoredCompletion,
     StoredResponse,
 )
-from kvarn.store.repositories.batches.batches import OVER
-from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, json_bytes, read_stored_bytes
+from kvarn.store.repositories.stored_bytes import ITEM_BYTES, ROW_BYTES, json_bytes, sum_stored_bytes
 
 
-async def recount(store: Store, organization_id: str) -> int:
-    """Bytes of all that is there, by its content; fails where a row says otherwise of itself."""
-    total = 0
+async def file_bytes(store: Store, organization_id: str) -> int:
+    """What the account says of files, which is what there is at any moment."""
+    async with store.reading() as session:
+        said = await session.scalar(select(Organization.file_bytes).where(Organization.id == organization_id))
+        size = func.coalesce(func.sum(File.size + ROW_BYTES), 0)
+        there = await session.scalar(select(size).where(File.organization_id == organization_id, File.counted))
+    assert said == there
+    return int(said or 0)
+
+
+async def account(store: Store, organization_id: str) -> int:
+    """Sum, and read what is stored; fails where a row says other than what is in it."""
+    await sum_stored_bytes(store)
+    total = await file_bytes(store, organization_id)
     async with store.reading() as session:
 
         async def rows(model: Any) -> list[Any]:
@@ -31,39 +41,23 @@ async def recount(store: Store, organization_id: str) -> int:
 
         for conversation in await rows(Conversation):
             of_it = select(ConversationItem).where(ConversationItem.conversation_id == conversation.id)
-            items = [PART_BYTES + json_bytes(each.item) for each in await session.scalars(of_it)]
-            _agree(conversation, ROW_BYTES + json_bytes(conversation.extra) + sum(items))
-            total += conversation.counted_bytes
+            items = [ITEM_BYTES + json_bytes(each.item) for each in await session.scalars(of_it)]
+            total += _agree(conversation, ROW_BYTES + json_bytes(conversation.extra) + sum(items))
         for response in await rows(StoredResponse):
             content = (response.body, response.input_items, response.cuts)
             request = json_bytes(response.request) if response.background else 0
-            _agree(response, ROW_BYTES + json_bytes(*content) + request)
-            total += response.counted_bytes
+            total += _agree(response, ROW_BYTES + json_bytes(*content) + request)
         for completion in await rows(StoredCompletion):
-            _agree(completion, ROW_BYTES + json_bytes(completion.extra, completion.messages, completion.body))
-            total += completion.counted_bytes
+            content = (completion.extra, completion.messages, completion.body)
+            total += _agree(completion, ROW_BYTES + json_bytes(*content))
         for sample in await rows(PromptSample):
-            _agree(sample, ROW_BYTES + len(sample.sealed))
-            total += sample.counted_bytes
-        for batch in await rows(Batch):
-            itself = ROW_BYTES + json_bytes(batch.extra) + json_bytes(batch.errors) - json_bytes([])
-            _agree(batch, itself + batch.reserved_bytes)
-            total += batch.counted_bytes
-            for line in await session.scalars(select(BatchLine).where(BatchLine.batch_id == batch.id)):
-                texts = (line.custom_id, line.model, line.body, line.answer or b"")
-                total += (batch.status not in OVER) * (PART_BYTES + sum(map(len, texts)))
-        for file in await rows(File):
-            total += file.counted * (ROW_BYTES + file.size)
-        assert not await session.scalar(select(func.count()).where(ConversationItem.counted_bytes == 0))
+            total += _agree(sample, ROW_BYTES + len(sample.sealed))
+        total += sum(batch.counted_bytes for batch in await rows(Batch))
+        organization = await session.get(Organization, organization_id)
+    assert organization is not None and organization.stored_bytes == total
     return total
 
 
-async def account(store: Store, organization_id: str) -> int:
-    """What the account says, which is what there is."""
-    said = await read_stored_bytes(store, organization_id)
-    assert said == await recount(store, organization_id)
-    return said
-
-
-def _agree(row: Any, size: int) -> None:
+def _agree(row: Any, size: int) -> int:
     assert row.counted_bytes == size, row.id
+    return size

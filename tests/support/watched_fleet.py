@@ -13,9 +13,9 @@ from typing import Any
 
 from kvarn.config.quality import QualityConfig
 from kvarn.config.schema import ModelConfig, ReplicaConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.quality.golden import GoldenPrompt
-from kvarn.quality.watch import Drift, QualityWatch
+from kvarn.quality.monitor import Drift, QualityMonitor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_checkpoint
@@ -25,7 +25,7 @@ ENGINES = Path(__file__).parent.parent / "quality" / "engines"
 
 @dataclass
 class Fleet:
-    """Real engine processes with the demo model, and the watch over them. A `WatchedModel`."""
+    """Real engine processes with the demo model, and the watch over them. A `MonitoredModel`."""
 
     folder: Path
     name: str = "kvarn-demo"
@@ -35,13 +35,13 @@ class Fleet:
     supervisors: dict[str, EngineSupervisor] = field(default_factory=dict)
     drifts: list[Drift] = field(default_factory=list)
 
-    def watch(self, on_drift: Callable[[Drift], Awaitable[None]] | None = None, **config: Any) -> QualityWatch:
+    def watch(self, on_drift: Callable[[Drift], Awaitable[None]] | None = None, **config: Any) -> QualityMonitor:
         async def note(drift: Drift) -> None:
             self.drifts.append(drift)
             if on_drift is not None:
                 await on_drift(drift)
 
-        return QualityWatch(lambda: [self], QualityConfig(**config), note)
+        return QualityMonitor(lambda: [self], QualityConfig(**config), note)
 
     async def start(self, *names: str, environment: dict[str, str] | None = None, **model: Any) -> None:
         """Start engines; `model` are settings of the model."""

@@ -169,7 +169,7 @@ class Stack:
         executor_type: type[InProcessExecutor] = InProcessExecutor,
         **engine: Any,
     ) -> None:
-        snapshots = None if model.spec.delta is None else num_snapshots
+        snapshots = num_snapshots if model.spec.has_states else None
         if plans_ahead:
             executor_type = AsyncExecutor
         executor = executor_type(

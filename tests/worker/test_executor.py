@@ -46,6 +46,7 @@ class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
     kernels = Kernels()
+    reads_shared_prefixes = False
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)

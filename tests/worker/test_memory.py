@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import DeltaDimensions, KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.device.memory import DRIVER_BYTES, DeviceMemory, usable_memory
 from kvarn.models import Decoder, DecoderSpec
+from kvarn.shapes import BLOCK_SIZE, KvDtype
+from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
 
@@ -28,6 +28,11 @@ def plan_kv_blocks(*arguments: Any, **options: Any) -> int:
 def spec(tiny_model: Callable[[str], Decoder]) -> DecoderSpec:
     """3 layers, 2 key-value heads of 16: 384 bytes a token in bfloat16, 6 KiB a block."""
     return dataclasses.replace(tiny_model("llama").spec, max_context_length=4096)
+
+
+def with_attention(spec: DecoderSpec, *kinds: AttentionKind) -> DecoderSpec:
+    """The same decoder with other layers."""
+    return dataclasses.replace(spec, layers=[dataclasses.replace(spec.layers[0], attention=kind) for kind in kinds])
 
 
 def test_a_given_size_is_used_in_full(spec: DecoderSpec) -> None:
@@ -159,7 +164,10 @@ def test_ranks_have_a_cache_for_the_gpu_that_has_least_for_it(spec: DecoderSpec)
 def test_a_step_of_a_larger_budget_needs_more(spec: DecoderSpec) -> None:
     assert step_bytes(spec, 2048, 8) < step_bytes(spec, 8192, 8) < step_bytes(spec, 8192, 4096)
     delta = DeltaDimensions(key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
-    assert step_bytes(dataclasses.replace(spec, delta=delta), 2048, 8) > step_bytes(spec, 2048, 8) + 2048 * 16_000 * 16
+    assert (
+        step_bytes(with_attention(spec, *[delta] * spec.num_layers), 2048, 8)
+        > step_bytes(spec, 2048, 8) + 2048 * 16_000 * 16
+    )
 
 
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:
@@ -185,10 +193,9 @@ def test_a_cache_above_what_the_weights_leave_is_refused_with_the_figures(spec: 
 def recurrent(spec: DecoderSpec) -> DecoderSpec:
     """Qwen3-Next 80B: of 48 layers 36 have states, 75 MiB a sequence; 24 KiB a token in the others."""
     delta = DeltaDimensions(key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
-    large = dataclasses.replace(
-        spec, delta=delta, num_layers=48, num_delta_layers=36, num_heads=16, num_kv_heads=2, head_dim=256
-    )
-    assert (state_bytes(large) >> 20, kv_bytes_per_token(large, "bfloat16")) == (75, 24 * 1024)
+    grouped = GroupedDimensions(num_heads=16, num_kv_heads=2, head_dim=256)
+    large = with_attention(spec, *[grouped] * 12, *[delta] * 36)
+    assert (large.state_bytes >> 20, large.kv_bytes_per_token("bfloat16")) == (75, 24 * 1024)
     return large
 
 
@@ -207,8 +214,8 @@ def test_a_large_model_with_states_starts_with_its_defaults(
         weight_bytes=41 * GIB,
         memory_bytes=machine_gib * GIB,
     )
-    states = (plan.max_num_seqs + plan.num_snapshots) * state_bytes(recurrent)
-    blocks = plan.num_blocks * BLOCK_SIZE * kv_bytes_per_token(recurrent, "bfloat16")
+    states = (plan.max_num_seqs + plan.num_snapshots) * recurrent.state_bytes
+    blocks = plan.num_blocks * BLOCK_SIZE * recurrent.kv_bytes_per_token("bfloat16")
     assert sequences <= plan.max_num_seqs <= 256
     assert plan.num_snapshots >= plan.max_num_seqs // 5
     assert plan.num_blocks >= 262_144 // BLOCK_SIZE
@@ -218,7 +225,7 @@ def test_a_large_model_with_states_starts_with_its_defaults(
 def test_configured_max_num_seqs_is_not_lowered(recurrent: DecoderSpec) -> None:
     size = {"kv_cache_gib": 8, "max_context_length": 4096, "memory_bytes": 64 * GIB}
     lowered = plan_cache(recurrent, "bfloat16", max_num_seqs=256, may_lower_seqs=True, **size)
-    assert lowered.max_num_seqs == (8 * GIB - 4096 * 24 * 1024) // 2 // state_bytes(recurrent)
+    assert lowered.max_num_seqs == (8 * GIB - 4096 * 24 * 1024) // 2 // recurrent.state_bytes
     with pytest.raises(CacheTooSmallError, match="states of 256 sequences"):
         plan_cache(recurrent, "bfloat16", max_num_seqs=256, **size)
 
@@ -277,7 +284,7 @@ def test_without_limits_all_of_the_machine_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_block_takes_the_bytes_that_were_planned_for_it(head_dim: int, dtype: KvDtype, spec: DecoderSpec) -> None:
     kv_cache = pytest.importorskip("kvarn.kernels.cpu.kv_cache", reason="needs compiled kernels", exc_type=ImportError)
-    wide = dataclasses.replace(spec, head_dim=head_dim)
-    cache = kv_cache.new_kv_cache(wide.num_layers, 5, HeadShape(wide.num_heads, wide.num_kv_heads, head_dim), dtype)
+    wide = with_attention(spec, *[GroupedDimensions(num_heads=4, num_kv_heads=2, head_dim=head_dim)] * 3)
+    cache = kv_cache.new_kv_cache(3, 5, HeadShape(4, 2, head_dim), dtype)
     held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-    assert held == 5 * BLOCK_SIZE * kv_bytes_per_token(wide, dtype)
+    assert held == 5 * BLOCK_SIZE * wide.kv_bytes_per_token(dtype)

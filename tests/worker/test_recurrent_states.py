@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE, ModelConfig
-from kvarn.costs.decoder import kv_bytes_per_token, state_bytes
+from kvarn.config.schema import ModelConfig
 from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.startup.recurrent import check_recurrent
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.shapes import BLOCK_SIZE
+from kvarn.shapes.attention import DeltaDimensions
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.errors import CacheTooSmallError, PlanError
@@ -86,11 +87,11 @@ def test_one_budget_holds_blocks_states_and_snapshots(model: Decoder) -> None:
     cache = model.new_kv_cache(3, 5)
     assert cache.recurrent_states is not None
     held = sum(tensor.nbytes for tensor in (*cache.recurrent_states.matrices, *cache.recurrent_states.inputs))
-    assert held == 5 * state_bytes(spec)
+    assert held == 5 * spec.state_bytes
     blocks = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-    assert blocks == 3 * BLOCK_SIZE * kv_bytes_per_token(spec, "float32")
+    assert blocks == 3 * BLOCK_SIZE * spec.kv_bytes_per_token("float32")
     large = _large(spec)
-    one, block = state_bytes(large), BLOCK_SIZE * kv_bytes_per_token(large, "bfloat16")
+    one, block = large.state_bytes, BLOCK_SIZE * large.kv_bytes_per_token("bfloat16")
     sizes: dict[str, Any] = {"max_context_length": 1024, "memory_bytes": 64 * GIB}
     plan = plan_cache(large, "bfloat16", kv_cache_gib=8, max_num_seqs=32, **sizes)
     used = (32 + plan.num_snapshots) * one + plan.num_blocks * block
@@ -100,9 +101,9 @@ def test_one_budget_holds_blocks_states_and_snapshots(model: Decoder) -> None:
 
 def _large(spec: DecoderSpec) -> DecoderSpec:
     """States of 75 MiB, as those of the 80B model."""
-    assert spec.delta is not None
-    delta = dataclasses.replace(spec.delta, key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
-    return dataclasses.replace(spec, delta=delta, num_layers=48, num_delta_layers=36)
+    delta = DeltaDimensions(key_heads=16, value_heads=32, key_dim=128, value_dim=128, window=4)
+    attends = next(layer for layer in spec.layers if not layer.attention.state_bytes)
+    return dataclasses.replace(spec, layers=[attends] * 12 + [dataclasses.replace(attends, attention=delta)] * 36)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_default_max_num_seqs_is_lowered_to_the_memory_for_states(
     path: Path, model: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    gib = 60 * state_bytes(model.spec) / GIB
+    gib = 60 * model.spec.state_bytes / GIB
     service = build_service(_replica(path, kv_cache_gib=gib, max_context_length=64), lambda *_: None)
     assert isinstance(service, GenerateService)
     assert service.card.max_num_seqs < 30

@@ -93,7 +93,7 @@ class FixedLogits:
     def __init__(self, table: torch.Tensor) -> None:
         from kvarn.kernels.dispatch import kernels_for
 
-        self.spec, self.kernels = _Spec(), kernels_for()
+        self.spec, self.kernels, self.reads_shared_prefixes = _Spec(), kernels_for(), False
         self.table = table
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvarn.admission.demand import Demand
-from kvarn.admission.engine_view import EngineView
+from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.predictor import MARGIN, OUT_OF_REACH, Load, Mix, Predictor
 from kvarn.admission.queue import AdmissionQueue
 from kvarn.admission.traffic import Traffic
@@ -25,30 +25,30 @@ from kvarn.wire.messages import EngineStats
 WAIT_MARGIN = 0.6
 """`MARGIN` on arrival: a request that may wait is not refused later, when others with a better claim have come."""
 BATCH_SHARE = 0.8
-"""Part of the engine that may be full for batch work still to go: the rest takes interactive requests at once."""
+"""Share of the engine up to which batch work is admitted; the rest is kept for interactive requests."""
 PEAK_S = 30.0
-"""Batch work leaves the rows that other requests had lately: after so long about a third of a peak still counts."""
+"""Batch work leaves the rows that other requests had lately: a peak fades to a third in this time."""
 PREFILL_WINDOW = 0.25
-"""Part of the TTFT target for which prompts may wait inside the engine, where their order is decided no more."""
+"""Share of the TTFT target for which prompts may wait inside the engine, where their order is fixed."""
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 LONGEST_RETRY_S = 600
 """No Retry-After is longer."""
 SEEK_LATE_S = 0.04
-"""How often those that wait in vain are sought: it looks at each tenant."""
+"""Seconds between two searches for requests that wait in vain; each looks at all tenants."""
 
 
 class Reason(StrEnum):
     """Why a request is refused."""
 
     OVERLOADED = "overloaded"
-    """It would be too late, whoever sent it."""
+    """Its first token would be late, whoever sent it."""
     OVER_SHARE = "over_share"
-    """It would be too late because its own tenant has more than its share under way."""
+    """Its first token would be late because its own tenant has more than its share under way."""
     QUEUE_FULL = "queue_full"
-    """As many wait as may."""
+    """The queue is full."""
     QUEUE_TIMEOUT = "queue_timeout"
-    """It has waited as long as it may."""
+    """It has waited for the longest time allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Refusal:
 
     reason: Reason
     retry_after_s: float
-    """How late it would be; > 0."""
+    """Seconds by which it would be late; > 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ Decisions = list[tuple[Demand, Refusal | None]]
 class AdmissionController:
     """Decides for one engine. Not thread-safe: one event loop owns it."""
 
-    def __init__(self, rules: Rules, view: EngineView, traffic: Traffic, ageing_s: float) -> None:
+    def __init__(self, rules: Rules, load: EngineLoad, traffic: Traffic, ageing_s: float) -> None:
         self.queue = AdmissionQueue(ageing_s)
         self._rules = rules
-        self._view = view
+        self._load = load
         self._traffic = traffic
         self._preparing: set[Demand] = set()
         """Accepted before they were parsed; they come again when they are tokenized."""
@@ -94,7 +94,7 @@ class AdmissionController:
 
     def update(self, stats: EngineStats, now: float) -> None:
         """Take the engine's latest statistics."""
-        self._view.update(stats, now)
+        self._load.update(stats, now)
 
     def offer(self, demand: Demand, now: float) -> Refusal | None:
         """A request has come. Where it is not refused, `poll` says when it goes, or that it is refused later."""
@@ -126,8 +126,8 @@ class AdmissionController:
         self._preparing.discard(demand)
 
     def poll(self, now: float) -> Decisions:
-        """What has been decided on waiting requests since the last call."""
-        rows = self._view.rows - self._batch_rows
+        """Decisions on waiting requests since the last call."""
+        rows = self._load.rows - self._batch_rows
         self._peak = max(float(rows), self._peak * math.exp((self._peak_at - now) / PEAK_S))
         self._peak_at = now
         decisions, self._decisions = self._decisions, []
@@ -139,8 +139,8 @@ class AdmissionController:
             if not self._can_go(demand, load, mix):
                 break
             self.queue.remove(demand)
-            if self._view.predictor is not None:
-                first_token_s = self._view.predictor.first_token_s(demand, load, mix)
+            if self._load.predictor is not None:
+                first_token_s = self._load.predictor.first_token_s(demand, load, mix)
                 demand.predicted_ttft_s = now - demand.arrival_s + first_token_s
             self._send(demand, now)
             decisions.append((demand, None))
@@ -163,7 +163,7 @@ class AdmissionController:
         """
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
-        self._view.ended(demand, now)
+        demand.reservation.end(now)
         if finished:
             self._traffic.learn(demand.tenant, prompt, cached, output)
 
@@ -176,13 +176,13 @@ class AdmissionController:
         """Seconds from arrival to first token of a request that came now, if it waited its turn; None: unknown. It
         takes no place in the queue."""
         self._arrive(demand, now)
-        return None if self._view.predictor is None else self._ttft_s(demand, now, self._view.predictor)
+        return None if self._load.predictor is None else self._ttft_s(demand, now, self._load.predictor)
 
     # Predicting ------------------------------------------------------------------------------------------------------
 
     def _predict_refusal(self, demand: Demand, now: float) -> Refusal | None:
         """Why a request that comes now would miss its first token's target; None where it would not."""
-        predictor = self._view.predictor
+        predictor = self._load.predictor
         if predictor is None or not (demand.is_interactive and self._rules.load_shedding):
             return None
         target = self._ttft_limit_s(demand, predictor, WAIT_MARGIN)
@@ -198,7 +198,7 @@ class AdmissionController:
 
     def _situation(self, demand: Demand, now: float) -> tuple[Load, Mix]:
         mix = self._traffic.mix(demand.prompt_tokens)
-        return self._view.load(demand.priority, now, mix), mix
+        return self._load.ahead_of(demand.priority, now, mix), mix
 
     def _ttft_s(self, demand: Demand, now: float, predictor: Predictor, *, own: bool = True) -> float:
         """From the request's arrival to its first token, if it waits its turn. `own`: behind its own tenant's, too."""
@@ -217,8 +217,8 @@ class AdmissionController:
 
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
-        predictor = self._view.predictor
-        if demand.is_batch and self._view.has_waiting:
+        predictor = self._load.predictor
+        if demand.is_batch and self._load.has_waiting:
             return False
         if predictor is None or load.rows == 0:
             return True
@@ -226,7 +226,7 @@ class AdmissionController:
         taken = max(load.rows, self._batch_rows + math.ceil(self._peak)) if demand.is_batch else load.rows
         rows = taken + demand.sequences
         grown = demand.prompt_tokens + demand.output_tokens
-        if rows > self._view.config.max_num_seqs * share or grown > load.free_kv_tokens:
+        if rows > self._load.config.max_num_seqs * share or grown > load.free_kv_tokens:
             return False
         reachable = OUT_OF_REACH * predictor.decode_s(1, grown)
         target = max(MARGIN * self._rules.tpot_target_s, reachable)
@@ -234,7 +234,7 @@ class AdmissionController:
 
     def _can_go(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether a request whose turn it is goes now: few enough prompts wait inside the engine, too."""
-        predictor = self._view.predictor
+        predictor = self._load.predictor
         if not self._has_place(demand, load, mix):
             return False
         if predictor is None or load.rows == 0:
@@ -256,7 +256,8 @@ class AdmissionController:
     def _send(self, demand: Demand, now: float) -> None:
         self._batch_rows += demand.sequences * demand.is_batch
         self.queue.serve(demand)
-        self._view.sent(demand, now)
+        demand.reservation = self._load.reserve(int(demand.prompt_tokens), demand.sequences, demand.priority)
+        demand.reservation.sent(now)
 
     def _refuse_late(self, now: float) -> Decisions:
         """Refuse those first of their tenants that have waited in vain."""
@@ -274,7 +275,7 @@ class AdmissionController:
         if not demand.is_interactive:
             over = self._rules.max_queue_s is not None and waited > self._rules.max_queue_s
             return Refusal(Reason.QUEUE_TIMEOUT, self._drain_s(demand, now)) if over else None
-        predictor = self._view.predictor
+        predictor = self._load.predictor
         if predictor is None:
             return None
         late_s = waited + predictor.first_token_s(demand, *self._situation(demand, now))
@@ -282,7 +283,7 @@ class AdmissionController:
         return Refusal(Reason.OVERLOADED, max(late_s, self._drain_s(demand, now))) if late_s > 0 else None
 
     def _make_place(self, demand: Demand, now: float) -> Refusal | None:
-        """Where the queue is full, the last of a worse tier is refused; else the newcomer is."""
+        """Make a place in a full queue: refuse the last of a worse tier, or the newcomer where there is none."""
         if len(self.queue) < self._rules.max_queue:
             return None
         last = self.queue.last()
@@ -298,7 +299,7 @@ class AdmissionController:
 
     def _drain_s(self, demand: Demand, now: float) -> float:
         """Until all that waits has gone to the engine."""
-        predictor = self._view.predictor
+        predictor = self._load.predictor
         if predictor is None:
             return 1.0
         load, mix = self._situation(demand, now)

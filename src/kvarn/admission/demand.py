@@ -1,17 +1,21 @@
-"""What a request would need of an engine."""
+"""The demand of a request on an engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvarn.fairness.queue import Account
+
+if TYPE_CHECKING:
+    from kvarn.admission.engine_load import Reservation
 
 INTERACTIVE, BATCH = 0, 10
 """Priorities up to the first have latency targets; from the second on, requests run on idle capacity."""
 
 
 class TenantAccount(Account):
-    """What a tenant was served, and whether it asks for more."""
+    """Service that a tenant got, and whether it asks for more."""
 
     __slots__ = ("in_service", "refused_at", "refused_priority")
 
@@ -19,9 +23,9 @@ class TenantAccount(Account):
         super().__init__(name, weight)
         self.in_service = 0
         self.refused_at = float("-inf")
-        """When one of its requests was last refused."""
+        """Time of the latest refusal of one of its requests."""
         self.refused_priority = 0
-        """That request's."""
+        """Priority of that request."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -33,7 +37,7 @@ class Demand:
     """The tenant's share of a saturated engine; > 0."""
     priority: int = 0
     prompt_tokens: float
-    """That have to be computed: those expected in the prefix cache are left out."""
+    """Tokens to compute, without those expected in the prefix cache."""
     output_tokens: float
     """Expected, over all its sequences."""
     sequences: int = 1
@@ -43,14 +47,16 @@ class Demand:
     accepted: bool = False
     """It was predicted to be in time, before it was parsed."""
     body_bytes: int = 0
-    """Of a request that was not parsed when it was decided on; 0 where they are not all of its prompt."""
+    """Length of a body that was not parsed at the decision; 0 where it is not the whole prompt."""
     cost: float = 0.0
     """Weighted tokens that its tenant is charged."""
     predicted_ttft_s: float | None = None
-    """As predicted when it went to the engine; None where nothing was known."""
+    """Prediction made when it went to the engine; None where nothing was known."""
     account: TenantAccount = field(init=False)
     order: int = field(init=False)
     """Both are set when it arrives at the queue."""
+    reservation: Reservation = field(init=False)
+    """Set when it goes to the engine."""
 
     @property
     def is_interactive(self) -> bool:

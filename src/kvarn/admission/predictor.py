@@ -13,16 +13,16 @@ from kvarn.costs.step_times import StepTimes
 MARGIN = 0.9
 """Part of a target that a prediction may reach: single answers stray from the mean, and a miss serves nobody."""
 OUT_OF_REACH = 2.5
-"""Where even an idle engine misses a target, or nearly, requests get this many times what it takes alone: a target out
-of reach protects nobody."""
+"""Requests that miss a target on an idle engine, or nearly, get this many times what they take alone: a target out of
+reach protects nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What requests ask for on average."""
+    """The average request."""
 
     prompt_tokens: float
-    """That have to be computed."""
+    """Tokens of its prompt to compute."""
     prompt_pairs: float
     """(query, key) pairs of a prompt."""
     output_tokens: float
@@ -37,18 +37,18 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine has before it at a moment."""
+    """Work of an engine at one moment."""
 
     rows: int
     """Sequences that decode, or will once their prompts are computed."""
     decoding: int
-    """Of those, so many decode beside the prompts that are computed next."""
+    """Sequences that decode beside the prompts that are computed next."""
     context: float
     """Tokens of all of them."""
     prefill_tokens: float
-    """Of prompts that come before a new one's."""
+    """Tokens of prompts that come before a new one."""
     free_kv_tokens: float = math.inf
-    """That nobody is about to need."""
+    """Room in the KV cache that no sequence is about to need."""
 
 
 class Predictor:
@@ -87,7 +87,7 @@ class Predictor:
         return self.prefill_s(demand.prompt_tokens, self.prompt_s(demand.prompt_tokens), 0, 0)
 
     def token_s(self, mix: Mix) -> float:
-        """What a prompt token adds to its step, on average."""
+        """Seconds that a prompt token adds to its step, on average."""
         return self.prompt_s(mix.prompt_tokens, mix.prompt_pairs) / max(1.0, mix.prompt_tokens)
 
     def tpot_s(self, rows: float, context: float, mix: Mix) -> float:

@@ -1,4 +1,4 @@
-"""Who waits at the gateway, and whose turn it is: the engine's own order (`kvarn.fairness.queue`).
+"""Requests that wait at the gateway, in the engine's own order (`kvarn.fairness.queue`).
 
 A request is charged at its start with what it will probably cost, and corrected at its end. Under overload most of a
 tenant's requests are refused rather than kept, so it often has none waiting though it asks for more than its share;
@@ -25,7 +25,7 @@ MAX_ACCOUNTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What will be served before a request that comes now."""
+    """Requests that are served before one that comes now."""
 
     demands: list[Demand]
     unsent_cost: float
@@ -76,7 +76,7 @@ class AdmissionQueue(FairQueue[Demand]):
         return demand.weight / (demand.weight + sum(account.weight for account in self._others(demand, now)))
 
     def ahead_of(self, demand: Demand, now: float, *, own: bool = True) -> Ahead:
-        """What stands before a request that has arrived and does not wait yet.
+        """Requests before one that has arrived and does not wait yet.
 
         `own`: what its own tenant has waiting, and was served too much, counts as well.
         """

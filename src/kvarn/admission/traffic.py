@@ -1,20 +1,17 @@
-"""What requests turn out to need: averages, learned from those that ended."""
+"""Averages of requests, learned from those that ended."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
+from kvarn.admission.answer_lengths import AnswerLengths
 from kvarn.admission.predictor import Mix
 
 FADE = 0.02
-"""Weight of the latest request in an average over all: about the last hundred count."""
-TENANT_FADE = 0.1
-"""The same among a tenant's own."""
-FIRST_GUESS = 128.0
-"""Output tokens expected of an answer before any has ended."""
+"""Weight of the latest request in an average: about the last hundred count."""
 FIRST_TOKENS_PER_BYTE = 0.2
 """Prompt tokens expected of a byte of JSON before any was tokenized."""
-MAX_TENANTS = 1024
+
+_MODEL = ""
+"""All requests are of one model."""
 
 
 class Traffic:
@@ -31,10 +28,9 @@ class Traffic:
         self._tokens_per_byte = FIRST_TOKENS_PER_BYTE
         self._prompt = 0.0
         self._pairs = 0.0
-        self._output = FIRST_GUESS
         self._cached_share = 0.0
         self._ended = 0
-        self._outputs: OrderedDict[str, float] = OrderedDict()
+        self._lengths = AnswerLengths()
 
     def cost(self, prompt_tokens: float, output_tokens: float) -> float:
         """Weighted tokens of a request."""
@@ -42,7 +38,7 @@ class Traffic:
 
     def expected_output(self, tenant: str, max_tokens: int) -> float:
         """Output tokens that a request of this tenant, which may write `max_tokens`, will probably have."""
-        return min(float(max_tokens), self._outputs.get(tenant, self._output))
+        return min(float(max_tokens), self._lengths.mean(_MODEL, tenant))
 
     def tokens_in(self, body_bytes: int) -> float:
         """Prompt tokens that a body of this length will probably turn out to have."""
@@ -63,15 +59,12 @@ class Traffic:
         fade = max(FADE, 1 / self._ended)
         self._prompt += fade * (computed - self._prompt)
         self._pairs += fade * (computed * (prompt_tokens + cached_tokens + 1) / 2 - self._pairs)
-        self._output += fade * (output_tokens - self._output)
         self._cached_share += fade * (cached_tokens / max(1, prompt_tokens) - self._cached_share)
-        known = self._outputs.pop(tenant, float(output_tokens))
-        self._outputs[tenant] = known + TENANT_FADE * (output_tokens - known)
-        if len(self._outputs) > MAX_TENANTS:
-            self._outputs.popitem(last=False)
+        self._lengths.learn(_MODEL, tenant, output_tokens)
 
     def mix(self, prompt_tokens: float) -> Mix:
         """The average request; like one with a prompt of `prompt_tokens` before any has ended."""
         prompt = self._prompt if self._ended else prompt_tokens
         pairs = self._pairs if self._ended else prompt_tokens * (prompt_tokens + 1) / 2
-        return Mix(prompt, pairs, self._output, self.cost(prompt, self._output))
+        output = self._lengths.mean(_MODEL)
+        return Mix(prompt, pairs, output, self.cost(prompt, output))

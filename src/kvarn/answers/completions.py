@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.work import RequestRecord
 from kvarn.catalog.model_choice import BYTES_PER_TOKEN
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.external.completions import start_external_completion
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.text.detokenizer import IncrementalDetokenizer
@@ -183,7 +183,7 @@ async def _start(
         )
         readers += [CompletionReader(prompt, request, model) for _ in choices]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
-    head = (f"cmpl-{record.id}", int(time.time()), model.public_name, model.fingerprint, request.include_usage)
+    head = (f"cmpl-{record.id}", int(SYSTEM_CLOCK.time()), model.public_name, model.fingerprint, request.include_usage)
     return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
 from collections.abc import Coroutine
 
 from msgspec import UNSET
@@ -16,6 +15,7 @@ from kvarn.answers.relevance import NamedText, is_cross_encoder, numbers, pair_s
 from kvarn.answers.work import RequestRecord, Work
 from kvarn.catalog.failover import embed_anywhere
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.external.embeddings import embed_external, external_inputs, picked
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.wire.openai.common import as_list
@@ -133,7 +133,7 @@ async def start_score(
         scores = await serving.run(record, lambda: _scores(model, answers, len(left)))
         return ScoreAnswer(
             id=f"score-{record.id}",
-            created=int(time.time()),
+            created=int(SYSTEM_CLOCK.time()),
             model=model.name,
             data=[Score(index=i, score=score) for i, score in enumerate(scores)],
             usage=_usage(work),

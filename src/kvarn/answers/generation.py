@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -14,6 +13,7 @@ from kvarn.answers.work import Work, salt_of
 from kvarn.catalog.failover import client_of, generate_anywhere
 from kvarn.catalog.models import ReadyModel
 from kvarn.catalog.timeouts import NO_TIMEOUTS, StageTimeoutError, timeouts_of, within_timeouts
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
@@ -97,7 +97,7 @@ def make_submit(
         adapter=work.adapter,
         cache_salt=salt_of(principal, cache_salt),
         grammar=grammar,
-        ttft_left_s=None if slo is None else work.record.received + slo.ttft_target_s - time.monotonic(),
+        ttft_left_s=None if slo is None else work.record.received + slo.ttft_target_s - SYSTEM_CLOCK.now(),
         tpot_target_s=None if slo is None else slo.tpot_target_s,
     )
 
@@ -171,7 +171,7 @@ def _tokens(
     replicas, choice = model.served.replicas, work.replica_choice
     assert choice is not None, "a replica is chosen when work begins"
     if work.record.batch_id is not None:
-        choice.sent(time.monotonic())
+        choice.sent(replicas.clock.now())
         return client_of(replicas, choice.replica).generate(submit, held.become)
 
     def moved(replica: str, pause_s: float) -> None:

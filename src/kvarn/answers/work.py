@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from enum import StrEnum
 
 from kvarn.admission.demand import Demand
 from kvarn.catalog.client_left import ClientLeft
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
@@ -66,7 +66,7 @@ class TokenUsage:
     def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0, reasoning: int = 0) -> None:
         """Add tokens."""
         if completion and self.first_token is None:
-            self.first_token = time.monotonic()
+            self.first_token = SYSTEM_CLOCK.now()
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.completion_tokens += completion
@@ -84,9 +84,9 @@ class RequestRecord:
     `id`. Two requests may have the same."""
     id: str = field(default_factory=lambda: new_id(""), kw_only=True)
     """The request's own: the engine's id of it, and what follows the prefix in the id of its answer (`chatcmpl-…`)."""
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=SYSTEM_CLOCK.now)
     """Monotonic seconds at which its headers reached this machine."""
-    received: float = field(default_factory=time.monotonic)
+    received: float = field(default_factory=SYSTEM_CLOCK.now)
     """The same of the last byte of its body: latencies count from here. That of the headers until it is read."""
     model: str = UNKNOWN
     """The configured model it asked for."""

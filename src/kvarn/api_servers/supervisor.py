@@ -30,10 +30,10 @@ from kvarn.api_servers import (
 from kvarn.catalog.live_models import LiveModels
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.fleet.restart import keep_running
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.shared_counts import SharedState, main_scripts, script_handlers
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.restart import keep_running
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from typing import Any
 from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.batches.job import BatchJob
 from kvarn.batches.line import Refused, given_up_answer, make_record, run_line
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.engine import Store
@@ -35,7 +35,7 @@ _log = logging.getLogger("kvarn.batches")
 
 
 class Backoff:
-    """When the lines for one model go on after a refusal: when it says, else after 1 s, 2 s, ... 60 s, from the start
+    """The pause of the lines for one model after a refusal: as long as it says, else 1 s, 2 s, ... 60 s, from the start
     again once a line is answered."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class ModelItems:
         self.places = places
         self.backoff = Backoff()
         self.suspects = asyncio.Lock()
-        """Of the lines beside which the engine has died one runs at a time: so the one that kills it is found."""
+        """Held by a line beside which the engine has died: one runs at a time, so the one that kills it is found."""
         self._find = partial(open_lines, store, batch_id, count=_READ_AT_ONCE, model=name or None, besides=besides)
         self._next: deque[OpenLine] = deque()
         self._after = FIRST
@@ -160,20 +160,20 @@ class BatchItems:
         """Answer one line after another."""
         line = None
         while not self._stops():
-            await asyncio.sleep(items.backoff.pause_s(time.monotonic()))
+            await asyncio.sleep(items.backoff.pause_s(SYSTEM_CLOCK.now()))
             try:
                 line = line or await items.take()
                 if line is None:
                     return
                 answer = await self._attempt(items, line)
             except StoreAwayError as error:
-                items.backoff.refused(time.monotonic())
+                items.backoff.refused(SYSTEM_CLOCK.now())
                 _log.warning("batch %s: its lines wait for the database: %s", self._job.id, error)
                 continue
             if answer is not None:
                 line = None
                 self._answers.append(answer)
-                self._job.progress_at = time.monotonic()
+                self._job.progress_at = SYSTEM_CLOCK.now()
                 self._job.wake.set()
 
     def _stops(self) -> bool:
@@ -185,7 +185,7 @@ class BatchItems:
         job, worker = self._job, _this_task()
         alone = items.suspects if job.losses[number] else nullcontext()
         async with alone, items.places.place(job.organization_id):
-            if items.backoff.pause_s(time.monotonic()):
+            if items.backoff.pause_s(SYSTEM_CLOCK.now()):
                 return None  # another line was refused while this one waited for the place
             self._begun.add(worker)
             try:
@@ -212,7 +212,7 @@ class BatchItems:
             job.losses[refused.line.line] += 1
             if job.losses[refused.line.line] >= _MAX_LOSSES:
                 return given_up_answer(job.row, refused)
-        pause_s = items.backoff.refused(time.monotonic(), refused.retry_after_s)
+        pause_s = items.backoff.refused(SYSTEM_CLOCK.now(), refused.retry_after_s)
         if pause_s:
             message = "batch %s waits %.2f s with its lines for %r: a line was refused: %s"
             _log.info(message, job.id, pause_s, items.name, error.message)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
 from kvarn.answers.work import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.worker import Job
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
@@ -32,7 +32,7 @@ class BatchJob(Job):
     losses: Counter[int] = field(default_factory=Counter)
     """By line: how often the engine died beside it."""
     principal: Principal | None = None
-    """Who its lines act for: their key as it was when it was last valid."""
+    """The principal of its lines: their key as it was when it was last valid."""
     end_reason: EndReason | None = None
     full: bool = False
     """Its organization stores as much as it may: a pause, not an end."""
@@ -44,12 +44,12 @@ class BatchJob(Job):
     """Held by whoever changes the row: `row` is never older than a change made here."""
     requests: dict[int, RequestRecord] = field(default_factory=dict)
     """Lines that are being run, by number."""
-    progress_at: float = field(default_factory=time.monotonic)
-    """When a line was last seen in an engine, or answered. Monotonic seconds."""
+    progress_at: float = field(default_factory=SYSTEM_CLOCK.now)
+    """Time at which a line was last in an engine, or answered. Monotonic seconds."""
 
     @property
     def owner(self) -> Owner:
-        """Whose it is."""
+        """Its project."""
         return Owner(self.row.organization_id, self.row.project_id)
 
     def end(self, reason: EndReason) -> None:

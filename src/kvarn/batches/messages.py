@@ -18,7 +18,8 @@ from kvarn.store.errors import ConflictError
 from kvarn.store.models import Batch, File
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus, delete_batch
-from kvarn.store.repositories.files import MESSAGE_BATCH, FileWriter, find_file, publish_file, read_content
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import MESSAGE_BATCH, FileWriter, find_file, publish_file
 from kvarn.wire.anthropic.batches import BatchCounts, BatchResult, BatchResultLine, MessageBatch, MessageBatchRequest
 from kvarn.wire.openai.batches import WINDOW_S, BatchRequest
 from kvarn.wire.openai.errors import invalid_request

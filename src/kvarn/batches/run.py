@@ -21,7 +21,7 @@ from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus, finish_batch, move_batch
@@ -34,7 +34,8 @@ from kvarn.store.repositories.batches.lines import (
     open_lines,
     read_results,
 )
-from kvarn.store.repositories.files import FileWriter, find_file, read_content
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import FileWriter, find_file
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200
@@ -95,8 +96,6 @@ class BatchRun:
             await self._read_input(check)
         except NotFoundError as error:
             check.faults.append(BatchFault(code="invalid_input_file", message=str(error), param="input_file_id"))
-        except StorageFullError as error:
-            check.faults.append(BatchFault(code=STORAGE_FULL, message=str(error), param="input_file_id"))
         if check.faults:
             await delete_lines(self.serving.store, self.job.row.id)
             errors = [msgspec.to_builtins(fault) for fault in check.faults]

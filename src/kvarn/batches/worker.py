@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
 from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.run import BatchRun
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.worker import Worker
 from kvarn.responses.background_runs import ResponsesContext
@@ -49,10 +49,9 @@ class BatchWorker(Worker[BatchJob]):
         self._serving = serving
         self._store = serving.store
         self._config = config
-        names = [model.name for model in serving.models] + [""]
-        self._places = {name: FairSemaphore(config.max_in_flight) for name in names}
+        self._places: dict[str, FairSemaphore] = {}
         self._losses: dict[str, Counter[int]] = {}
-        """Of batches that this gateway has let go unfinished."""
+        """Losses of batches that this gateway has let go unfinished."""
 
     async def claim(self, free: int) -> Sequence[BatchJob]:
         """Take batches, of each organization its oldest first."""
@@ -119,14 +118,21 @@ class BatchWorker(Worker[BatchJob]):
         """Bring a batch as far as it will go."""
         try:
             await self.refresh(job)
-            await BatchRun(self._serving, job, self._places).run()
+            await BatchRun(self._serving, job, self._places_now()).run()
         except* LeaseLostError:
             _log.warning("batch %s was taken over by another gateway", job.id)
+
+    def _places_now(self) -> dict[str, FairSemaphore]:
+        """Places for lines in flight, of each model that is served now, and under the empty name for all others."""
+        names = [*(model.name for model in self._serving.models), ""]
+        for name in set(names) - self._places.keys():
+            self._places[name] = FairSemaphore(self._config.max_in_flight)
+        return {name: self._places[name] for name in names}
 
     async def _preempt(self, jobs: list[BatchJob]) -> None:
         """Preempt a batch where another one waits: the latest of the organization with the most places, where one with
         none waits; else one that makes no progress."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         for job in jobs:
             job.note_progress(now)
         waiting = await waiting_organizations(self._store)

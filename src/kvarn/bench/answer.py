@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from kvarn.bench.http import HttpBrokenError, HttpClient, HttpConnectError, Http
 from kvarn.bench.records import Chunk, ErrorKind, Record, keep_chunks
 from kvarn.bench.target import Target
 from kvarn.bench.workload import BenchRequest
+from kvarn.clock import SYSTEM_CLOCK
 
 MAX_ERROR_BODY = 4096
 """Bytes of an error response that are kept for its message."""
@@ -63,7 +63,7 @@ class AnswerStream:
         """A `finish_reason` or `[DONE]` was seen."""
 
     def feed(self, now: float, status: int, body: bytes) -> None:
-        """Take a piece of the body that came at `now` (`time.perf_counter`)."""
+        """Take a piece of the body that came at `now` (`Clock.now`)."""
         if status != 200:
             self._refusal = (self._refusal + body)[:MAX_ERROR_BODY]
             return
@@ -120,12 +120,12 @@ async def ask(
 ) -> Record:
     """Send `body` and wait for the whole answer. Failures are kept in the record, never raised.
 
-    `start` is the `time.perf_counter` of the run's zero, `due` the request's scheduled second after it.
+    `start` is the `Clock.now` of the run's zero, `due` the request's scheduled second after it.
     """
     record = Record(
         index=request.index,
         scheduled_s=due,
-        sent_s=time.perf_counter() - start,
+        sent_s=SYSTEM_CLOCK.now() - start,
         asked_output_tokens=request.output_tokens,
     )
     stream = AnswerStream(start)
@@ -142,7 +142,7 @@ async def ask(
         record.error, record.message = ErrorKind.BAD_RESPONSE, str(error)
     else:
         _judge(record, stream, status)
-    record.end_s = time.perf_counter() - start
+    record.end_s = SYSTEM_CLOCK.now() - start
     return record
 
 

@@ -14,6 +14,7 @@ from kvarn.bench.http import HttpClient
 from kvarn.bench.records import Record
 from kvarn.bench.target import Target
 from kvarn.bench.workload import BenchRequest
+from kvarn.clock import SYSTEM_CLOCK
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,21 +69,21 @@ class Run:
         self._job = job
         self._client = HttpClient(job.target.root, job.target.api_key)
         self._records: list[Record] = []
-        self._start = time.perf_counter()
-        self._started_at = time.time()
+        self._start = SYSTEM_CLOCK.now()
+        self._started_at = SYSTEM_CLOCK.time()
         self._cpu_start = time.process_time()
 
     async def warm_up(self) -> list[Record]:
         """Send the warm-up requests one after another; their records are only for looking at their errors."""
         target = self._job.target
         return [
-            await ask(self._client, target, request, target.body(request), time.perf_counter(), 0.0)
+            await ask(self._client, target, request, target.body(request), SYSTEM_CLOCK.now(), 0.0)
             for request in self._job.warm_up
         ]
 
     async def measure(self) -> None:
         """Run to the end. Cancelling stops the sending, gives up what is in flight and leaves the records."""
-        self._start, self._started_at = time.perf_counter(), time.time()
+        self._start, self._started_at = SYSTEM_CLOCK.now(), SYSTEM_CLOCK.time()
         self._cpu_start = time.process_time()
         try:
             if self._job.concurrency is None:
@@ -107,7 +108,7 @@ class Run:
         )
 
     def _now(self) -> float:
-        return time.perf_counter() - self._start
+        return SYSTEM_CLOCK.now() - self._start
 
     async def _send(self, request: BenchRequest, body: bytes, due: float) -> None:
         self.progress.sent += 1

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from kvarn.clock import SYSTEM_CLOCK
+
 OnBody = Callable[[float, int, bytes], None]
-"""Called with the time (`time.perf_counter`), the status and a piece of the body."""
+"""Called with the time (`Clock.now`), the status and a piece of the body."""
 
 
 class HttpConnectError(ConnectionError):
@@ -134,7 +135,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Stamp first, parse after."""
-        self._now = time.perf_counter()
+        self._now = SYSTEM_CLOCK.now()
         self.response_began = True
         try:
             self._parser.feed_data(data)

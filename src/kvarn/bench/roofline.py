@@ -7,10 +7,10 @@ step is the real one: scheduler, model and sampler in this process, without a ga
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.decoder import DecoderCosts, StepWork
 from kvarn.costs.roofline import Ceilings, floor_s
@@ -116,7 +116,7 @@ def engine_for(executor: Executor, batch: int = 1) -> EngineCore:
         prefix_cache=False,
         max_prefill_stretch=1e6,
     )
-    return EngineCore(EngineParts(executor, config), time.monotonic)
+    return EngineCore(EngineParts(executor, config), SYSTEM_CLOCK.now)
 
 
 def _request(name: str, prompt: list[int], max_tokens: int) -> Submit:
@@ -130,6 +130,6 @@ def _prompt(length: int, seed: int, vocab_size: int) -> list[int]:
 
 
 def _timed_step(engine: EngineCore) -> float:
-    began = time.perf_counter()
+    began = SYSTEM_CLOCK.now()
     engine.step()
-    return time.perf_counter() - began
+    return SYSTEM_CLOCK.now() - began

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from kvarn.bench.driver import Job, Outcome, Run, RunProgress
 from kvarn.bench.http import HttpBrokenError, HttpClient, HttpConnectError, HttpProtocolError
 from kvarn.bench.target import Target
+from kvarn.clock import SYSTEM_CLOCK
 
 PLAIN_INTERVAL_S = 5.0
 """Seconds between progress lines where the output is no terminal."""
@@ -115,10 +116,10 @@ def _listen(stack: contextlib.ExitStack, interrupt: Callable[[], None]) -> None:
 
 async def _watch(progress: RunProgress, console: Console) -> None:
     if not console.is_terminal:
-        started = asyncio.get_running_loop().time()
+        started = SYSTEM_CLOCK.now()
         while True:
             await asyncio.sleep(PLAIN_INTERVAL_S)
-            seconds = asyncio.get_running_loop().time() - started
+            seconds = SYSTEM_CLOCK.now() - started
             console.print(
                 f"{seconds:7.1f} s  {progress.done}/{progress.total} done  {_state(progress)}", highlight=False
             )

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -57,17 +56,17 @@ async def generate_anywhere(
         while True:
             known = journal.num_tokens
             try:
-                choice.sent(time.monotonic())
+                choice.sent(replicas.clock.now())
                 async with aclosing(client_of(replicas, choice.replica).generate(attempt, report_pending)) as deltas:
                     async for delta in deltas:
                         if lost_at is not None:
-                            on_moved(choice.replica, time.monotonic() - lost_at)
+                            on_moved(choice.replica, replicas.clock.now() - lost_at)
                             lost_at = None
                         yield journal.take(delta)
                 return
             except (ReplicaLostError, RequestRefusedError) as error:
                 choice.end()
-                lost_at = time.monotonic() if lost_at is None else lost_at
+                lost_at = replicas.clock.now() if lost_at is None else lost_at
                 lost = [choice.replica] if journal.num_tokens > known else [*lost, choice.replica]
                 choice = await _other_replica(replicas, replicas.route_of(submit), error, lost, config)
                 attempt = journal.rest()
@@ -87,7 +86,7 @@ async def embed_anywhere(
         while True:
             name = f"{request_id}~{len(lost)}" if lost else request_id
             try:
-                choice.sent(time.monotonic())
+                choice.sent(replicas.clock.now())
                 return await client_of(replicas, choice.replica).embed(name, inputs)
             except (ReplicaLostError, RequestRefusedError) as error:
                 choice.end()
@@ -148,8 +147,8 @@ class _Journal:
 
     def take(self, delta: TokenDelta) -> TokenDelta:
         """Note a delta; returns what is new in it."""
-        if self._told and (delta.cached_tokens or delta.queue_s):
-            delta = msgspec.structs.replace(delta, cached_tokens=0, queue_s=0.0)
+        if self._told and delta.cached_tokens:
+            delta = msgspec.structs.replace(delta, cached_tokens=0)
         self._told = True
         self.num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
@@ -168,4 +167,4 @@ class _Journal:
             return rest
         sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
         drawn = [self._drawn.get(index) for index in range(sampling.n)]
-        return msgspec.structs.replace(rest, sampling=sampling, drawn=drawn)
+        return msgspec.structs.replace(rest, sampling=sampling, resume_token_ids=drawn)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvarn.catalog.models import ServedModel, limits_of
 from kvarn.config.gateway import GatewayConfig
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 

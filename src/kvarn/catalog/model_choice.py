@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Protocol, TypeVar
@@ -13,6 +12,7 @@ from kvarn.answers.work import DegradedError, RequestRecord
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.timeouts import StageTimeoutError
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import FallbackReason, RouteConfig
 from kvarn.external.errors import ExternalFailedError
 from kvarn.identity.scopes import check_model, may_use_model
@@ -69,7 +69,7 @@ class ModelRoutes:
         routes: Iterable[RouteConfig],
         metrics: ModelChoiceMetrics,
         predict_ttft: PredictTtft,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.metrics = metrics
         self._predict_ttft = predict_ttft

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import InitVar, asdict, dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import kvarn
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.catalog.text_pool import TextPool
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
@@ -171,7 +171,7 @@ class ServedModel:
     clients: InitVar[Sequence[ReplicaClient]]
     """Replicas that are there from the start."""
     directory: Path
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(SYSTEM_CLOCK.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
     external: ExternalModel | None = None
@@ -187,6 +187,8 @@ class ServedModel:
     """All versions under this name that are served while one replaces another; empty: this one alone."""
     kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
     """Of its deployment, loaded at run time."""
+    clock: Clock = SYSTEM_CLOCK
+    """Read by all that admits and routes its requests."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
@@ -196,7 +198,7 @@ class ServedModel:
         by_name = dict(zip(names, clients, strict=True))
         routing = None if self.config.external is not None else self.config.routing  # `ExternalModel` chooses
         known = {each.name: each for each in (*configured_adapters(self.config), *kept_adapters)}
-        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine, known.values())
+        self.replicas = ReplicaSet(by_name, self.process, routing, self.config.engine, known.values(), self.clock)
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 

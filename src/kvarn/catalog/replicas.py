@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import RoutingConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState, ReplicaStatus
@@ -29,6 +29,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         routing: How one is chosen; None: somebody else chooses.
         engine: How they schedule.
         adapters: Of the model, as long as no replica has told of its own.
+        clock: Tells how old statistics are.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         routing: RoutingConfig | None = None,
         engine: EngineConfig | None = None,
         adapters: Iterable[AdapterInfo] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self.clock = clock
         self._routing = routing
         self._engine = engine
         self._clients: dict[str, ReplicaClient] = {}
@@ -153,7 +156,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         if router is None:
             ready = [name for name in self.ready if name not in request.excluded]
             return ReplicaChoice(ready[0]) if ready else None
-        now = time.monotonic()
+        now = self.clock.now()
         for name, candidate in router.candidates.items():
             client = self._clients[name]
             candidate.available = client.state is ReplicaState.READY

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.external import TimeoutsConfig
 from kvarn.routing.timeouts import StageTimeouts, TimeoutStage
 
@@ -51,18 +52,17 @@ async def within_timeouts(
     Raises:
         StageTimeoutError: A stage took too long; `items` is closed then.
     """
-    loop = asyncio.get_running_loop()
-    began, begun = loop.time(), False
+    began, begun = SYSTEM_CLOCK.now(), False
     async with aclosing(items):
         while True:
-            deadline = timeouts.deadline(began, loop.time(), begun=begun)
+            deadline = timeouts.deadline(began, SYSTEM_CLOCK.now(), begun=begun)
             try:
-                async with asyncio.timeout_at(None if deadline is None else deadline[0]):
+                async with asyncio.timeout_at(None if deadline is None else deadline[0]) as limit:
                     item = await anext(items)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                if deadline is None or loop.time() < deadline[0]:
+                if deadline is None or not limit.expired():
                     raise  # somebody else's
                 raise StageTimeoutError(deadline[1], timeouts.seconds(deadline[1]) or 0.0) from None
             begun = begun or is_token(item)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from kvarn.cli.client import ClientError, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
 from kvarn.cli.parameters import expand_options
 from kvarn.cli.values import read_settings
+from kvarn.clock import SYSTEM_CLOCK
 
 _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
 _PATH = "organization/deployments"
@@ -169,7 +169,7 @@ def _wait(server: Server, model: str, seconds: float | None, candidate: int | No
     """Wait until a model is as wanted; `candidate`: a version that is rolled out, and to be promoted."""
     if seconds is None:
         return
-    deadline = time.monotonic() + seconds
+    deadline = SYSTEM_CLOCK.now() + seconds
     while True:
         found = next(each for each in _list(server) if each["model"] == model)
         known = candidate is None or (found["rollout"] or {}).get("version") == candidate
@@ -177,10 +177,10 @@ def _wait(server: Server, model: str, seconds: float | None, candidate: int | No
             if candidate not in (None, found["version"]):
                 stop(f"version {candidate} of {model} was rolled back: {found['rollout']['reason']}", EXIT_FAILED)
             return
-        if time.monotonic() > deadline:
+        if SYSTEM_CLOCK.now() > deadline:
             problem = found["problem"] or f"{found['ready']} of {found['replicas']} replicas are ready"
             stop(f"{model} is not as wanted after {seconds:g} s: {problem}", EXIT_FAILED)
-        time.sleep(_LOOK_EVERY_S)
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
 
 def _read(file: Path | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import kvarn
-from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.launch.engine_process import EngineProcess
 
 _COMMANDS = {
     "serve": ("options", "Serve models behind an OpenAI-compatible API."),

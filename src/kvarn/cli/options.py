@@ -35,7 +35,7 @@ from kvarn.cli.values import (
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
-from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.launch.engine_process import EngineProcess
 
 _PANELS = {"models.engine.": "Engine", "models.": "Model", "log_": "Logs", "": "Server"}
 """Headings of `--help` by the beginning of a setting's path."""

@@ -1,4 +1,4 @@
-"""`kvarn rollout`: a new version of a model takes over from the one that serves, step by step."""
+"""`kvarn rollout`: rollouts that `kvarn deploy --canary` began, shown and controlled."""
 
 from __future__ import annotations
 
@@ -8,38 +8,28 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.client import Server, one_line_errors
-from kvarn.cli.output import show
+from kvarn.cli.output import EXIT_USAGE, show, stop
 from kvarn.cli.parameters import expand_options
-from kvarn.cli.values import read_settings
 
 _PATH = "rollouts"
 _COLUMNS = ("model", "stable", "candidate", "phase", "share", "answered", "waits_for", "failure")
 
-app = typer.Typer(help="Have new versions of models take over.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Show and control the rollouts that `kvarn deploy --canary` began.", no_args_is_help=True, add_completion=False
+)
 
-ModelArgument = Annotated[str, typer.Argument(help="What clients ask for: a served model, or a route.")]
+ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
-@app.command("start")
-@expand_options
-def start(
-    server: Server,
-    model: ModelArgument,
-    candidate: Annotated[str, typer.Argument(help="The served model that is the new version.")],
-    identical: Annotated[
-        bool, typer.Option("--identical", help="Same weights and settings: each answer must be equal, token by token.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SETTING=VALUE", help="Of the section `rollout`; repeatable."),
-    ] = None,
-) -> None:
-    """Begin a rollout: shadow traffic first, then growing shares, as long as no gate fails."""
-    wanted: dict[str, Any] = {"identical": True} if identical else {}
-    wanted |= read_settings(settings, "--set")
-    with one_line_errors():
-        _print(server.ask("POST", _PATH, {"model": model, "candidate": candidate, "settings": wanted}))
+@app.command("start", hidden=True, context_settings={"ignore_unknown_options": True})
+def start(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Refuse a rollout between two served models, which earlier versions of Kvarn had."""
+    stop(
+        "rollouts between served models are no longer supported: use `kvarn deploy MODEL --canary 5,50`, or share "
+        "requests by a route with several targets",
+        EXIT_USAGE,
+    )
 
 
 @app.command("status")
@@ -49,7 +39,7 @@ def status(
     model: Annotated[str | None, typer.Argument(help="Model.", show_default="all")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show rollouts; of one model with what its gates have seen, and every decision."""
+    """Show all rollouts, or one with the evidence of its gates and every decision."""
     with one_line_errors():
         found = server.ask("GET", _PATH)["data"] if model is None else [server.ask("GET", f"{_PATH}/{model}")]
     show(found, _COLUMNS, as_json=as_json, nothing="no rollouts")

@@ -15,8 +15,8 @@ from typer import Argument, Option
 
 from kvarn.bench.roofline import Case, Point, measure
 from kvarn.cli.output import EXIT_USAGE, stop
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.roofline import Ceilings
+from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvarn.models import Decoder

@@ -9,19 +9,19 @@ import logging
 import secrets
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.desired import DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launchers import launcher_of
-from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.safety.errors import SafetyError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from kvarn.fleet.controller import FleetController
+    from kvarn.quality.monitor import Drift
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -59,7 +60,7 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         options: The command line.
         engine: A process spawned ahead, for the first model.
     """
-    began = time.monotonic() if engine is None else engine.spawned_at
+    began = SYSTEM_CLOCK.now() if engine is None else engine.spawned_at
     warnings: list[str] = []
     try:
         config = configure(options, warnings.append)
@@ -92,7 +93,7 @@ class _Gateway:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
         from kvarn.catalog.live_models import LiveModels
-        from kvarn.fleet.autoscaling import Autoscaling
+        from kvarn.fleet.autoscale.loop import Autoscaling
         from kvarn.gateway.app import create_app
         from kvarn.gateway.server import build_server, collect_garbage_less, share_port
 
@@ -105,7 +106,9 @@ class _Gateway:
         self._live = live = LiveModels(config.gateway)
         self._launcher = launcher_of(config, engines)
         self._desired = desired
-        self._autoscaling = Autoscaling(config, lambda: list(live.by_name.values()), self._all_metrics, time.monotonic)
+        self._autoscaling = Autoscaling(
+            config, lambda: list(live.by_name.values()), self._all_metrics, SYSTEM_CLOCK.now
+        )
         self._controller = self._make_controller()
         for version in self._controller.versions:
             live.add(version)
@@ -129,7 +132,7 @@ class _Gateway:
             shared=self._processes.shared if self._processes else None,
             fleet=self._controller,
             autoscaling=self._autoscaling,
-            take_out=engines.take_out,
+            take_out=self._take_out_of_service,
             start_after=self._wait_for_models if is_inherited else None,
         )
         gateway = self._app.state.gateway
@@ -154,6 +157,12 @@ class _Gateway:
         )
         self._autoscaling.on_changed = controller.wake
         return controller
+
+    async def _take_out_of_service(self, drift: Drift) -> None:
+        from kvarn.quality.monitor import DriftAction
+
+        if drift.action is not DriftAction.ALERT:
+            await self._engines.take_out_of_service(drift.replica, restart=drift.action is DriftAction.RESTART)
 
     async def run(self) -> int:
         """Serve until told to stop, or until no model can be started; returns the exit status."""
@@ -210,7 +219,7 @@ class _Gateway:
             show_welcome(
                 ready,
                 _url_of(self._listener, self._config.gateway),
-                time.monotonic() - self._began,
+                SYSTEM_CLOCK.now() - self._began,
                 needs_key=self._needs_key,
             )
         # Another server's state is no reason to end: it may come up at any time.

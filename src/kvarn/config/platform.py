@@ -55,6 +55,11 @@ class StoreConfig(Section):
     report_timeout_s: float = Field(60.0, gt=0)
     """Seconds a report (usage, costs, `kvarn usage`) may take."""
 
+    blobs: str | None = Field(None, min_length=1)
+    """Where the contents of files lie: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs
+    the package `s3fs`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a
+    folder beside the database, with PostgreSQL `database`. What lies in rows is moved out after the start."""
+
     migrate: bool = True
     """Bring the schema up to date at the start. Off: where it is not, the start fails and names
     `kvarn store upgrade`."""
@@ -266,10 +271,10 @@ class RetentionConfig(Section):
     """Largest file that may be uploaded."""
 
     max_stored_bytes: int = Field(10 * 1024**3, ge=1024 * 1024)
-    """Bytes that one organisation may store in the database: files, responses, chat completions, conversations, batches
-    with their lines and answers, sampled prompts; each with 1 KiB more, items of conversations and lines of batches
-    with 256 bytes more. What would be stored beyond that is refused with 413 before any work is done for it; what has
-    been made is kept."""
+    """Bytes that one organisation may store: files, responses, chat completions, conversations, batches with their
+    lines and answers, sampled prompts; each with 1 KiB more, items of conversations with 256 bytes more. Files are
+    counted exactly, the rest is summed every 30 seconds. What would be stored beyond that is refused with 413 before
+    any work is done for it; what has been made is kept."""
 
 
 class BatchesConfig(Section):

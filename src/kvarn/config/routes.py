@@ -35,7 +35,7 @@ class TargetConfig(Section):
 
 
 class PinConfig(Section):
-    """Who always gets the same model."""
+    """A tenant that always gets the same model."""
 
     organization: str | None = Field(None, min_length=1)
     """Id of an organisation."""

@@ -33,9 +33,6 @@ from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
 
-BLOCK_SIZE = 16
-"""Tokens in one block of the paged KV cache. Fixed: block hashes are names shared between processes."""
-
 
 class EngineConfig(Section):
     """How one replica schedules: the step's budget, the queue's bounds, fairness."""

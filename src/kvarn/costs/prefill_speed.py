@@ -1,4 +1,4 @@
-"""When prompts are computed beside running decodes, in closed form.
+"""Times of prompts beside running decodes, in closed form.
 
 The engine mixes prompts into the steps of what decodes: each step takes what its decodes take, and carries as much of
 the prompts as its budget and the target for the time per token leave room for. So prompts of W seconds, beside decodes
@@ -29,7 +29,7 @@ def longest_step_s(config: EngineConfig, decode_s: float, limit_s: float | None 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpeed:
-    """How fast an engine computes prompts while other sequences decode."""
+    """Speed at which an engine computes prompts while other sequences decode."""
 
     decode_s: float
     """Seconds of a step that only decodes."""

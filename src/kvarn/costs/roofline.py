@@ -9,7 +9,7 @@ from kvarn.costs.decoder import StepWork
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the machine can do at most."""
+    """The machine's measured limits."""
 
     bytes_per_s: float
     """Memory read on all cores."""

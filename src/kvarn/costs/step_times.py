@@ -16,7 +16,7 @@ import msgspec
 
 @dataclass(slots=True)
 class StepShape:
-    """What a step computes, as far as its duration depends on it. A row of one token counts as decode."""
+    """Sizes of a step that its duration depends on. A row of one token counts as decode."""
 
     prefill_tokens: int = 0
     prefill_pairs: float = 0.0

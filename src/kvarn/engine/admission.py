@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.errors import AdmissionError
-from kvarn.engine.kv_memory import blocks_for
+from kvarn.engine.memory.kv_cache_manager import blocks_for
 from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
 
@@ -68,7 +68,7 @@ class AdmissionControl:
             (bool(prompt) and not 0 <= min(prompt) <= max(prompt) < MAX_TOKEN_ID, "a token id is out of range"),
             (sampling.n < 1, "`n` must be at least 1"),
             (sampling.max_tokens < 0, "`max_tokens` must not be negative"),
-            (not _may_go_on(message), "`drawn` must have an entry for each choice, one of them not ended"),
+            (not _may_go_on(message), "`resume_token_ids` must have an entry for each choice, one of them not ended"),
             (not 0 < message.weight < math.inf, "`weight` must be a finite number greater than 0"),
         )
         for wrong, text in problems:
@@ -105,8 +105,8 @@ class AdmissionControl:
 
 def _may_go_on(message: Submit) -> bool:
     """Whether what was drawn elsewhere can be the beginning of its answers."""
-    if not message.drawn:
+    if not message.resume_token_ids:
         return True
     sampling = message.sampling
-    shorter = all(tokens is None or len(tokens) < sampling.max_tokens for tokens in message.drawn)
-    return len(message.drawn) == sampling.n and bool(message.choices) and shorter
+    shorter = all(tokens is None or len(tokens) < sampling.max_tokens for tokens in message.resume_token_ids)
+    return len(message.resume_token_ids) == sampling.n and bool(message.choices) and shorter

@@ -9,20 +9,22 @@ from dataclasses import KW_ONLY, dataclass, field
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
-from kvarn.engine.kv_memory import KVMemory
-from kvarn.engine.kv_tiers import KVTiers
-from kvarn.engine.memory_pressure import OffloadPreemption, Preemption, RecomputePreemption
+from kvarn.engine.memory.adapters import AdapterStore
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
+from kvarn.engine.memory.prefix_cache import PrefixCache
+from kvarn.engine.memory.pressure import OffloadPreemption, Preemption, RecomputePreemption
+from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.prefill_apart import PrefillApart, PrefillPeer
-from kvarn.engine.prefix_cache import PrefixCache
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Request, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.turn import TurnRecorder
+from kvarn.observe.timeline import Phase
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
 
 
@@ -87,7 +89,7 @@ class EngineCore:
         self._max_in_flight = executor.max_in_flight
         self._masks = parts.masks
         tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time)
-        memory = KVMemory(
+        memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
         preemption = parts.preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
@@ -97,7 +99,7 @@ class EngineCore:
         if tiers is not None and parts.prefill_peer is not None:
             chosen = parts.disaggregation or DisaggregationConfig()
             running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.apart = PrefillApart(parts.prefill_peer, config, step_time, running, queue, chosen)
+            tiers.remote_prefill = RemotePrefill(parts.prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
@@ -127,7 +129,9 @@ class EngineCore:
         account = self.scheduler.tenants.open(message.tenant, message.weight)
         self._num_arrived += 1
         mask = self._masks(message) if self._masks is not None else None
-        request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length, mask)
+        now = self._clock()
+        turn = TurnRecorder(now, self.scheduler.waits, len(self.scheduler.queue))
+        request = Request(message, account, now, self._num_arrived, self._max_context_length, turn, mask)
         self._requests[request.request_id] = request
         self._admission.enter(request)
         self.scheduler.memory.adapters.enter(request.scope.adapter)
@@ -136,6 +140,7 @@ class EngineCore:
         if mask is None or _is_usable(mask):
             self.scheduler.add(request)
         else:
+            turn.wait(Phase.WAIT_MASK, now)
             self._preparing.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -181,7 +186,7 @@ class EngineCore:
         """
         now = self._clock()
         output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
-        self._start_prepared()
+        self._start_prepared(now)
         while self._may_submit() and self._submit_step(now):
             pass
         if self.scheduler.num_in_flight:
@@ -204,7 +209,7 @@ class EngineCore:
 
     def _collect_step(self, output: EngineOutput) -> None:
         result = self._executor.collect()
-        update = self.scheduler.update(result)
+        update = self.scheduler.update(result, self._clock())
         if update.shape.num_tokens:
             self._recorder.count_step(update.shape, result)
         output.computed, output.deltas = True, update.deltas
@@ -216,6 +221,16 @@ class EngineCore:
             if request.request_id in self._requests:
                 self._forget(request)
                 self._recorder.finished += 1
+
+    @property
+    def num_collected(self) -> int:
+        """Steps whose results were taken."""
+        return self.scheduler.totals.steps - self.scheduler.num_in_flight
+
+    @property
+    def stores_settle_after(self) -> int:
+        """Number of the step with which all blocks published so far are stored."""
+        return self.scheduler.totals.steps + self.scheduler.memory.has_transfers
 
     @property
     def cache(self) -> PrefixCache:
@@ -260,11 +275,12 @@ class EngineCore:
             )
         return refused
 
-    def _start_prepared(self) -> None:
+    def _start_prepared(self, now: float) -> None:
         """Let requests wait for their turn whose masks are ready now."""
         if self._preparing:
             for request in [each for each in self._preparing if each.mask is not None and _is_usable(each.mask)]:
                 self._preparing.remove(request)
+                request.turn.wait(None, now)
                 self.scheduler.add(request)
 
     def _refuse_unmaskable(self) -> list[Refused]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvarn.engine.kv_memory import KVMemory
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.step import StepBuilder
 
 
-def add_forced(step: StepBuilder, memory: KVMemory) -> None:
+def add_forced(step: StepBuilder, memory: KVCacheManager) -> None:
     """Add the forced tokens of a step's rows, in the budget and the free memory that nobody else takes in it.
 
     The draws are the same without: at each of these positions the mask allows one token. Where log-probabilities are
@@ -23,4 +23,4 @@ def add_forced(step: StepBuilder, memory: KVMemory) -> None:
         forced = request.mask.forced(sequence.index, sequence.tokens[sequence.num_prompt :])[:limit]
         if forced and memory.can_extend(sequence, end + len(forced)):
             memory.reserve(sequence, end + len(forced), [])
-            step.force(sequence, forced)
+            step.propose(sequence, forced, is_forced=True)

@@ -79,8 +79,11 @@ class LatencyTargets:
         if self._taken_s > 0:
             self._pace = min(max(1.0, self._between_s / self._taken_s), MOST_DELAY)
 
-    def took(self, seconds: float) -> None:
-        """A step took so long by itself."""
+    def took(self, seconds: float, *, warming: bool) -> None:
+        """A step took so long by itself. `warming`: it is no example, nor is the time until the next plan."""
+        if warming:
+            self._planned_at = None
+            return
         self._taken_s += PACE_FADE * (seconds - self._taken_s)
 
     def learn(self, request: Request) -> None:
@@ -138,7 +141,7 @@ class LatencyTargets:
         # Where rows without a target to keep take too long by themselves, keeping one out helps nobody.
         kept = [each for each in running if each.request.tpot_target_s is not None and not each.request.is_late]
         is_kept = sequence.request.tpot_target_s is not None and not sequence.request.is_late
-        return is_kept and self._least_s(running) > limit_s and self._least_s(kept, sequence) <= limit_s
+        return is_kept and self._least_s(running) >= limit_s and self._least_s(kept, sequence) <= limit_s
 
     def _least_s(self, running: Collection[Sequence], start: Sequence | None = None) -> float:
         """Least seconds of a step, with part of a prompt: of sequences that run, and of one that starts."""

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from kvarn.engine.errors import ProtocolError
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.wire.messages import KVTierStats, PositionLogprobs
 from kvarn.wire.sampling import SamplingParams
 
@@ -281,7 +281,7 @@ class KVConnector(Protocol):
         """Delete a tenant's blocks, and keep none of it any more."""
         ...
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         ...
 

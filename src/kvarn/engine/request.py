@@ -12,15 +12,39 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.prefix_cache import PrefixNode
+from kvarn.engine.memory.snapshots import SnapshotRecord
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
-from kvarn.engine.prefix_cache import PrefixNode
-from kvarn.engine.proposer import GuessRecord
-from kvarn.engine.snapshots import SnapshotRecord
+from kvarn.engine.proposals.record import GuessRecord
 from kvarn.engine.tenants import TenantAccount
+from kvarn.engine.turn import TurnRecorder
 from kvarn.fairness.queue import FairQueue
 from kvarn.wire.block_names import PrefixScope
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
+
+
+class FetchState:
+    """What a waiting sequence knows of blocks beyond the device, and of the fetch that brings them near."""
+
+    __slots__ = ("again_s", "block_names", "pending", "timeout_s", "tried", "until_s")
+
+    def __init__(self) -> None:
+        self.pending: KVFetch | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Know nothing; a pending fetch stays."""
+        self.block_names: list[bytes] = []
+        """Names of the blocks that may be held beyond the device, from the sequence's first one on."""
+        self.tried = False
+        """Whether it was decided what to fetch."""
+        self.again_s = 0.0
+        """When to ask for it again, where the connector had no room for it."""
+        self.timeout_s = 0.0
+        """How long a sequence that could start waits for it: as long as computing the blocks takes."""
+        self.until_s: float | None = None
+        """When that is over; None before it could start."""
 
 
 class TokenMask(Protocol):
@@ -72,6 +96,7 @@ class Request:
         "siblings",
         "stop_token_ids",
         "tpot_target_s",
+        "turn",
         "wants_prompt_logprobs",
     )
 
@@ -82,6 +107,7 @@ class Request:
         arrival_s: float,
         order: int,
         max_context_length: int,
+        turn: TurnRecorder,
         mask: TokenMask | None = None,
     ) -> None:
         self.request_id = message.request_id
@@ -89,6 +115,7 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
+        self.turn = turn
         self.mask = mask
         self.priority = message.priority
         self.account = account
@@ -112,7 +139,8 @@ class Request:
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
         """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
-        choices = [Sequence(self, index, message.drawn[index] if message.drawn else ()) for index in message.choices]
+        resumed = message.resume_token_ids
+        choices = [Sequence(self, index, resumed[index] if resumed else ()) for index in message.choices]
         self.sequences = choices[:1]
         """The first choice computes the prompt; the others are forked from it once that is done."""
         self.siblings = choices[1:]
@@ -131,14 +159,10 @@ class Sequence:
     """One choice of a request: its tokens and where their keys and values are."""
 
     __slots__ = (
-        "block_names",
         "blocked_since_s",
         "blocks",
         "blocks_wanted",
         "fetch",
-        "fetch_again_s",
-        "fetch_tried",
-        "fetch_until_s",
         "finish_reason",
         "guesses",
         "index",
@@ -148,7 +172,6 @@ class Sequence:
         "num_computed_tokens",
         "num_pending",
         "num_prompt",
-        "patience_s",
         "pending_updates",
         "request",
         "seed",
@@ -159,11 +182,11 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, index: int, drawn: Iterable[int] | None = ()) -> None:
+    def __init__(self, request: Request, index: int, outputs: Iterable[int] | None = ()) -> None:
         self.request = request
         self.index = index
         self.seed = choice_seed(request.sampling.seed, index)
-        self.tokens = [*request.prompt, *(drawn or ())]
+        self.tokens = [*request.prompt, *(outputs or ())]
         self.num_prompt = len(request.prompt)
         self.num_computed_tokens = 0
         """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence,
@@ -178,18 +201,8 @@ class Sequence:
         """Prefix-cache nodes of the first full blocks."""
         self.pending_updates: list[BlockUpdate] = []
         """Changes of the block table that the executor has not been told."""
-        self.block_names: list[bytes] = []
-        """While it waits, names of the blocks that may be held beyond the device, from its first one on."""
-        self.fetch: KVFetch | None = None
-        """Brings some of them near."""
-        self.patience_s = 0.0
-        """How long it waits for that once it could start: as long as computing the blocks takes."""
-        self.fetch_until_s: float | None = None
-        """When that is over; None before it could start."""
-        self.fetch_again_s = 0.0
-        """When to ask for it again, where the connector had no room for it."""
-        self.fetch_tried = False
-        """Whether it was decided since it waits what to fetch."""
+        self.fetch = FetchState()
+        """Blocks beyond the device that it begins with."""
         self.slot: int | None = None
         """The executor's name for it while it runs."""
         self.tier = request.priority
@@ -200,7 +213,7 @@ class Sequence:
         self.blocks_wanted = 0
         """Blocks it needed at its last look at the prefix cache, in vain."""
         self.seen_prefix_changes = 0
-        """`Headroom.prefix_changes` at that look. As long as it is the same, another look is pointless."""
+        """`MemoryReserve.prefix_changes` at that look. As long as it is the same, another look is pointless."""
         self.finish_reason: FinishReason | None = None
         self.guesses: GuessRecord | None = None
         """Whether guesses of its tokens were right; None where none was asked for."""
@@ -278,8 +291,7 @@ class Sequence:
         self.blocks = []
         self.nodes = []
         self.pending_updates = []
-        self.block_names = []
-        self.fetch_tried, self.fetch_again_s, self.fetch_until_s, self.patience_s = False, 0.0, None, 0.0
+        self.fetch.reset()
 
 
 class WaitingQueue(FairQueue[Sequence]):

@@ -6,34 +6,25 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
+from kvarn.engine.errors import OutOfBlocksError
 from kvarn.engine.forced import add_forced
-from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
-from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
-from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch
+from kvarn.engine.memory.pressure import MemoryReserve, Preemption, RecomputePreemption
+from kvarn.engine.plan import BlockCopy, StepPlan, StepResult
+from kvarn.engine.proposals.proposer import Proposer
+from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence, WaitingQueue
-from kvarn.engine.speculation import Speculation
-from kvarn.engine.step import SlotAllocator, StepBuilder, StepUpdate, SubmittedStep, apply_result
+from kvarn.engine.results import SchedulerTotals, StepResults, StepUpdate
+from kvarn.engine.running import RunningSequences
+from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
-
-
-@dataclass(slots=True)
-class SchedulerTotals:
-    """Counts since the start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
+from kvarn.engine.turn import QueueWaits
+from kvarn.observe.timeline import Phase
+from kvarn.shapes import BLOCK_SIZE
 
 
 class Scheduler:
@@ -45,7 +36,7 @@ class Scheduler:
     def __init__(
         self,
         config: EngineConfig,
-        memory: KVMemory,
+        memory: KVCacheManager,
         preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
@@ -58,24 +49,37 @@ class Scheduler:
         self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
         self.step_time = step_time or StepTimeModel()
-        self.running: dict[Sequence, None] = {}
+        self._running = RunningSequences(config.max_num_seqs)
+        self.running = self._running.sequences
+        self._slots, self._in_flight = self._running.slots, self._running.in_flight
         self._targets = LatencyTargets(config, self.step_time, self.running)
         self.queue = WaitingQueue(config.priority_ageing_s, self._targets.misses_target)
         self.totals = SchedulerTotals()
-        self._slots = SlotAllocator(config.max_num_seqs)
         self.speculation: Speculation | None = None
         if proposer is not None:
             self.speculation = Speculation(proposer, speculation or SpeculationConfig(), self.step_time)
-        self._in_flight: deque[SubmittedStep] = deque()
         self._started: list[Request] = []
-        self._headroom = Headroom(memory, self.running)
+        self._memory_reserve = MemoryReserve(memory, self.running)
+        self.waits = QueueWaits()
+        self._now = 0.0
+        """Time of the step that is planned, or whose result was taken."""
+        self._results = StepResults(
+            memory=memory,
+            running=self._running,
+            queue=self.queue,
+            tenants=self.tenants,
+            targets=self._targets,
+            reserve=self._memory_reserve,
+            speculation=self.speculation,
+            totals=self.totals,
+        )
 
     # What waits ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         self.queue.push(request.sequences[0], new=True)
-        self.memory.adapters.prefetch(request.scope.adapter, self._headroom.spare_blocks)
+        self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)
 
     def remove(self, request: Request) -> None:
@@ -84,11 +88,12 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 continue
             if sequence.slot is not None:
-                self._stop(sequence)
-            else:
-                self.queue.remove(sequence)
-                self.memory.leave_queue(sequence)
-            self._forget_guesses(sequence)
+                self._results.stop(sequence, self._now)
+                continue
+            self.queue.remove(sequence)
+            self.memory.leave_queue(sequence)
+            if self.speculation is not None:
+                self.speculation.forget(sequence)
 
     def drain_started(self) -> list[Request]:
         """Requests that had their first step since the last call."""
@@ -109,50 +114,50 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Decide the next step, as if those in flight had run; None where there is nothing to compute."""
+        self._now = now
         step = StepBuilder(self._config, self.step_time, self._targets.step_limit_s)
         if self.memory.adapters.poll():
-            self._headroom.prefix_changes += 1
+            self._memory_reserve.prefix_changes += 1
         was_busy = bool(self.running)
         if self.queue:
             self._targets.look()
             self.queue.lateness_cost = CREDIT_REQUESTS * self._targets.usual_cost
         self._preempt_for_priority(now)
         self._continue_running(step)
-        if not step.preempted and self._can_start_some():
-            self._admit_waiting(step, now)
+        if step.preempted:
+            held_by = Phase.WAIT_BLOCKS
+        else:
+            held_by = self._admit_waiting(step, now) if self._can_start_some() else Phase.WAIT_SLOT
+        self.waits.hold(held_by, now)
         if not step.rows and (self._in_flight or not self.memory.has_transfers):
             return None
         add_forced(step, self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
-        step.saves = self.memory.plan_saves(step.rows)
+        for sequence, saves in self.memory.plan_saves(step.rows).items():
+            step.extra(sequence).saves = saves
         self.totals.steps += 1
         self._targets.planned(now, is_busy=was_busy)
-        self._headroom.growth.observe(step.preempted)
-        submitted = step.build(self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
+        self._memory_reserve.growth.observe(step.preempted)
+        submitted = step.build(now, self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
         self._in_flight.append(submitted)
         return submitted.plan
 
-    def update(self, result: StepResult) -> StepUpdate:
+    def update(self, result: StepResult, now: float) -> StepUpdate:
         """Take what the executor made of the oldest step in flight.
 
         Raises:
             ProtocolError: The result does not answer that step's plan.
         """
+        self._now = now
         step = self._in_flight.popleft()
-        if result.step != step.plan.step or len(result.rows) != len(step.sequences):
-            raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
+        update = self._results.take(step, result, now)
+        if step.plan.rows:
+            self._targets.took(result.elapsed_s, warming=result.warming)
         if step.plan.rows and not result.warming:
-            self._targets.took(result.elapsed_s)
             self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)
-        update, discarded = StepUpdate(step.shape), step.discarded
-        for sequence, row, row_result in zip(step.sequences, step.plan.rows, result.rows, strict=True):
-            if row.slot != row_result.slot:
-                raise ProtocolError(f"step {result.step}: a result for slot {row_result.slot} out of turn")
-            if not discarded or sequence not in discarded:
-                self._take_row(sequence, row, row_result, update)
         return update
 
     # Going on --------------------------------------------------------------------------------------------------------
@@ -212,7 +217,7 @@ class Scheduler:
                 self.memory.reserve(sequence, end, copies)
                 break
             except OutOfBlocksError:
-                step.copies[sequence] = copies
+                step.extra(sequence).copies = copies
                 victim = self._preemption.victim(self.running)
                 self._take_out(step, victim)
                 self._preempt(victim)
@@ -220,14 +225,14 @@ class Scheduler:
                 if victim is sequence:
                     return False
         if copies:
-            step.copies[sequence] = copies
+            step.extra(sequence).copies = copies
         return True
 
     def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
         """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
-            step.charged[sequence] = charged
+            step.extra(sequence).charged = charged
             self._charge(sequence, charged)
 
     def _take_out(self, step: StepBuilder, sequence: Sequence) -> None:
@@ -243,23 +248,11 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where its early arrival puts it near the front."""
+        sequence.request.turn.preempted(sequence.num_computed_tokens, self._now)
         self._preemption.suspend(sequence, self.memory)
-        self._leave_slot(sequence)
+        self._running.leave(sequence, self._now)
         self.queue.push(sequence)
         self.totals.preemptions += 1
-
-    def _stop(self, sequence: Sequence) -> None:
-        """End a running sequence: its slot and blocks are free."""
-        self.memory.release(sequence)
-        self._leave_slot(sequence)
-
-    def _leave_slot(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None, "only a running sequence has a slot"
-        self._slots.release(sequence.slot)
-        sequence.slot = None
-        del self.running[sequence]
-        for step in self._in_flight:
-            step.discarded.add(sequence)
 
     def _preempt_for_priority(self, now: float) -> None:
         """Where the first in the queue is of a better tier than running ones and does not fit, make room for it.
@@ -279,60 +272,72 @@ class Scheduler:
         worse.sort(key=lambda other: other.rank)
         if not worse:
             return
-        if not self._headroom.fits_without(sequence, worse):
+        if not self._memory_reserve.fits_without(sequence, worse):
             return
         if not self._targets.has_room(sequence, worse[-1]):  # it would not start
             return
-        while worse and (not self._slots.num_free or self._headroom.missing_blocks(sequence) > 0):
+        while worse and (not self._slots.num_free or self._memory_reserve.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
 
     # Letting in ------------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, step: StepBuilder, now: float) -> None:
+    def _admit_waiting(self, step: StepBuilder, now: float) -> Phase:
         """Start waiting sequences in the queue's order while tokens, slots and blocks last. Those whose adapter is not
         there have it loaded where there is room, and wait for that while others start.
 
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
-        long as ageing lifts by a tier, nobody passes it any more until it fits.
+        long as ageing lifts by a tier, nobody passes it any more until it fits. Returns why the rest waits.
         """
-        spare, adapters = self._headroom.spare_blocks(), self.memory.adapters
+        spare, adapters = self._memory_reserve.spare_blocks(), self.memory.adapters
         passed = 0
         for sequence in self.queue.candidates(now):
-            if not step.tokens_left or not self._slots.num_free or passed == self.LOOK_AHEAD:
-                return
-            adapter = sequence.request.scope.adapter
+            if not step.tokens_left:
+                return Phase.WAIT_BUDGET
+            if not self._slots.num_free:
+                return Phase.WAIT_SLOT
+            if passed == self.LOOK_AHEAD:
+                return Phase.WAIT_BLOCKS
+            adapter, turn = sequence.request.scope.adapter, sequence.request.turn
             if self.memory.must_wait(sequence, now):
+                turn.wait(Phase.WAIT_FETCH, now)
                 continue
-            placement = self._headroom.fitting_placement(sequence, spare)
-            if placement is None:
+            match = self._memory_reserve.fitting_match(sequence, spare)
+            if match is None:
                 passed += 1
+                turn.wait(Phase.WAIT_BLOCKS, now)
                 if sequence.blocked_since_s is None:
                     sequence.blocked_since_s = now
                 elif now - sequence.blocked_since_s > self._config.priority_ageing_s:
-                    return
+                    return Phase.WAIT_BLOCKS
                 continue
             if not adapters.is_ready(adapter):
+                turn.wait(Phase.WAIT_ADAPTER, now)
                 spare -= adapters.begin_load(adapter)
                 continue
-            share = step.share(placement.num_computed_tokens, sequence.num_tokens - placement.num_computed_tokens)
-            if not share or not self._targets.has_room(sequence):
-                return
-            self._start(sequence, placement, now)
+            turn.wait(None, now)
+            share = step.share(match.num_computed_tokens, sequence.num_tokens - match.num_computed_tokens)
+            if not share:
+                return Phase.WAIT_BUDGET
+            if not self._targets.has_room(sequence):
+                return Phase.WAIT_LATENCY
+            self._start(sequence, match, now)
             step.admitted.append(sequence)
             self._compute(step, sequence, share)
-            spare -= self._headroom.wanted_blocks(sequence, placement)
+            spare -= self._memory_reserve.wanted_blocks(sequence, match)
+        return Phase.WAIT_STEP
 
-    def _start(self, sequence: Sequence, placement: Placement, now: float) -> None:
+    def _start(self, sequence: Sequence, match: PrefixMatch, now: float) -> None:
         """Give a waiting sequence its slot and the blocks it shares."""
         sequence.tier = self.queue.tier(sequence, now)
         self.queue.start(sequence, self._targets.cost(sequence))
-        self.memory.place(sequence, placement)
+        self.memory.place(sequence, match)
         self.memory.leave_queue(sequence)
-        sequence.slot = self._slots.take()
         sequence.blocked_since_s = None
         sequence.blocks_wanted = 0
-        self.running[sequence] = None
-        request = sequence.request
+        self._running.enter(sequence)
+        request, computed = sequence.request, sequence.num_computed_tokens
+        recomputed = sequence.num_tokens - computed if sequence.last_step else 0
+        request.turn.start(now, computed, len(match.loads) * BLOCK_SIZE, recomputed)
         if request.first_step_s is None:
             request.first_step_s = now
             self._started.append(request)
@@ -342,49 +347,10 @@ class Scheduler:
         if sequence.leads:
             sequence.num_charged = max(sequence.num_charged, min(sequence.num_computed_tokens, sequence.num_prompt))
 
-    # Taking results --------------------------------------------------------------------------------------------------
-
-    def _take_row(self, sequence: Sequence, row: Row, result: RowResult, update: StepUpdate) -> None:
-        request = sequence.request
-        delta = apply_result(sequence, row, result)
-        self.memory.publish(sequence)
-        if delta is not None:
-            drawn = len(delta.token_ids)
-            self.totals.output_tokens += drawn
-            self.tenants.charge_output(request.account, drawn)
-            update.deltas.append(delta)
-        if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
-            self._headroom.prefix_changes += 1
-        if request.siblings and sequence.num_prompt <= row.start + len(row.token_ids):
-            for sibling in request.fork():
-                self.queue.push(sibling)
-        if row.num_proposals > row.num_forced:
-            self._count_proposals(sequence, row.num_proposals, len(result.token_ids) - 1)
-        if sequence.finish_reason is not None:
-            self._stop(sequence)
-            self._forget_guesses(sequence)
-            request.num_unfinished -= 1
-            if not request.num_unfinished:
-                self._targets.learn(request)
-                update.finished.append(request)
-
-    def _count_proposals(self, sequence: Sequence, proposed: int, accepted: int) -> None:
-        """Learn from what was verified; the tenant is charged for what was computed in vain."""
-        assert self.speculation is not None, "only a proposer makes rows with proposals"
-        self.speculation.observe(sequence, proposed, accepted)
-        self.tenants.charge_rejected(sequence.request.account, proposed - accepted)
-
-    def _forget_guesses(self, sequence: Sequence) -> None:
-        if self.speculation is not None:
-            self.speculation.forget(sequence)
-
     def check_integrity(self) -> None:
         """Recount slots, blocks and queue. Valid between steps. Raises `IntegrityError`."""
-        running = list(self.running)
-        self._slots.check_integrity([sequence.slot for sequence in running if sequence.slot is not None])
-        if any(sequence.slot is None or sequence.finish_reason is not None for sequence in running):
-            raise IntegrityError("a sequence without a slot, or at its end, still runs")
-        self.memory.check_integrity(running)
+        self._running.check_integrity()
+        self.memory.check_integrity(list(self.running))
         self.queue.check_integrity()
 
 

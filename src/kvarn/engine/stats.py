@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.plan import StepResult
-from kvarn.engine.proposer import SpeculationTotals
+from kvarn.engine.proposals.record import SpeculationTotals
 from kvarn.engine.scheduler import Scheduler
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 
@@ -98,7 +98,7 @@ class StatsRecorder:
             external_queries_total=0 if tiers is None else tiers.queries,
             external_hits_total=0 if tiers is None else tiers.hits,
             fetches_given_up_total=0 if tiers is None else tiers.given_up,
-            prefills_apart_total=0 if tiers is None or tiers.apart is None else tiers.apart.asked,
+            prefills_apart_total=0 if tiers is None or tiers.remote_prefill is None else tiers.remote_prefill.asked,
         )
 
     def _running_tokens(self) -> tuple[int, int]:

@@ -1,15 +1,13 @@
-"""One step: its plan while it is built (`StepBuilder`), the slots it names, one row of its result (`apply_result`)."""
+"""One step: its plan while it is built (`StepBuilder`), and until its result is there (`SubmittedStep`)."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
-from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import (
     LAST_SAMPLED,
     NO_SNAPSHOT,
@@ -20,55 +18,38 @@ from kvarn.engine.plan import (
     NewSequence,
     Row,
     RowMasks,
-    RowResult,
     StateSave,
     StepPlan,
 )
-from kvarn.engine.request import Request, Sequence
+from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
+from kvarn.shapes import BLOCK_SIZE
+
+_NO_PROPOSALS: list[int] = []
 
 
-class SlotAllocator:
-    """Slots by which the executor knows running sequences: 0 to `num_slots - 1`.
+class RowExtras:
+    """What the step does for a row beside computing its tokens."""
 
-    The lowest free one goes first, so that the executor's batch stays dense.
-    """
+    __slots__ = ("charged", "copies", "is_forced", "proposals", "saves")
 
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))
-        self._released: list[int] = []
-        self._num_slots = num_slots
-
-    @property
-    def num_free(self) -> int:
-        """Slots that can be taken now."""
-        return len(self._free)
-
-    def take(self) -> int:
-        """The lowest free slot."""
-        return heapq.heappop(self._free)
-
-    def release(self, slot: int) -> None:
-        """Free a slot; the next plan tells the executor."""
-        heapq.heappush(self._free, slot)
-        self._released.append(slot)
-
-    def drain_released(self) -> list[int]:
-        """Slots released since the last call, in order."""
-        released, self._released = self._released, []
-        return released
-
-    def check_integrity(self, taken: list[int]) -> None:
-        """Compare with the slots that running sequences say they have. Raises `IntegrityError`."""
-        if sorted(self._free + taken) != list(range(self._num_slots)):
-            raise IntegrityError(f"slots {sorted(taken)} are taken and {sorted(self._free)} are free")
+    def __init__(self) -> None:
+        self.charged = 0
+        """Prompt tokens charged to the tenant."""
+        self.copies: list[BlockCopy] = []
+        """Blocks to be copied before."""
+        self.proposals: list[int] = []
+        """Tokens to verify at its end; they count as the row's."""
+        self.is_forced = False
+        """Whether its proposals are what the mask forces: there is nothing to verify."""
+        self.saves: list[StateSave] = []
+        """Copies of recurrent states that are kept."""
 
 
 class StepBuilder:
     """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
 
-    Most rows are a decode's single token: they are an entry of `rows`, and what only others have stands beside it.
+    Most rows are a decode's single token: an entry of `rows` and no `extras`.
     """
 
     def __init__(
@@ -79,16 +60,8 @@ class StepBuilder:
         self.shape = StepShape()
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
-        self.charged: dict[Sequence, int] = {}
-        """Prompt tokens charged to the tenant for a row, where there are any."""
-        self.copies: dict[Sequence, list[BlockCopy]] = {}
-        """Blocks to be copied for a row, where there are any."""
-        self.proposals: dict[Sequence, list[int]] = {}
-        """Tokens to verify at the end of a row, where there are any; they count as the row's."""
-        self.forced: set[Sequence] = set()
-        """Sequences whose proposals are what the mask forces: there is nothing to verify."""
-        self.saves: dict[Sequence, list[StateSave]] = {}
-        """Copies of recurrent states that are kept of a row, where there are any."""
+        self.extras: dict[Sequence, RowExtras] = {}
+        """What few rows have."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
@@ -123,34 +96,40 @@ class StepBuilder:
         self.tokens_left -= num_tokens
         self.shape.add(sequence.num_computed_tokens, num_tokens)
 
+    def extra(self, sequence: Sequence) -> RowExtras:
+        """The extras of a sequence's row."""
+        found = self.extras.get(sequence)
+        if found is None:
+            found = self.extras[sequence] = RowExtras()
+        return found
+
     def remove(self, sequence: Sequence) -> int:
         """Take a sequence's row, if it has one, out again, its copies with it; returns the tokens charged for it."""
         num_tokens = self.rows.pop(sequence, 0)
         if num_tokens:
             self.tokens_left += num_tokens
             self.shape.add(sequence.num_computed_tokens, num_tokens, sign=-1)
-        copies = self.copies.pop(sequence, None)
-        if copies:  # what was to be copied is not there
+        extra = self.extras.pop(sequence, None)
+        if extra is None:
+            return 0
+        if extra.copies:  # what was to be copied is not there
             sequence.num_computed_tokens = min(
-                sequence.num_computed_tokens, BLOCK_SIZE * sequence.blocks.index(copies[0].target)
+                sequence.num_computed_tokens, BLOCK_SIZE * sequence.blocks.index(extra.copies[0].target)
             )
-        return self.charged.pop(sequence, 0)
+        return extra.charged
 
-    def propose(self, sequence: Sequence, proposals: list[int]) -> None:
-        """Append tokens to verify to a sequence's row. No row is taken out of the step afterwards."""
-        num_tokens = self.rows[sequence]
+    def propose(self, sequence: Sequence, proposals: list[int], *, is_forced: bool = False) -> None:
+        """Append tokens to verify, or such as the mask forces, to a sequence's row. No row is taken out of the step
+        afterwards."""
+        num_tokens, extra = self.rows[sequence], self.extra(sequence)
         self.shape.add_proposals(sequence.num_computed_tokens + num_tokens, len(proposals))
         self.rows[sequence] = num_tokens + len(proposals)
         self.tokens_left -= len(proposals)
-        self.proposals[sequence] = proposals
-
-    def force(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Append tokens that are certain to be drawn next. As with `propose`, the row stays."""
-        self.propose(sequence, tokens)
-        self.forced.add(sequence)
+        extra.proposals, extra.is_forced = proposals, is_forced
 
     def build(
         self,
+        now: float,
         number: int,
         releases: list[int],
         kv_stores: list[BlockTransfer],
@@ -164,7 +143,9 @@ class StepBuilder:
         is another's target, and an executor may carry the copies out in any order.
         """
         new_sequences = [_new_sequence(sequence) for sequence in self.admitted]
-        copies = [copy for copies in self.copies.values() for copy in copies]
+        copies = [copy for extra in self.extras.values() for copy in extra.copies]
+        if self.shape.prefill_tokens:
+            self._record_chunks(now)
         rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
         plan = StepPlan(
             number,
@@ -180,13 +161,23 @@ class StepBuilder:
         )
         return SubmittedStep(plan, self.rows, self.shape)
 
+    def _record_chunks(self, now: float) -> None:
+        rows, step_tokens = len(self.rows), self.shape.num_tokens
+        for sequence, num_tokens in self.rows.items():
+            if num_tokens > 1:
+                extra = self.extras.get(sequence)
+                tokens = num_tokens if extra is None else num_tokens - len(extra.proposals)
+                if tokens > 1:
+                    sequence.request.turn.chunk(tokens, rows, step_tokens, now)
+
     def _row(self, sequence: Sequence, num_tokens: int) -> Row:
         slot, start, tokens = sequence.slot, sequence.num_computed_tokens, sequence.tokens
         assert slot is not None, "a row belongs to a running sequence"
         end = sequence.num_computed_tokens = start + num_tokens
         token_ids = tokens[start:end]
-        proposals = self.proposals.get(sequence) if self.proposals else None
-        if proposals is not None:
+        extra = self.extras.get(sequence) if self.extras else None
+        proposals: list[int] = extra.proposals if extra is not None else _NO_PROPOSALS
+        if proposals:
             token_ids += proposals
             end -= len(proposals)
         elif len(token_ids) < num_tokens:
@@ -194,32 +185,18 @@ class StepBuilder:
         updates: list[BlockUpdate] = []
         if sequence.pending_updates:
             updates, sequence.pending_updates = sequence.pending_updates, updates
-        request, num_forced = sequence.request, 0
+        request = sequence.request
+        num_forced = len(proposals) if extra is not None and extra.is_forced else 0
         sample = end == len(tokens) + sequence.num_pending and request.sampling.max_tokens > 0
         if sample:
             sequence.num_pending += 1
             if request.mask is not None:
                 outputs = tokens[sequence.num_prompt :]
-                if proposals and sequence in self.forced:
-                    num_forced = len(proposals)
-                    outputs += proposals
-                verified = proposals if proposals and not num_forced else []
-                self._masks[slot] = request.mask.pack(sequence.index, outputs, verified)
+                forced, verified = (proposals, []) if num_forced else ([], proposals)
+                self._masks[slot] = request.mask.pack(sequence.index, outputs + forced, verified)
         prompt_logprobs = request.wants_prompt_logprobs and sequence.leads
-        num_proposals = len(proposals) if proposals else 0
-        saves = self.saves.get(sequence, []) if self.saves else []
-        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, num_proposals, num_forced, saves)
-
-
-@dataclass(slots=True)
-class StepUpdate:
-    """What a step's result changed."""
-
-    shape: StepShape
-    """What was computed."""
-    deltas: list[TokenDelta] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    """Requests whose last choice ended."""
+        saves = extra.saves if extra is not None else []
+        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, len(proposals), num_forced, saves)
 
 
 @dataclass(slots=True)
@@ -240,58 +217,3 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
     outputs = sequence.tokens[sequence.num_prompt :]
     snapshot = NO_SNAPSHOT if sequence.snapshots is None else sequence.snapshots.start
     return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter, snapshot)
-
-
-def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:
-    """Take the tokens that a row drew, and go back by the proposals that were wrong.
-
-    Returns the delta to send: None where there is nothing to tell.
-    """
-    request = sequence.request
-    if result.prompt_logprobs is not None:
-        _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
-    num_prompt = sequence.num_prompt
-    first = row.start < num_prompt and sequence.leads and len(sequence.tokens) == num_prompt
-    kept = sequence.accept(result.token_ids)
-    if row.sample:
-        sequence.num_pending -= 1
-        if row.num_proposals:
-            rejected = row.num_proposals + 1 - len(result.token_ids)
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens - rejected, len(sequence.tokens))
-    elif request.sampling.max_tokens > 0 or row.start + len(row.token_ids) < len(sequence.tokens):
-        return None
-    else:  # only the prompt was to be computed
-        sequence.finish_reason = FinishReason.LENGTH
-    logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
-    if first:
-        return _first_delta(sequence, kept, logprobs)
-    return TokenDelta(
-        request_id=request.request_id,
-        index=sequence.index,
-        token_ids=kept,
-        logprobs=logprobs,
-        finish_reason=sequence.finish_reason,
-    )
-
-
-def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
-    """The request's first: it carries what is told once."""
-    request = sequence.request
-    assert request.first_step_s is not None, "a sequence that ran has had its first step"
-    return TokenDelta(
-        request_id=request.request_id,
-        index=sequence.index,
-        token_ids=kept,
-        logprobs=logprobs,
-        prompt_logprobs=request.prompt_logprobs if request.sampling.prompt_logprobs is not None else None,
-        finish_reason=sequence.finish_reason,
-        cached_tokens=request.cached_tokens,
-        queue_s=request.first_step_s - request.arrival_s,
-    )
-
-
-def _collect_prompt_logprobs(request: Request, start: int, entries: list[PositionLogprobs]) -> None:
-    """Entry i belongs to prompt position start + 1 + i; positions computed a second time are known already."""
-    known = len(request.prompt_logprobs) - (start + 1)
-    request.prompt_logprobs.extend(entries[known:])
-    request.wants_prompt_logprobs = len(request.prompt_logprobs) < len(request.prompt)

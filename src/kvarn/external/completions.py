@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from typing import Literal, cast
 
@@ -15,6 +14,7 @@ from kvarn.answers.generation import interleave
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.work import RequestRecord
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.external.chat import cache_salt, prompt_key
 from kvarn.external.deltas import ChoiceReader
 from kvarn.external.fields import completion_body
@@ -110,5 +110,5 @@ async def start_external_completion(
         text = given[number]
         readers += [ExternalCompletionReader(text if request.echo and isinstance(text, str) else "") for _ in choices]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
-    head = (f"cmpl-{record.id}", int(time.time()), model.public_name, model.fingerprint, request.include_usage)
+    head = (f"cmpl-{record.id}", int(SYSTEM_CLOCK.time()), model.public_name, model.fingerprint, request.include_usage)
     return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+from kvarn.clock import SYSTEM_CLOCK
 
 _LONGEST_RETRY_S = 600.0
 _OWN_FAULT = frozenset({401, 403, 404, 405})
@@ -82,7 +83,7 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+            seconds = parsedate_to_datetime(value).timestamp() - SYSTEM_CLOCK.time()
         except ValueError:
             return None
     return min(max(seconds, 0.0), _LONGEST_RETRY_S) if seconds == seconds else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,6 +15,7 @@ import httpx
 from kvarn.answers.work import Work
 from kvarn.catalog.models import ReadyModel, ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError, timeouts_of, within_timeouts
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.external import BreakerConfig
 from kvarn.external.answer import AnswerPart
 from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
@@ -57,7 +57,7 @@ class ExternalModel:
     """
 
     def __init__(
-        self, served: ServedModel, metrics: ExternalMetrics, clock: Callable[[], float] = time.monotonic
+        self, served: ServedModel, metrics: ExternalMetrics, clock: Callable[[], float] = SYSTEM_CLOCK.now
     ) -> None:
         external = served.config.external
         assert external is not None

@@ -12,10 +12,10 @@ from contextlib import suppress
 import msgspec
 
 _LENGTH_BYTES = 4
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger(__name__)
 
 Handler = Callable[[bytes], bytes | Awaitable[bytes] | None]
-"""Answers a call. What is not awaited is done at once, in the order in which the calls came."""
+"""Answers a call. A result that is not awaited is computed at once, in the order of the calls."""
 
 
 class ChannelClosedError(Exception):
@@ -24,7 +24,7 @@ class ChannelClosedError(Exception):
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
     number: int
-    """Of a call, and of its answer; 0 where nobody waits for one."""
+    """Number of a call and of its answer; 0: no answer is expected."""
     method: str
     """Empty: this is an answer."""
     body: bytes
@@ -59,7 +59,7 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=end), handlers)
 
     async def call(self, method: str, body: bytes = b"") -> bytes:
-        """What the other process answers.
+        """Call the other process and wait for its answer.
 
         Raises:
             ChannelClosedError: It is gone, or could not answer.
@@ -67,7 +67,7 @@ class Channel:
         return await self.begin(method, body)
 
     def begin(self, method: str, body: bytes = b"") -> asyncio.Future[bytes]:
-        """As `call`; the call has been sent when this returns."""
+        """Call the other process; the call has been sent when this returns."""
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda _: self._waiting.pop(number, None))
@@ -87,7 +87,7 @@ class Channel:
         self._writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Handle frames until the other process is gone; then fail whoever waits."""
+        """Handle frames until the other process is gone; then fail waiting calls."""
         decoder = msgspec.msgpack.Decoder(_Frame)
         with suppress(OSError, asyncio.IncompleteReadError):
             while True:

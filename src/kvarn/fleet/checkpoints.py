@@ -1,4 +1,4 @@
-"""What the replicas of a version load: found on this machine, and bound to the version by digests."""
+"""The files that replicas of a version load: found on this machine, and bound to the version by digests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """What a version's engines load, found on this machine."""
+    """The files of a version's engines on this machine."""
 
     model: ModelConfig
     """With the adapters' directories."""

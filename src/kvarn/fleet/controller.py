@@ -1,28 +1,28 @@
-"""Makes the replicas that run those that are wanted: looks, plans, and carries the plan out, again and again."""
+"""The loop that makes the running replicas the desired ones: read, plan, carry out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
-from kvarn.fleet.desired import Candidate, Desired, DesiredCounts, DesiredModels, ReplicaCounts, replicas_of
+from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.launcher import Launcher
+from kvarn.fleet.launch.launcher import Launcher
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
-from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.lifecycle import LEAVING
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
 from kvarn.jobs.periodic import Periodic
-from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_name, version_of
 from kvarn.store.errors import StoreAwayError
 from kvarn.text.local_path import local_path
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 
 
 class FleetController:
-    """The loop. What it wants is what `read_desired` gave last; without the database it goes on with that.
+    """The loop. Without the database it goes on with the last result of `read_desired`.
 
     Args:
         config: The whole configuration.
-        engines: Those that run from the start. Its table of supervisors is kept up to date.
-        launcher: Where more come from.
-        desired: What is wanted at first.
-        read_desired: What is wanted now; None: nothing can change.
+        engines: The engines of the start. Its table of supervisors is kept up to date.
+        launcher: Starts more.
+        desired: The desired state at first.
+        read_desired: Reads the desired state; None: it never changes.
         lease: Whether this process looks after the fleet; None: it always does.
-        counts: How many replicas models shall have. Default: as many as are wanted; an autoscaler says otherwise.
+        counts: Numbers of replicas. Default: the desired ones.
         bind: See `BindVersion`.
-        load_of: Work on a replica, by its name: of those that are too many the least loaded is drained.
+        load_of: Work on a replica, by its name: the least loaded of surplus replicas is drained.
     """
 
     def __init__(
@@ -65,20 +65,19 @@ class FleetController:
         self._read_desired = read_desired
         self._lease = lease
         self._holds = False
-        """Of the fleet, since when what ran was taken over."""
-        self._counts = counts or DesiredCounts()
+        """Whether this process looks after the fleet."""
+        self._counts = counts or ReplicaCounts()
         self._load_of = load_of
         self._unclaimed: set[str] = set()
-        """Replicas of an earlier controller whose version is still being prepared here."""
+        """Replicas of an earlier controller whose version is still being prepared."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._falling_asleep: dict[str, asyncio.Task[None]] = {}
         self._waiting_for_room: dict[str, str] = {}
-        """Why a replica that is asleep is not activated yet."""
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
         self._versions = VersionTable(self._loop.wake, bind)
-        now = int(time.time())
+        now = int(SYSTEM_CLOCK.time())
         for name, each in desired.items():
             if name in engines.directories or each.model.external is not None:
                 directory = engines.directories.get(name, Path())
@@ -87,17 +86,17 @@ class FleetController:
             supervisor.subscribe(self._changed)
 
     def listen(self, listener: FleetListener) -> None:
-        """Tell of what comes from now on."""
+        """Tell a listener of later changes."""
         self._versions.listeners.append(listener)
 
     @property
     def versions(self) -> list[ServedVersion]:
-        """That are served or leave."""
+        """All versions that are served or leave."""
         return list(self._versions.known.values())
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why a version is not as it is wanted, by its name."""
+        """The reason why a version is not as desired, by its name."""
         return self._versions.problems
 
     def start(self) -> None:
@@ -119,7 +118,7 @@ class FleetController:
         self._loop.wake()
 
     async def lacks_room(self, model: ModelConfig, count: int) -> str:
-        """What is missing for so many more replicas of a model, in words; empty: nothing, or nobody knows before its
+        """The reason why so many more replicas of a model have no room; empty: they have, or it is unknown before the
         checkpoint has been found."""
 
         def find() -> Checkpoints | None:
@@ -128,7 +127,7 @@ class FleetController:
             return None if is_on_hub else find_checkpoints(model)
 
         found = await asyncio.to_thread(find)
-        return "" if found is None else self._launcher.lacks_room(self._engines.replica_spec(found, 0), count)
+        return "" if found is None else self._launcher.places.lacks_room(self._engines.replica_spec(found, 0), count)
 
     @property
     def observed(self) -> list[Observed]:
@@ -138,21 +137,21 @@ class FleetController:
                 name=name,
                 model=each.status.model,
                 version=each.status.version,
-                phase=self._phase(name, each),
+                state=self._state_of(name, each),
                 in_pool=each.lifecycle.in_pool,
-                can_sleep=_generates(each) and self._launcher.can_sleep(name),
+                can_sleep=_generates(each) and self._launcher.places.can_sleep(name),
                 load=self._load_of(name),
             )
             for name, each in self._engines.supervisors.items()
         ]
 
-    def _phase(self, name: str, supervisor: EngineSupervisor) -> ReplicaPhase:
+    def _state_of(self, name: str, supervisor: EngineSupervisor) -> ReplicaState:
         if name in self._leaving:
-            return ReplicaPhase.DRAINING
-        phase = supervisor.lifecycle.phase
+            return ReplicaState.DRAINING
+        state = supervisor.lifecycle.state
         # One that was taken out for its answers keeps its place: another would answer like it.
-        is_out = name in self._engines.taken_out or phase is ReplicaPhase.GONE
-        return ReplicaPhase.BACKING_OFF if is_out else phase
+        is_out = name in self._engines.out_of_service or state is ReplicaState.GONE
+        return ReplicaState.DOWN if is_out else state
 
     async def reconcile(self) -> None:
         """Look once, and begin what has to be done."""
@@ -181,8 +180,8 @@ class FleetController:
         self._forget(targets)
 
     async def _read_and_hold(self) -> bool:
-        """Read what is wanted, where that is due; whether this process looks after the fleet."""
-        now = asyncio.get_running_loop().time()
+        """Read the desired state if that is due; returns whether this process looks after the fleet."""
+        now = SYSTEM_CLOCK.now()
         if now >= self._read_at:
             self._read_at = now + self._config.fleet.poll_s
             await self._read()
@@ -194,8 +193,8 @@ class FleetController:
         return self._holds or await self._take_over()
 
     def _target(self, desired: Desired, unclaimed: set[str]) -> Target | None:
-        """What replicas a model shall have; None: those that it has, as long as its version is being prepared, it is a
-        pair of engines, or replicas of an earlier controller are unclaimed."""
+        """The target of a model; None: its replicas stay, as its version is being prepared, it is a pair of engines, or
+        replicas of an earlier controller are unclaimed."""
         name, update, rolled_out = desired.model.name, desired.model.update, desired.candidate
         version = self._versions.find(desired) or self._versions.serving(name)
         candidate = None if rolled_out is None else self._candidate(desired, rolled_out)
@@ -210,32 +209,32 @@ class FleetController:
         return replace(target, candidate=rolled_out.version, candidate_replicas=beside)
 
     async def _take_over(self) -> bool:
-        """Look after what runs from now on. False: nobody knows what does."""
+        """Begin to look after the fleet; returns whether the running replicas are known."""
         try:
             self._unclaimed = await self._launcher.replicas() - self._engines.supervisors.keys()
         except LaunchError as error:
-            log.warning("the fleet waits: %s", error)
+            log.warning("replicas are not changed yet: %s", error)
             return False
         self._holds = True
         return True
 
     async def _claim(self) -> None:
-        """Take over the replicas of an earlier controller as soon as their version is known; end those of no version
-        that is wanted."""
+        """Take over replicas of an earlier controller as soon as their version is known; end those of unknown
+        versions."""
         for replica in sorted(self._unclaimed):
             key = version_of(replica)
             if key in self._versions.known:
                 self._start(self._versions.known[key].desired, replica)
                 self._unclaimed -= self._engines.supervisors.keys()
             elif key not in self._pending():
-                log.warning("a replica of no known version is ended", extra={"replica": replica})
+                log.warning("replica of an unknown version is ended", extra={"replica": replica})
                 await self._launcher.end(replica)
                 self._unclaimed.discard(replica)
 
     async def _abandon(self) -> None:
-        """Another process looks after the fleet."""
+        """Leave the fleet to another process."""
         if self._holds:
-            log.warning("another gateway looks after the fleet from now on")
+            log.warning("another gateway has taken over the fleet")
         self._holds = False
         self._counts.forget()
         supervisors = list(self._engines.supervisors.values())
@@ -252,19 +251,18 @@ class FleetController:
             self._away = False
         except StoreAwayError as error:
             if not self._away:
-                log.warning("the fleet stays as it was last wanted: %s", error)
+                log.warning("database unreachable; the fleet keeps its last desired state: %s", error)
             self._away = True
 
-    def _candidate(self, desired: Desired, candidate: Candidate) -> ServedVersion | None:
-        """The version that is rolled out beside another; None until its files have been found: its rollout gives it
-        up."""
+    def _candidate(self, desired: Desired, candidate: CandidateVersion) -> ServedVersion | None:
+        """The version that is rolled out; None until its files have been found."""
         version = Desired(
             candidate.model, candidate.version, adapters=desired.adapters, fingerprints=candidate.fingerprints
         )
         return self._versions.find(version, is_candidate=True)
 
     def _start(self, desired: Desired, name: str = "", *, warm: bool = False) -> None:
-        """Start a replica of a version; a later pass does where its files have to be found first."""
+        """Start a replica of a version, or leave it to a later pass while its files are looked for."""
         supervisors = self._engines.supervisors
         numbers = (number for number in range(len(supervisors) + 1))
         names = (
@@ -279,34 +277,34 @@ class FleetController:
 
     def _add(self, spec: ReplicaSpec) -> None:
         # Runs of an earlier controller have lower numbers.
-        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(time.time()))
+        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(SYSTEM_CLOCK.time()))
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
         if not spec.warm:  # nobody else hears of one that waits
             self._tell_of(supervisor)
         supervisor.start()
-        log.info("a replica is started", extra={"replica": spec.replica, "version": spec.version, "warm": spec.warm})
+        log.info("replica started", extra={"replica": spec.replica, "version": spec.version, "warm": spec.warm})
 
     def _activate(self, name: str) -> None:
         supervisor = self._engines.supervisors[name]
         try:
-            can_wake = self._launcher.wake(name)
+            can_wake = self._launcher.places.wake(name)
         except LaunchError as error:
             if self._waiting_for_room.get(name) != str(error):
-                log.warning("a replica that is asleep cannot be activated: %s", error, extra={"replica": name})
+                log.warning("sleeping replica cannot be activated: %s", error, extra={"replica": name})
             self._waiting_for_room[name] = str(error)
             return
         self._waiting_for_room.pop(name, None)
         if not can_wake:
-            log.info("others have the GPU of a replica that is asleep: another is started", extra={"replica": name})
+            log.info("the GPU of a sleeping replica is taken; starting another replica", extra={"replica": name})
             self._drain(name)  # the next pass starts one in its place, where there is room
             return
-        log.info("a replica that waits is activated", extra={"replica": name})
+        log.info("waiting replica activated", extra={"replica": name})
         supervisor.activate()
         self._tell_of(supervisor)
 
     def _sleep(self, name: str) -> None:
-        log.info("a replica is put to sleep", extra={"replica": name})
+        log.info("putting a replica to sleep", extra={"replica": name})
         self._falling_asleep[name] = asyncio.create_task(self._fall_asleep(name), name=f"put {name} to sleep")
 
     async def _fall_asleep(self, name: str) -> None:
@@ -315,8 +313,8 @@ class FleetController:
         try:
             await supervisor.sleep(0.0 if version is None else version.desired.model.update.drain_timeout_s)
             supervisor.subscribe(self._changed)
-            if supervisor.lifecycle.phase is ReplicaPhase.ASLEEP:  # one that has failed starts as any other
-                self._launcher.sleep(name)
+            if supervisor.lifecycle.state is ReplicaState.ASLEEP:  # one that has failed starts as any other
+                self._launcher.places.sleep(name)
         finally:
             self._falling_asleep.pop(name, None)
         self._loop.wake()
@@ -326,7 +324,7 @@ class FleetController:
             listener.replica_added(supervisor)
 
     def _drain(self, name: str) -> None:
-        log.info("a replica is drained", extra={"replica": name})
+        log.info("draining a replica", extra={"replica": name})
         self._leaving[name] = asyncio.create_task(self._leave(name), name=f"drain {name}")
 
     async def _leave(self, name: str) -> None:
@@ -340,7 +338,7 @@ class FleetController:
             self._engines.supervisors.pop(name, None)
             self._leaving.pop(name, None)
             self._waiting_for_room.pop(name, None)
-            self._launcher.vacate(name)
+            self._launcher.places.vacate(name)
             supervisor.retire()
         self._loop.wake()
 
@@ -351,17 +349,16 @@ class FleetController:
     def _running(self, model: str) -> int:
         """Replicas of a model that take requests, or will."""
         own = [each for each in self.observed if each.model == model]
-        return sum(not each.in_pool and each.phase not in LEAVING for each in own)
+        return sum(not each.in_pool and each.state not in LEAVING for each in own)
 
     def _pending(self) -> set[tuple[str, int]]:
-        """Versions that are wanted."""
         desired = self.desired.items()
         rolled_out = {(name, each.candidate.version) for name, each in desired if each.candidate is not None}
         return {(name, each.version) for name, each in desired} | rolled_out
 
     def _stays(self, name: str) -> bool:
-        """Whether a replica is left alone: it leaves already, or was taken out for its answers."""
-        return name in self._leaving or name in self._engines.taken_out
+        """Whether a replica is left alone: it leaves already, or is out of service for its answers."""
+        return name in self._leaving or name in self._engines.out_of_service
 
     def _changed(self, _: ReplicaStatus) -> None:
         if self._loop.running:

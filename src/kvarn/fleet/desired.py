@@ -1,4 +1,4 @@
-"""What shall be served: the configuration's models, and over them the deployments in the database."""
+"""The desired state: the configuration's models, and over them the deployments in the database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -21,15 +21,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateVersion:
     """A version on its way to serve."""
 
     model: ModelConfig
     version: int
     share: float
-    """Of the requests, that it shall be able to answer."""
+    """Share of the requests that its replicas are for."""
     fingerprints: Mapping[str, Any] | None = None
-    """As of `Desired`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +37,15 @@ class Desired:
 
     model: ModelConfig
     version: int = 0
-    """Number of the deployment's version; 0: the configuration's."""
+    """The deployment's version; 0: the configuration's."""
     replicas: int | None = None
     """Set by `kvarn scale`; None: as the version says."""
-    candidate: Candidate | None = None
-    """The version that is rolled out, beside this one."""
+    candidate: CandidateVersion | None = None
+    """The version that is rolled out beside this one."""
     adapters: tuple[AdapterInfo, ...] = ()
-    """Loaded at run time: they belong to all versions."""
+    """Adapters loaded at run time, which belong to all versions."""
     fingerprints: Mapping[str, Any] | None = None
-    """Of the files that the version was deployed with; None: not known yet, or the configuration's version."""
+    """Digests of the version's files; None: not known yet, or the configuration's version."""
 
     @property
     def count(self) -> int:
@@ -70,48 +69,23 @@ DesiredModels = dict[str, Desired]
 """By the model's name."""
 
 
-class ReplicaCounts(Protocol):
-    """Says how many replicas models shall have."""
+class ReplicaCounts:
+    """The number of replicas of each model: the desired one here; an autoscaler follows the load."""
 
     def count(self, desired: Desired, running: int) -> int:
-        """Replicas that a model shall have now.
-
-        Args:
-            desired: What is wanted of it.
-            running: Replicas that it has, and that do not leave.
-        """
-        ...
-
-    def pool(self, model: str) -> int:
-        """Replicas of a model that shall wait in the warm pool, besides."""
-        ...
-
-    def forget(self) -> None:
-        """Another process looks after the fleet; this one may again, later."""
-        ...
-
-
-class DesiredCounts:
-    """`ReplicaCounts` that follow nothing."""
-
-    def count(self, desired: Desired, running: int) -> int:
-        """As many as are wanted."""
+        """Replicas that a model needs now; `running`: those that it has and that do not leave."""
         return desired.count
 
     def pool(self, model: str) -> int:
-        """None."""
+        """Additional replicas of a model for the warm pool."""
         return 0
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Note that another process looks after the fleet; this one may again, later."""
 
 
 class DesiredState:
-    """What is wanted, as last known. It is kept in a file too: a server starts, and goes on, without its database.
-
-    Args:
-        config: The whole configuration.
-    """
+    """The desired state as last read. It is kept in a file too: a server starts, and goes on, without its database."""
 
     def __init__(self, config: KvarnConfig) -> None:
         self._config = config
@@ -124,9 +98,8 @@ class DesiredState:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            log.error("%s cannot be read, and deployments are served once the database answers: %s", self._file, error)
+            log.error("%s cannot be read; deployments are served once the database answers: %s", self._file, error)
         self.models: DesiredModels = {}
-        """As last known."""
         self.models = self._merged(self._known)
 
     def merged_config(self) -> KvarnConfig:
@@ -160,7 +133,7 @@ class DesiredState:
                 model = model_of(name, row["spec"])
             except ValidationError as error:
                 log.error(
-                    "version %d of %r cannot be served by this Kvarn, and what was served goes on: %s",
+                    "version %d of %r cannot be served by this Kvarn; the previous version goes on: %s",
                     row["version"],
                     name,
                     error,
@@ -173,10 +146,10 @@ class DesiredState:
         return merged
 
 
-def _candidate_of(name: str, row: Mapping[str, Any] | None) -> Candidate | None:
+def _candidate_of(name: str, row: Mapping[str, Any] | None) -> CandidateVersion | None:
     if row is None:
         return None
-    return Candidate(model_of(name, row["spec"]), row["version"], row["share"], row.get("fingerprints"))
+    return CandidateVersion(model_of(name, row["spec"]), row["version"], row["share"], row.get("fingerprints"))
 
 
 def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:

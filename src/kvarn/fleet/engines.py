@@ -13,15 +13,14 @@ from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
-from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
-from kvarn.fleet.launcher import LocalLauncher
-from kvarn.fleet.next_process import NextProcess
-from kvarn.fleet.places import Places, places_of_this_machine
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.replica_lifecycle import LEAVING
-from kvarn.fleet.supervisor import EngineSupervisor
-from kvarn.quality.watch import Action, Drift
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.local import LocalLauncher
+from kvarn.fleet.launch.preloaded_process import PreloadedProcess
+from kvarn.fleet.placement.cpu_affinity import separate_cpus, share_cpus
+from kvarn.fleet.placement.places import Places, places_of_this_machine
+from kvarn.fleet.supervision.lifecycle import LEAVING
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec, replica_name, replica_names
@@ -52,28 +51,24 @@ class Engines:
     ) -> None:
         desired = desired or {model.name: Desired(model) for model in config.models}
         self.supervisors: dict[str, EngineSupervisor] = {}
-        """By the replica's name."""
-        self.taken_out: set[str] = set()
-        """Replicas that end now for their answers: they keep their places, so nobody replaces or drains them."""
+        self.out_of_service: set[str] = set()
+        """Replicas that end now for their answers. They keep their places: nothing replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
-        """Of the processes that compute prompts for those."""
+        """Supervisors of the prefill engines."""
         self._sockets: list[Path] = []
-        """Directories in which those listen."""
+        """Socket directories of the prefill engines."""
         models = [model for model in config.models if model.external is None]
         found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}
-        """Of the checkpoints."""
         is_local = config.fleet.launcher == "local"
         self.places = places_of_this_machine() if is_local else Places()
-        """Of the replicas of this machine."""
-        self.next_process = NextProcess()
-        """For the next one that is started again, or added."""
+        self.preloaded_process = PreloadedProcess()
         max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores and is_local else None
         self._cpus = affinity.engines if affinity else ()
-        """Of the engines; empty: any."""
+        """CPUs of the engines; empty: any."""
         try:
             for model in models if is_local else ():
                 version, count = desired[model.name].version, desired[model.name].count
@@ -81,7 +76,7 @@ class Engines:
                 try:
                     check_binding(desired[model.name].fingerprints, found[model.name])
                 except VersionChangedError as error:
-                    log.error("no replica of %r is started: %s", model.name, error)
+                    log.error("replicas of %r are not started: %s", model.name, error)
                     count = 0
                 if model.disaggregation is not None:
                     spec = self._with_prefill(spec, model, config)
@@ -90,7 +85,7 @@ class Engines:
                     named = msgspec.structs.replace(spec, replica=replica, cpus=cpus)
                     named = self.places.occupy(named, anyway=True)
                     supervisor = self.supervisors[replica] = EngineSupervisor(
-                        named, config.replica, LocalLauncher(ahead=self.next_process)
+                        named, config.replica, LocalLauncher(preloaded=self.preloaded_process)
                     )
                     supervisor.launch(process)
                     process = None
@@ -129,33 +124,29 @@ class Engines:
         is_local = self._config.fleet.launcher == "local"
         supervisors = [*self.supervisors.values(), *self._prefills]
         await asyncio.gather(*[each.stop() if is_local else each.leave() for each in supervisors])
-        self.next_process.close()
+        self.preloaded_process.close()
 
-    async def take_out(self, drift: Drift) -> None:
-        """Take a replica that answers wrongly out of service at once; its requests go on with another."""
-        supervisor = self.supervisors.get(drift.replica)
-        if supervisor is None or supervisor.lifecycle.phase in LEAVING:
+    async def take_out_of_service(self, replica: str, *, restart: bool) -> None:
+        """End a replica that answers wrongly at once, and start it again if `restart`; its requests move to others."""
+        supervisor = self.supervisors.get(replica)
+        if supervisor is None or supervisor.lifecycle.state in LEAVING:
             return  # it ends anyway
-        self.taken_out.add(drift.replica)
+        self.out_of_service.add(replica)
         try:
-            match drift.action:
-                case Action.RESTART:
-                    await supervisor.restart(timeout_s=0)
-                case Action.KEEP_OUT:
-                    await supervisor.drain(timeout_s=0)
+            await (supervisor.restart(timeout_s=0) if restart else supervisor.drain(timeout_s=0))
         finally:
-            self.taken_out.discard(drift.replica)
+            self.out_of_service.discard(replica)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""
         for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.kill()
-        self.next_process.close()
+        self.preloaded_process.close()
         for directory in self._sockets:
             remove_socket_directory(directory)
 
     def _with_prefill(self, spec: ReplicaSpec, model: ModelConfig, config: KvarnConfig) -> ReplicaSpec:
-        """The spec of a model's first engine, which asks a second one; that gets a supervisor."""
+        """The spec of a model's decode engine; makes the supervisor of its prefill engine."""
         directory = make_socket_directory()
         self._sockets.append(directory)
         second = prefill_spec(spec, model, str(directory / "prefill"))

@@ -1,4 +1,4 @@
-"""What can go wrong when engine processes are started."""
+"""Errors at the start of engine processes."""
 
 from __future__ import annotations
 

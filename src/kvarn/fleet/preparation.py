@@ -1,4 +1,4 @@
-"""Work that the controller's passes do not wait for: a checkpoint may have to be found on the hub and downloaded."""
+"""Work in the background of the controller's passes: a checkpoint may have to be downloaded from the hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from kvarn.clock import SYSTEM_CLOCK
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 
@@ -20,7 +22,7 @@ class PreparingError(Exception):
 class _Work(Generic[ResultT]):
     task: asyncio.Task[ResultT]
     pause_s: float = _FIRST_PAUSE_S
-    """After its next failure."""
+    """Pause after the next failure."""
     failed: Exception | None = None
     retry_at: float = 0.0
 
@@ -37,7 +39,7 @@ class Preparations(Generic[ResultT]):
         self._works: dict[Hashable, _Work[ResultT]] = {}
 
     def result(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        """What the work gave, once; where it has not begun, it begins.
+        """The result of the work, once; begins the work if need be.
 
         Raises:
             PreparingError: It is under way.
@@ -74,10 +76,10 @@ class Preparations(Generic[ResultT]):
         return task
 
     def _retry(self, found: _Work[ResultT], error: BaseException, work: Callable[[], Any]) -> None:
-        """Note a failure; do the work again once its pause is over."""
+        """Note a failure; repeat the work after its pause."""
         if not isinstance(error, Exception):
             raise error
-        now = asyncio.get_running_loop().time()
+        now = SYSTEM_CLOCK.now()
         if found.failed is not error:
             found.failed, found.retry_at = error, now + found.pause_s
             found.pause_s = min(2 * found.pause_s, _MAX_PAUSE_S)

@@ -15,28 +15,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kvarn.fleet.replica_lifecycle import LEAVING, WAITING, ReplicaPhase
+from kvarn.fleet.supervision.lifecycle import LEAVING, WAITING
+from kvarn.replica.client.protocol import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is wanted of one model."""
+    """The desired replicas of one model."""
 
     model: str
     version: int
     replicas: int
-    """That take requests."""
+    """Replicas that take requests."""
     pool: int = 0
-    """Besides, in the warm pool: they wait to be activated, warm or asleep."""
+    """Additional replicas in the warm pool, warm or asleep."""
     max_surge: int = 1
     """Replicas beyond `replicas` while versions change."""
     max_unavailable: int = 0
     """Replicas by which the ready ones may be fewer than `replicas` while versions change; positive where `max_surge`
     is 0, or nothing could ever change."""
     candidate: int | None = None
-    """Number of the version that is rolled out beside `version`; None: there is none."""
+    """The version that is rolled out beside `version`."""
     candidate_replicas: int = 0
-    """That it shall have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Observed:
     name: str
     model: str
     version: int
-    phase: ReplicaPhase
+    state: ReplicaState
     in_pool: bool = False
     """See `ReplicaLifecycle.in_pool`."""
     can_sleep: bool = False
@@ -57,7 +57,7 @@ class Observed:
     @property
     def ready(self) -> bool:
         """Whether it takes requests."""
-        return self.phase is ReplicaPhase.READY
+        return self.state is ReplicaState.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Start:
     model: str
     version: int
     warm: bool = False
-    """For the pool."""
+    """It waits in the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ Action = Start | Activate | Sleep | Drain
 
 
 def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Action]:
-    """What has to be done now. Models without a target are drained."""
+    """The actions to take now. Models without a target are drained."""
     actions: list[Action] = []
     wanted = {target.model: target for target in targets}
     for model in [*wanted, *sorted({each.model for each in observed} - wanted.keys())]:
@@ -110,17 +110,17 @@ def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Acti
 
 
 def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
-    staying = [each for each in observed if each.phase not in LEAVING]
+    staying = [each for each in observed if each.state not in LEAVING]
     serving = [each for each in staying if not each.in_pool]
     current = [each for each in serving if each.version == target.version]
     old = [each for each in serving if each.version != target.version]
     pool = [each for each in staying if each.in_pool and each.version == target.version]
     outdated_pool = [each for each in staying if each.in_pool and each.version != target.version]
-    draining = sum(each.phase is ReplicaPhase.DRAINING and each.version != target.version for each in observed)
+    draining = sum(each.state is ReplicaState.DRAINING and each.version != target.version for each in observed)
 
     room = target.replicas + target.max_surge - len(serving) - draining
     missing = max(0, min(target.replicas - len(current), room))
-    pool.sort(key=lambda each: (each.phase not in WAITING, each.name))
+    pool.sort(key=lambda each: (each.state not in WAITING, each.name))
     actions: list[Action] = [Activate(each.name) for each in pool[:missing]]
     actions += [Start(target.model, target.version)] * (missing - len(actions))
     pool = pool[missing:]

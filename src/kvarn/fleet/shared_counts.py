@@ -1,4 +1,4 @@
-"""What the gateway processes of one server count together: in the main process, which the others call."""
+"""Counts shared by the gateway processes of one server: kept in the main process, which the others call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _decoder = msgspec.msgpack.Decoder(tuple[str, list[str], bytes])
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """What one gateway process shares with the others of its server."""
+    """Parts that a gateway process shares with the others of its server."""
 
     scripts: ScriptRunner
-    """Runs the scripts of limits and budgets where all count."""
+    """Runs the scripts of limits and budgets in the main process."""
     metrics: Callable[[], Awaitable[CollectorRegistry]]
-    """The metrics of all processes."""
     is_main: bool
-    """Whether this is the process that supervises the engines, and shows their metrics."""
+    """This process supervises the engines and shows their metrics."""
 
 
 def main_scripts() -> LocalScripts:
@@ -37,7 +36,7 @@ def main_scripts() -> LocalScripts:
 
 
 def script_handlers(scripts: LocalScripts) -> dict[str, Handler]:
-    """What the other processes may call."""
+    """Handlers of the calls of other processes."""
     return {_RUN: lambda body: scripts.run(*_decoder.decode(body))}
 
 
@@ -49,7 +48,7 @@ class RemoteScripts(ScriptRunner):
         self._channel = channel
 
     async def ask(self, call: Call) -> bytes:
-        """What a script answers.
+        """Run a script and wait for its answer.
 
         Raises:
             LimitsAwayError: The main process is gone; this one ends too.

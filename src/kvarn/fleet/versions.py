@@ -1,10 +1,9 @@
-"""The versions of models that can have replicas: their files have been found, and whoever serves them knows them."""
+"""Versions of models whose files have been found, so that they can have replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.preparation import Preparations, PreparingError
-from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.routing.model_choice import split_version, version_name
 from kvarn.store.errors import StoreAwayError
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 BindVersion = Callable[[str, int, dict[str, Any]], Awaitable[None]]
-"""Told of the files of a version that is found for the first time: the model, its number and `fingerprints_of`."""
+"""Called with the files of a version that is found for the first time: the model, its number and `fingerprints_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,8 @@ class ServedVersion:
     desired: Desired
     directory: Path
     created: int
-    """Seconds since 1970."""
     is_candidate: bool = False
-    """It is rolled out: it answers the requests that its rollout gives it, and no others."""
+    """It is rolled out, and answers only the requests that its rollout gives it."""
 
 
 class FleetListener(Protocol):
@@ -70,7 +69,7 @@ class VersionTable:
         self.known: dict[tuple[str, int], ServedVersion] = {}
         """By model and number."""
         self.problems: dict[str, str] = {}
-        """Why a version is not as it is wanted, by its name."""
+        """The reason why a version is not as desired, by its name."""
         self.listeners: list[FleetListener] = []
         self._bind = bind
         self._finding = Preparations[None](on_ended)
@@ -93,7 +92,7 @@ class VersionTable:
         return known
 
     def files_of(self, desired: Desired, replica: str) -> Checkpoints | None:
-        """What a replica of a version loads that is to be started now; None until it has been found."""
+        """The files of a replica that is to be started now; None until they have been found."""
         return self._result(desired, self._starting, replica, partial(self._bound, desired))
 
     def serving(self, model: str) -> ServedVersion | None:
@@ -120,7 +119,8 @@ class VersionTable:
         key: Hashable,
         work: Callable[[], Coroutine[Any, Any, ResultT]],
     ) -> ResultT | None:
-        """What a piece of work for a version gave; None while it is under way or fails, and a problem says so."""
+        """The result of a piece of work for a version; None while it is under way or fails: then `problems` says
+        why."""
         name = version_name(desired.model.name, desired.version)
         try:
             result = works.result(key, work)
@@ -136,10 +136,10 @@ class VersionTable:
         return None
 
     async def _make_known(self, desired: Desired, *, is_candidate: bool) -> None:
-        """Find what a version needs, tell of it and enter it, at once: `keep` takes it away again where nobody wants it
-        any more."""
+        """Find the files of a version, tell the listeners and enter it. `keep` removes it again if it is not wanted any
+        more."""
         found, key = await self._bound(desired), (desired.model.name, desired.version)
-        version = ServedVersion(desired, found.directory, int(time.time()), is_candidate)
+        version = ServedVersion(desired, found.directory, int(SYSTEM_CLOCK.time()), is_candidate)
         try:
             for listener in self.listeners:
                 await listener.version_added(version)
@@ -150,7 +150,7 @@ class VersionTable:
         self.problems.pop(version_name(*key), None)
 
     async def _bound(self, desired: Desired) -> Checkpoints:
-        """What a version's replicas load: the files that it was deployed with.
+        """The files that a version was deployed with, which its replicas load.
 
         Raises:
             TextError: Something cannot be found.

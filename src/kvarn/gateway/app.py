@@ -18,11 +18,11 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.catalog.adapters import AdapterKeeper
 from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
-from kvarn.gateway.deleted_tenants import DeletedTenants
+from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
@@ -59,10 +59,10 @@ from kvarn.gateway.routes.organization import (
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
+from kvarn.jobs.database_jobs import content_worker, retention_worker, stored_bytes_worker
 from kvarn.jobs.periodic import Periodic
-from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
-from kvarn.quality.watch import OnDrift, QualityWatch
+from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
 
@@ -186,15 +186,17 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityWatch | Rollouts] = [
+    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts] = [
         gateway.responses,
         gateway.rollouts,
         retention_worker(gateway.store, config.retention),
+        stored_bytes_worker(gateway.store),
+        content_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
     if gateway.shared is None or gateway.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
-        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
     if gateway.fleet is not None:
         keeper = AdapterKeeper(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", keeper.look, config.fleet.poll_s))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ from starlette.types import Message, Receive
 from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
 from kvarn.answers.work import RequestRecord
 from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.content_encoding import decoding
 from kvarn.gateway.record import record_of
@@ -74,7 +74,7 @@ class BodyReader:
             held.take(len(parts[-1]))
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        record.body_bytes, record.received = len(body), time.monotonic()
+        record.body_bytes, record.received = len(body), SYSTEM_CLOCK.now()
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
         if self._check is not None:
@@ -112,7 +112,7 @@ def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str)
             raise ApiError(413, message, code="request_too_large")
 
     check_size(int(request.headers.get("content-length", 0)))
-    deadline, size = asyncio.get_running_loop().time() + timeout_s, 0
+    deadline, size = SYSTEM_CLOCK.now() + timeout_s, 0
 
     async def receive_bytes() -> Message:
         nonlocal size

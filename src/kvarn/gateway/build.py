@@ -18,7 +18,7 @@ from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.model import connect
-from kvarn.fleet.autoscaling import Autoscaling
+from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
@@ -28,12 +28,12 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.metrics import QualityCollector
-from kvarn.quality.watch import OnDrift, QualityWatch
+from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
-from kvarn.rollouts.golden_runs import GoldenModels
 from kvarn.rollouts.shadow import Shadows
 
 
@@ -65,7 +65,7 @@ def build_gateway(
     choice_metrics = ModelChoiceMetrics(metrics.registry)
     routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics, services.admission.enter)
-    rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_judge=is_main)
+    rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_lead=is_main)
     requests = HeldRequests(services.arrivals, table, engines_outlive_gateways=config.fleet.launcher == "ray")
     if fleet is not None:
         rollouts.on_saved = fleet.wake
@@ -113,10 +113,10 @@ def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> None:
 
 def _watch(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
-) -> QualityWatch | None:
+) -> QualityMonitor | None:
     """Who finds replicas that answer wrongly; None: nobody shall, or nobody could take one out."""
     if take_out is None or not config.quality.enabled:
         return None
-    watch = QualityWatch(golden, config.quality, take_out)
+    watch = QualityMonitor(golden, config.quality, take_out)
     metrics.registry.register(QualityCollector(watch))
     return watch

@@ -7,24 +7,23 @@ from collections.abc import Callable, Collection, Mapping
 
 from kvarn.replica.client.protocol import ReplicaClient
 from kvarn.store.engine import Store
-from kvarn.store.repositories.organization_deletion import deleted_organizations
+from kvarn.store.repositories.changes import Position, deleted_organizations, read_news
 
-_OVERLAP_S = 60
-"""An entry of the audit log may become visible so long after entries that are younger."""
+TELL_EVERY_S = 2.0
 
 
 class DeletedTenants:
-    """Reads from the audit log what is new, and tells each engine once after each of its starts.
+    """Reads the feed of changes, and tells each engine of a deletion once after each of its starts.
 
     Args:
-        store: With the audit log.
+        store: With the feed.
         keepers: Gives the replicas whose engines keep blocks now, by name for each model.
     """
 
     def __init__(self, store: Store, keepers: Callable[[], Collection[Mapping[str, ReplicaClient]]]) -> None:
         self._store = store
-        self._deleted: dict[str, None] = {}
-        self._read_until_s = 0
+        self._deleted: list[str] = []
+        self._position: Position | None = None
         self._keepers = keepers
         self._told: dict[ReplicaClient, tuple[int, set[str]]] = {}
         """By the engine: the number of its start, and what it has been told since."""
@@ -38,9 +37,11 @@ class DeletedTenants:
         keepers = self._keepers()
         if not keepers:
             return
-        for tenant, at_s in await deleted_organizations(self._store, self._read_until_s - _OVERLAP_S):
-            self._deleted[tenant] = None
-            self._read_until_s = max(self._read_until_s, at_s)
+        async with self._store.reading() as session:
+            position = (await read_news(session, self._position)).position
+            if position != self._position:
+                self._deleted = await deleted_organizations(session)
+        self._position = position
         before, self._told = self._told, {}
         for replica in [replica for replicas in keepers for replica in replicas.values()]:
             start, told = before.get(replica, (0, set[str]()))

@@ -81,8 +81,8 @@ class AdminContext:
             async with audited_change(self.gateway.store, self.actor) as change:
                 yield change
         finally:
-            if change is not None and change.concerns_keys:
-                self.gateway.key_cache.renew()
+            if change is not None and change.changed:
+                self.gateway.key_cache.renew(change.changed)
 
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.answers.errors import shutting_down, to_api_error
 from kvarn.answers.work import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.plain_requests import plain_request, without_body
@@ -54,8 +54,8 @@ class OpenRequests:
 
     async def over(self, seconds: float) -> int:
         """Wait until there are none, but not longer than this; returns how many there still are."""
-        deadline = time.monotonic() + seconds
-        while self.count and time.monotonic() < deadline:  # noqa: ASYNC110  an event for each request would cost more
+        deadline = SYSTEM_CLOCK.now() + seconds
+        while self.count and SYSTEM_CLOCK.now() < deadline:  # noqa: ASYNC110  an event for each request would cost more
             await asyncio.sleep(_POLL_S)
         return self.count
 
@@ -138,7 +138,7 @@ class RequestMiddleware:
     def _count(self, scope: Scope, record: RequestRecord) -> None:
         endpoint = endpoint_label(scope)
         status = CLIENT_LEFT if record.disconnected and record.status in (0, CLIENT_LEFT) else record.status
-        seconds = time.monotonic() - record.began
+        seconds = SYSTEM_CLOCK.now() - record.began
         self._metrics.requests.labels(record.model, endpoint, str(status)).inc()
         self._metrics.request_seconds.labels(record.model, endpoint).observe(seconds)
         if record.disconnected:

@@ -1,4 +1,4 @@
-"""Who a request acts for."""
+"""Authentication of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Authenticator(Protocol):
     """Finds the principal of a request."""
 
     async def principal(self, scope: Scope) -> Principal:
-        """Who the request with this ASGI scope acts for.
+        """The principal of the request with this ASGI scope.
 
         Raises:
             ApiError: 401, the request carries no key or one that is not valid.
@@ -81,8 +81,8 @@ class KeyAuthenticator:
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """What a request presents as its key, of whatever form: `Authorization: Bearer …` (OpenAI's way) or
-    `x-api-key: …` (Anthropic's). Where it sends both, the one that has the form of a key."""
+    """The key that a request presents, of whatever form: `Authorization: Bearer …` (OpenAI's way) or
+    `x-api-key: …` (Anthropic's). Of both the one that has the form of a key."""
     found = [text for name, value in headers if (text := _credential(name, value))]
     return next((text for text in found if is_key(text)), found[0] if found else None)
 

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.engine import Store, data_dir, sync_directory
+from kvarn.store.directories import data_dir, sync_directory
+from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Role
@@ -40,7 +41,7 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
         asked = KeyRequest(name="Bootstrap admin key", role=Role.ADMIN)
         _, value = await add_key(change, DEFAULT_ORGANIZATION, DEFAULT_PROJECT, asked)
         # Whoever reads the file before the commit is cached as unknown only until then.
-        change.concerns_keys = True
+        change.changed.add(DEFAULT_ORGANIZATION)
         # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)
     _log.warning("an administrator's key was made: read it from the file, then delete the file", extra={"file": path})

@@ -1,7 +1,7 @@
-"""The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
+"""The principals of keys, cached: a request costs no query, and no change goes unnoticed.
 
-The database holds one number, the revision, which every change of what known keys may do advances. The cache holds what
-was read at one revision; where it finds another, it forgets everything. What is known of the revision is
+The database has a feed of changes (`repositories/changes.py`). The cache holds what was read at one position in it; at
+a later one it forgets the organisations that changed in between. The position is
 
     young    asked for less than half of `refresh_s` ago    taken as it is
     ageing   less than `refresh_s` ago                       taken, and asked for again beside the request
@@ -18,18 +18,19 @@ import asyncio
 import hmac
 import logging
 import math
-import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import AuthConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
+from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import digest_of, lookup_of
 from kvarn.store.owner import ANYBODY, Principal
+from kvarn.store.repositories.changes import News, Position, read_news
 from kvarn.store.repositories.tenants.principals import Grant, find_default_principal, find_grant
-from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.wire.openai.errors import unavailable
 
 AWAY_S = 1.0
@@ -38,20 +39,20 @@ _MAX_KNOWN = 65_536
 _MAX_UNKNOWN = 4_096
 """Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
 _UNKNOWN_S = 5.0
-"""Seconds for which a key counts as unknown: a new key does not advance the revision."""
-_NO_GRANT = Grant(digest_of(""), None, None)
-"""Of a key that is unknown."""
+"""Seconds for which a key counts as unknown: a new key is not in the feed."""
+_NO_GRANT = Grant("", digest_of(""), None, None)
+"""An unknown key's."""
 
 _log = logging.getLogger("kvarn.gateway")
 
 
 class _Question(NamedTuple):
-    """When the database was asked."""
+    """State of the cache when the database was asked."""
 
     began: float
     """Seconds of the clock."""
-    times_emptied: int
-    """How often the cache had been emptied."""
+    since: Position | None
+    renewals: int
 
 
 class KeyCache:
@@ -63,27 +64,27 @@ class KeyCache:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._store = store
         self._config = config
         self._clock = clock
-        self._revision: int | None = None
-        """At which all that follows was read."""
+        self._position: Position | None = None
+        """Position in the feed at which all that follows was read."""
         self._known = OrderedDict[str, Grant]()
         self._unknown = OrderedDict[str, float]()
-        """When a key was found to be unknown, in seconds of the clock."""
+        """Times at which keys were found to be unknown, in seconds of the clock."""
         self._anybody: Principal | None = None
         self._is_anybody_current = False
-        self._times_emptied = 0
-        self._reading = dict[tuple[int, str], asyncio.Task[Grant]]()
+        self._renewals = 0
+        self._reading = dict[tuple[int, Position | None, str], asyncio.Task[Grant]]()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -math.inf
-        """When the revision was asked for that is known."""
+        """Time at which the feed was read up to the position."""
         self._away_since: float | None = None
         self._failed_at = -math.inf
 
     async def bearer_of(self, key: str) -> Principal | None:
-        """Whom a key acts for; None for one that is unknown, expired or revoked, all alike in way and time.
+        """The principal of a key; None for one that is unknown, expired or revoked, all alike in way and time.
 
         Raises:
             ApiError: 503, the database is away and the key has not been seen lately.
@@ -94,7 +95,7 @@ class KeyCache:
         return principal if is_same else None
 
     async def anybody(self) -> Principal:
-        """Whom requests without a key act for on an open server."""
+        """The principal of requests without a key on an open server."""
         is_current = await self._is_current()
         known = self._anybody
         if known is not None and (self._is_away or (is_current and self._is_anybody_current)):
@@ -106,12 +107,13 @@ class KeyCache:
                 self._note_failure(error)
         return self._anybody or ANYBODY
 
-    def renew(self) -> None:
-        """Something may have been changed through this gateway: keys are read again."""
-        self._empty(None)
+    def renew(self, organizations: Collection[str] | None = None) -> None:
+        """Read the keys of organisations that were changed through this gateway again; None: everybody's."""
+        self._renewals += 1
+        self._forget(organizations)
 
     async def settle(self) -> None:
-        """Wait until the revision is not being asked for."""
+        """Wait until the feed is not being read."""
         if self._asking is not None:
             await asyncio.wait({self._asking})
 
@@ -124,7 +126,7 @@ class KeyCache:
 
     async def _grant(self, lookup: str) -> Grant:
         if self._remembered(lookup) is not None and await self._is_current():
-            grant = self._remembered(lookup)  # again: the revision may have been found to be another
+            grant = self._remembered(lookup)  # again: it may have been forgotten meanwhile
             if grant is not None:
                 return grant
         if not self._just_failed and not (self._is_away and lookup in self._known):
@@ -139,14 +141,14 @@ class KeyCache:
 
     async def _read_once(self, lookup: str) -> Grant:
         """Read a key's grant; those who ask at the same time read it once."""
-        reading = self._times_emptied, lookup
+        reading = self._renewals, self._position, lookup
         task = self._reading.get(reading)
         if task is None:
             task = self._reading[reading] = asyncio.create_task(self._read(lookup))
             task.add_done_callback(lambda done: self._forget_reading(reading, done))
         return await asyncio.shield(task)
 
-    def _forget_reading(self, reading: tuple[int, str], task: asyncio.Task[Grant]) -> None:
+    def _forget_reading(self, reading: tuple[int, Position | None, str], task: asyncio.Task[Grant]) -> None:
         del self._reading[reading]
         if not task.cancelled():
             task.exception()  # told to those who wait, if anybody still does
@@ -154,18 +156,18 @@ class KeyCache:
     async def _read(self, lookup: str) -> Grant:
         question, now = self._question(), self._store.now()
         async with self._store.reading() as session:
-            revision = await read_revision(session)
+            news = await read_news(session, question.since)
             grant = await find_grant(session, lookup, now)
-        if self._note_answer(question, revision):
+        if self._note_answer(question, news):
             self._remember(lookup, grant)
         return grant or _NO_GRANT
 
     async def _read_anybody(self) -> None:
         question = self._question()
         async with self._store.reading() as session:
-            revision = await read_revision(session)
+            news = await read_news(session, question.since)
             principal = await find_default_principal(session)
-        is_current = self._note_answer(question, revision)
+        is_current = self._note_answer(question, news)
         if principal is not None:
             self._anybody, self._is_anybody_current = principal, is_current
 
@@ -187,12 +189,14 @@ class KeyCache:
         if len(self._unknown) > _MAX_UNKNOWN:
             self._unknown.popitem(last=False)
 
-    def _empty(self, revision: int | None) -> None:
-        self._revision = revision
-        self._times_emptied += 1
-        self._known.clear()
+    def _forget(self, organizations: Collection[str] | None) -> None:
         self._unknown.clear()
-        self._is_anybody_current = False  # not forgotten: everybody needs a principal while the database is away
+        if organizations is None:
+            self._known.clear()
+        for lookup in [key for key, grant in self._known.items() if grant.organization_id in (organizations or ())]:
+            del self._known[lookup]
+        if organizations is None or DEFAULT_ORGANIZATION in organizations:
+            self._is_anybody_current = False  # not forgotten: everybody needs a principal while the database is away
 
     @property
     def _is_away(self) -> bool:
@@ -210,7 +214,7 @@ class KeyCache:
         return self._clock() - self._failed_at < AWAY_S
 
     async def _is_current(self) -> bool:
-        """Whether the revision that is known is not old; asks where that may help, and waits where it must."""
+        """Whether the position is not old; asks where that may help, and waits where it must."""
         now = self._clock()
         if (self._is_away or self._asked_at < now - self._config.refresh_s / 2) and not self._just_failed:
             if self._asking is None:
@@ -225,30 +229,33 @@ class KeyCache:
         question = self._question()
         try:
             async with self._store.reading() as session:
-                revision = await read_revision(session)
+                news = await read_news(session, question.since)
         except StoreError as error:
             self._note_failure(error)
         else:
-            self._note_answer(question, revision)
+            self._note_answer(question, news)
         finally:
             self._asking = None
 
     def _question(self) -> _Question:
-        return _Question(self._clock(), self._times_emptied)
+        return _Question(self._clock(), self._position, self._renewals)
 
-    def _note_answer(self, question: _Question, revision: int) -> bool:
-        """The database answered: empty the cache where the revision is another. Answers may come in any order.
+    def _note_answer(self, question: _Question, news: News) -> bool:
+        """Forget what changed, now that the database has answered. Answers may come in any order.
 
         Returns:
-            Whether the cache may hold what was read at this revision.
+            Whether the cache may hold what was read with this answer.
         """
         if self._is_away:
-            _log.info("the database answers: keys are checked again")
+            _log.info("database reachable again; API keys are checked against it")
             self._away_since, self._failed_at = None, -math.inf
-        if revision != self._revision:
-            if question.times_emptied != self._times_emptied:
-                return False  # an answer that may be older than what emptied the cache since
-            self._empty(revision)
+        if question.renewals != self._renewals:
+            return False  # it may be older than what was changed here since
+        if news.position != self._position:
+            if question.since != self._position:
+                return False  # another answer has moved the position
+            self._position = news.position
+            self._forget(news.organizations)
         self._asked_at = max(self._asked_at, question.began)
         return True
 
@@ -256,4 +263,4 @@ class KeyCache:
         self._failed_at = self._clock()
         if self._away_since is None:
             self._away_since = self._failed_at
-            _log.warning("keys are taken from memory: %s", error)
+            _log.warning("database unreachable; using cached API keys: %s", error)

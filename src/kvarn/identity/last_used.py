@@ -1,4 +1,4 @@
-"""When keys were last used: gathered in memory, written now and then."""
+"""Times at which keys were last used: collected in memory, written now and then."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Mode = Literal["keys", "open"]
 
 
 def auth_mode(config: KvarnConfig) -> Mode:
-    """What `auth.mode` means on the address that the server listens on.
+    """The mode of authentication that `auth.mode` means on the address that the server listens on.
 
     Raises:
         ConfigError: It would be open to other machines, or although keys are configured.

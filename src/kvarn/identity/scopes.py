@@ -1,4 +1,4 @@
-"""What a key is restricted to: models, endpoints, adapters."""
+"""Restrictions of keys: models, endpoints, adapters."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs in the background: one kind of lease, one kind of worker."""
+"""Background work: one kind of lease, one kind of worker."""

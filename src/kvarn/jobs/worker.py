@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.periodic import Periodic
 from kvarn.store.errors import StoreAwayError
 
@@ -31,7 +32,7 @@ class Job:
 
     id: str
     organization_id: str
-    """Whose it is; empty for jobs of the platform itself."""
+    """Its organisation; empty for jobs of the platform itself."""
     task: asyncio.Task[None] | None = field(default=None, kw_only=True)
     stop_reason: StopReason | None = field(default=None, kw_only=True)
     finishing: bool = field(default=False, kw_only=True)
@@ -152,14 +153,14 @@ class Worker(ABC, Generic[JobT]):
         held = await self.renew(jobs)
         lost = [job for job in jobs if job.id not in held and job.id in self.running and not job.finishing]
         await asyncio.gather(*[job.stop("lost") for job in lost])
-        deadline = asyncio.get_running_loop().time() + self._poll_s  # the leases want to be renewed again
+        deadline = SYSTEM_CLOCK.now() + self._poll_s  # the leases want to be renewed again
         while True:
             free = max(0, self.free)
             with self.reserve():  # a client's job shall not take the place meanwhile
                 claimed = await self.claim(free)
                 for job in claimed:
                     self.launch(job)
-            if not claimed or self.free <= 0 or asyncio.get_running_loop().time() >= deadline:
+            if not claimed or self.free <= 0 or SYSTEM_CLOCK.now() >= deadline:
                 return
 
     async def _work(self, job: JobT) -> None:

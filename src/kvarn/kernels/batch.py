@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
+from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvarn.kernels.adapters import AdapterBatch

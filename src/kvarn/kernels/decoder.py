@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.shapes import KvDtype
 
 if TYPE_CHECKING:
     from kvarn.kernels.operations import AttentionPlan

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation, StateCache
@@ -33,6 +31,8 @@ from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.torch.router import route
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
 from kvarn.kernels.weights import Quantization, Weight, concatenate
+from kvarn.shapes import BLOCK_SIZE, KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class AttentionPlan(Protocol):

@@ -17,13 +17,13 @@ import threading
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.kvstore.errors import EVICTED, BadBlockError, KVStoreError
 from kvarn.kvstore.keys import KEY_FILE, OVERHEAD_BYTES, MasterKeys, TenantKey
 from kvarn.kvstore.record import ENCRYPTED, HEADER_BYTES, BlockId, pack_header, tenant_digest
 from kvarn.kvstore.segment import SUFFIX, Segment, sync_directory
+from kvarn.kvstore.tier import StoredBlock
 
 _SEGMENT_BYTES = 256 * 1024 * 1024
 _SEGMENTS = 16
@@ -32,14 +32,6 @@ _SEGMENTS = 16
 _DIGEST = re.compile("[0-9a-f]{32}")
 
 log = logging.getLogger(__name__)
-
-
-class StoredBlock(NamedTuple):
-    """A block to be written."""
-
-    name: bytes
-    scope: bytes
-    contents: memoryview
 
 
 class _Tenant:
@@ -73,6 +65,8 @@ class DiskTier:
         KVStoreError: The directory cannot be used, or another engine uses it.
     """
 
+    label = "disk"
+
     def __init__(
         self,
         directory: Path,
@@ -101,7 +95,7 @@ class DiskTier:
         self._lock = threading.Lock()
         """Of the books below. Files are read and written without it."""
         self._places: dict[bytes, tuple[_Tenant, Segment, int]] = {}
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
         self._tenants: dict[bytes, _Tenant] = {}
         self._used: dict[Segment, _Tenant] = {}
         """All segments, the least recently used first."""
@@ -198,7 +192,7 @@ class DiskTier:
             shutil.rmtree(directory)
             sync_directory(self._directory)
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         with self._lock:
             self._held = held

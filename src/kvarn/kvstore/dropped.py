@@ -18,26 +18,26 @@ class DroppedBlocks:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._counts = {"memory": Counter[str](), "disk": Counter[str]()}
+        self._counts: dict[str, Counter[str]] = {}
         self._log_due_s = clock()
 
     def add(self, tier: str, reason: str, count: int = 1) -> None:
         """So many were dropped."""
         if count:
             with self._lock:
-                self._counts[tier][reason] += count
+                self._counts.setdefault(tier, Counter())[reason] += count
 
-    def disk_failed(self, reason: str, count: int, error: Exception) -> None:
+    def failed(self, tier: str, reason: str, count: int, error: Exception) -> None:
         """So many were dropped by an error, which is logged unless one was a moment ago."""
-        self.add("disk", reason, count)
+        self.add(tier, reason, count)
         with self._lock:
             now = self._clock()
             if now < self._log_due_s:
                 return
             self._log_due_s = now + _LOG_EVERY_S
-        log.warning("KV blocks on disk are not used", extra={"reason": reason, "error": str(error)})
+        log.warning("KV blocks of a tier are not used", extra={"tier": tier, "reason": reason, "error": str(error)})
 
     def counts(self, tier: str) -> dict[str, int]:
         """By reason."""
         with self._lock:
-            return dict(self._counts[tier])
+            return dict(self._counts.get(tier, ()))

@@ -6,7 +6,7 @@ import mmap
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvarn.engine.held_blocks import HeldBlocks
+from kvarn.engine.memory.block_inventory import BlockInventory
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class MemoryTier:
         """Visible blocks without pins, the least recently used first."""
         self._idle_of: dict[str, OrderedDict[bytes, None]] = {}
         self._count_of: dict[str, int] = {}
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
 
     def __contains__(self, name: bytes) -> bool:
         entry = self._entries.get(name)
@@ -109,13 +109,6 @@ class MemoryTier:
             self._idle[name] = None
             self._idle_of.setdefault(entry.tenant, OrderedDict())[name] = None
 
-    def touch(self, name: bytes) -> None:
-        """A block that is here was wanted."""
-        entry = self._entries[name]
-        if not entry.pins:
-            self._idle.move_to_end(name)
-            self._idle_of[entry.tenant].move_to_end(name)
-
     def drop(self, name: bytes) -> None:
         """Forget a block without pins."""
         self._remove_idle(name, self._entries[name].tenant)
@@ -131,7 +124,7 @@ class MemoryTier:
             else:
                 self.drop(name)
 
-    def watch(self, held: HeldBlocks | None) -> None:
+    def watch(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:

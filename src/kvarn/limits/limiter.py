@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import LimitsConfig
 from kvarn.jobs.periodic import Periodic
 from kvarn.limits.backend import Backend
@@ -63,7 +63,7 @@ class Limiter:
         config: LimitsConfig,
         metrics: LimitMetrics,
         timing: Timing | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
         local: ScriptRunner | None = None,
     ) -> None:
         timing = timing or Timing()

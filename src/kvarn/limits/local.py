@@ -25,12 +25,12 @@ All numbers are integers; the time is passed in. `counts.lua` is the same algori
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.limits.types import NEVER, Decision, Kind, Limit, Reservation, Usage
 
 END_GUESS_MS = 1000
@@ -94,7 +94,7 @@ class SlidingWindows:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, timing: Timing | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, timing: Timing | None = None, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self.timing = timing or Timing()
         self._clock = clock
         self._sweep_ms = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.load import ConfigError
 from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
@@ -82,7 +82,7 @@ class RedisScripts(ScriptRunner):
     async def start(self) -> None:
         """Connect; where Redis is away, log it and go on asking in the background."""
         try:
-            await _until(time.monotonic() + self._timeout_s, self._run_probes())
+            await _until(SYSTEM_CLOCK.now() + self._timeout_s, self._run_probes())
         except (RedisError, OSError, TimeoutError) as error:
             self._go_away(error)
 
@@ -111,7 +111,7 @@ class RedisScripts(ScriptRunner):
         self._waited.append(call)
         self._start_sender()
         reply = await call.reply
-        self._metrics.redis_seconds.observe(time.monotonic() - call.called)
+        self._metrics.redis_seconds.observe(SYSTEM_CLOCK.now() - call.called)
         return reply
 
     def send(self, call: Call) -> None:
@@ -149,7 +149,7 @@ class RedisScripts(ScriptRunner):
 
     async def _send_batch(self, unwaited: Sequence[Call], waited: Sequence[Call]) -> None:
         """One round trip, over before the caller who has waited longest has waited too long."""
-        began = waited[0].called if waited else time.monotonic()
+        began = waited[0].called if waited else SYSTEM_CLOCK.now()
         replies = await _until(began + self._timeout_s, self._run_or_fail([*unwaited, *waited]))
         refused = [reply for reply in replies if isinstance(reply, Exception)]
         if refused:
@@ -218,7 +218,7 @@ class RedisScripts(ScriptRunner):
             pause = min(2 * pause, _LAST_PROBE_S)
             try:
                 await self._connection.disconnect(nowait=True)
-                await _until(time.monotonic() + self._timeout_s, self._run_probes())
+                await _until(SYSTEM_CLOCK.now() + self._timeout_s, self._run_probes())
             except Exception:  # whatever it was, it is asked again: nothing else would ask
                 self._forget_old()
             else:
@@ -236,7 +236,7 @@ class RedisScripts(ScriptRunner):
 
     def _forget_old(self) -> None:
         """Give up settlements whose marks have run out: they would have no effect."""
-        oldest = time.monotonic() - self._keep_s
+        oldest = SYSTEM_CLOCK.now() - self._keep_s
         while self._owed and self._owed[0].called < oldest:
             self._owed.popleft()
             self._metrics.lost.inc()
@@ -262,7 +262,7 @@ async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT
     loop = asyncio.get_running_loop()
 
     def expire() -> None:
-        now = loop.time()
+        now = SYSTEM_CLOCK.now()
         limit.reschedule(now + _STALL_S if now > deadline + _STALL_S else now)
 
     async with asyncio.timeout(None) as limit:

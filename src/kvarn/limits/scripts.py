@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from kvarn.clock import SYSTEM_CLOCK
 
 
 class Script:
@@ -40,7 +41,7 @@ class Call:
     argument: bytes
     reply: asyncio.Future[bytes] | None = None
     """Set once it is sent for a caller that waits."""
-    called: float = field(default_factory=time.monotonic)
+    called: float = field(default_factory=SYSTEM_CLOCK.now)
 
 
 class ScriptRunner(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from kvarn.store.engine import Store
+from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.usage import billing
 
 BATCH_EVENTS = 500
@@ -18,7 +19,7 @@ class MeterMetrics:
         self.billed = Counter("kvarn_meter_billed_total", "Usage events counted.", registry=registry)
         self.repeats = Counter(
             "kvarn_meter_repeats_total",
-            "Usage events that had been counted before, or whose organisation's usage has been erased.",
+            "Usage events that had been counted before.",
             registry=registry,
         )
         self.unreadable = Counter(
@@ -40,4 +41,5 @@ async def bill_ledger(store: Store) -> int:
     async for events in billing.unbilled(store):
         for start in range(0, len(events), BATCH_EVENTS):
             total += await billing.bill(store, events[start : start + BATCH_EVENTS])
+    await delete_erased_usage(store)
     return total

@@ -5,12 +5,13 @@ The main process runs it for all of them, where they share no Redis.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from kvarn.clock import SYSTEM_CLOCK
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Budget:
 class BudgetCounts:
     """Answers the calls that `BudgetReservations` makes. `clock`: monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
         """By their key in Redis, in the order in which they were last called."""

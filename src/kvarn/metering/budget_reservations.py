@@ -12,7 +12,6 @@ A Redis that starts may have forgotten what is held. Each gateway tells it all w
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.periodic import Periodic
 from kvarn.limits.local import Timing
 from kvarn.limits.scripts import Call, Script, ScriptRunner
@@ -151,7 +151,7 @@ class BudgetReservations:
         """The tracker has been read anew: what it holds now need not be held in Redis beside it."""
         if self._redis is None:
             return
-        statuses = {each.rule.id: each for each in self._tracker.all_statuses(time.time())}
+        statuses = {each.rule.id: each for each in self._tracker.all_statuses(SYSTEM_CLOCK.time())}
         self._reported = {budget_id: unread for budget_id, unread in self._reported.items() if budget_id in statuses}
         for budget_id, status in statuses.items():
             if status.unread != self._reported.get(budget_id, 0):
@@ -163,7 +163,7 @@ class BudgetReservations:
 
     def _tell_all(self) -> None:
         """Tell Redis all that is held: it still is."""
-        statuses = {each.rule.id: each for each in self._tracker.all_statuses(time.time())}
+        statuses = {each.rule.id: each for each in self._tracker.all_statuses(SYSTEM_CLOCK.time())}
         by_budget: defaultdict[str, list[str | int]] = defaultdict(list)
         for held in self._holds:
             for status in held.statuses:
@@ -173,7 +173,7 @@ class BudgetReservations:
                 self._put([(status, by_budget[budget_id])])
 
     def _as_of_now(self, held: BudgetReservation) -> Iterable[BudgetStatus]:
-        known = {each.rule.id: each for each in self._tracker.statuses(held.reservation.holders, time.time())}
+        known = {each.rule.id: each for each in self._tracker.statuses(held.reservation.holders, SYSTEM_CLOCK.time())}
         return [known.get(status.rule.id, status) for status in held.statuses]
 
     async def _take(self, held: BudgetReservation) -> None:

@@ -17,7 +17,6 @@ import mmap
 import os
 import sqlite3
 import struct
-import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.metering.event import LOST, InFlight, Measured, Tokens, make_event
 from kvarn.metering.prices import PriceBook
 from kvarn.store.ledger import LedgerEvent
@@ -71,7 +71,7 @@ class Slot:
         if not self._first_us and tokens.first_token is not None:
             self._first_us = max(0, int(1e6 * (tokens.first_token - self._received))) + 1
         counts = tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
-        _COUNTS.pack_into(self._memory, self._offset, *counts, self._first_us, time.time_ns() // 1000)
+        _COUNTS.pack_into(self._memory, self._offset, *counts, self._first_us, int(SYSTEM_CLOCK.time() * 1e6))
 
     def clear(self) -> None:
         """The request has been written as an event, or did nothing."""

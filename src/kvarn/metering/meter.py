@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, Message
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import KafkaConfig
 from kvarn.metering.billing import BATCH_EVENTS, MeterMetrics
 from kvarn.metering.kafka import callbacks, consumer_settings, decode_message
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import LedgerEvent
+from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.usage import billing
 
 _POLL_S = 0.25
 _RETRY_S = 1.0
 _LAG_EVERY_S = 2.0
+_SWEEP_EVERY_S = 600.0
 
 _log = logging.getLogger("kvarn.metering")
 
@@ -39,6 +41,7 @@ class Meter:
         self._stopping = False
         self._newest = 0
         self._measured = float("-inf")
+        self._swept = float("-inf")
 
     def stop(self) -> None:
         """End `run` once the batch in hand is counted."""
@@ -57,6 +60,7 @@ class Meter:
                 messages = await asyncio.to_thread(consumer.consume, BATCH_EVENTS, _POLL_S)
                 await self._count(consumer, messages)
                 await self._measure_lag(consumer)
+                await self._sweep()
         finally:
             await asyncio.to_thread(consumer.close)
 
@@ -89,6 +93,16 @@ class Meter:
             self._metrics.repeats.inc(len(events) - new)
             return
 
+    async def _sweep(self) -> None:
+        """Delete now and then what was counted for organisations whose usage has been erased."""
+        if SYSTEM_CLOCK.now() < self._swept + _SWEEP_EVERY_S:
+            return
+        self._swept = SYSTEM_CLOCK.now()
+        try:
+            await delete_erased_usage(self._store)
+        except StoreAwayError as error:
+            _log.warning("usage of erased organizations is deleted later: %s", error)
+
     def _read(self, message: Message) -> LedgerEvent | None:
         value = message.value()
         try:
@@ -109,9 +123,9 @@ class Meter:
         return error is not None
 
     async def _measure_lag(self, consumer: Consumer) -> None:
-        if time.monotonic() - self._measured < _LAG_EVERY_S:
+        if SYSTEM_CLOCK.now() - self._measured < _LAG_EVERY_S:
             return
-        self._measured = time.monotonic()
+        self._measured = SYSTEM_CLOCK.now()
         behind = await asyncio.to_thread(_messages_behind, consumer)
         self._metrics.lag_messages.set(behind)
         self._metrics.lag_seconds.set(max(0, self._store.now() - self._newest) if behind and self._newest else 0)

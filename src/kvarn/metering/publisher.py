@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import KafkaConfig
 from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.metering.kafka import callbacks, producer_settings
@@ -70,8 +70,8 @@ class Publisher:
         try:
             while not self._stopping.is_set():
                 published = await self._publish_some()
-                if time.monotonic() - self._observed >= _OBSERVE_EVERY_S:
-                    self._observed = time.monotonic()
+                if SYSTEM_CLOCK.now() - self._observed >= _OBSERVE_EVERY_S:
+                    self._observed = SYSTEM_CLOCK.now()
                     count, since = await outbox.waiting(self._store)
                     self._metrics.outbox_rows.set(count)
                     self._metrics.outbox_lag.set(0 if since is None else max(0, self._store.now() - since))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.jobs.periodic import Periodic
 from kvarn.limits.scripts import ScriptRunner
@@ -20,7 +20,8 @@ from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
 from kvarn.metering.writer import LedgerWriter
-from kvarn.store.engine import Store, data_dir
+from kvarn.store.directories import data_dir
+from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import Budget
@@ -156,7 +157,7 @@ class Metering:
         the sums are read would be in both, or in neither."""
         assert self._writer is not None
         await self._writer.work()
-        if time.monotonic() - self._budgets_read < self._settings.budget_refresh_s:
+        if SYSTEM_CLOCK.now() - self._budgets_read < self._settings.budget_refresh_s:
             return
         await self._read_budgets()
         for rule, period in self.budgets.alerts(self._store.now()):
@@ -168,7 +169,7 @@ class Metering:
                 )
 
     async def _read_budgets(self) -> list[Budget]:
-        self._budgets_read = time.monotonic()
+        self._budgets_read = SYSTEM_CLOCK.now()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
         self.reservations.read()
@@ -186,4 +187,4 @@ class Metering:
 
 def wall_clock_of(monotonic: float) -> float:
     """A monotonic second as seconds since 1970."""
-    return time.time() - (time.monotonic() - monotonic)
+    return SYSTEM_CLOCK.time() - (SYSTEM_CLOCK.now() - monotonic)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import time
 from collections.abc import Sequence
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.metering.budgets import BudgetTracker
 from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event
 from kvarn.metering.kafka import encode_message
@@ -73,10 +73,10 @@ class LedgerWriter:
         """
         try:
             await self._write_own()
-            if time.monotonic() - self._looked_for_dead >= _LOOK_FOR_DEAD_S:
+            if SYSTEM_CLOCK.now() - self._looked_for_dead >= _LOOK_FOR_DEAD_S:
                 for dead in dead_journals(self._root):
                     await self._take_over(dead)
-                self._looked_for_dead = time.monotonic()
+                self._looked_for_dead = SYSTEM_CLOCK.now()
         except StoreAwayError:
             await asyncio.to_thread(self._journal.sync)
             raise
@@ -163,8 +163,8 @@ class LedgerWriter:
         if not waiting:
             self._behind_since = None
         elif self._behind_since is None:
-            self._behind_since = time.monotonic()
-        metrics.ledger_lag.set(0 if self._behind_since is None else time.monotonic() - self._behind_since)
+            self._behind_since = SYSTEM_CLOCK.now()
+        metrics.ledger_lag.set(0 if self._behind_since is None else SYSTEM_CLOCK.now() - self._behind_since)
         metrics.spool_bytes.set(journal.size if waiting else 0)
         if journal.dropped:
             metrics.dropped.inc(journal.dropped)

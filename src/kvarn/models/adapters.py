@@ -88,7 +88,7 @@ class _LoraConfig(BaseModel):
 
     @property
     def effective(self) -> bytes:
-        """What of it decides on answers, with its length."""
+        """The fields that decide on answers, behind their length."""
         text = self.model_dump_json(include={"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}).encode()
         return len(text).to_bytes(8, "little") + text
 
@@ -104,7 +104,7 @@ class LoadedAdapter:
     """An adapter in main memory."""
 
     digest: str
-    """Of what it computes, 32 hexadecimal digits: part of the name of every block computed with it."""
+    """Digest of what it computes, 32 hexadecimal digits: part of the name of every block computed with it."""
     rank: int
     """The largest of its modules."""
     packed: PackedAdapter
@@ -201,7 +201,7 @@ def _modules(tensors: Mapping[str, torch.Tensor], path: Path) -> dict[str, dict[
 def _parts(
     spec: LinearSpec, layer: Linear, modules: dict[str, dict[str, torch.Tensor]], config: _LoraConfig
 ) -> list[AdapterPart]:
-    """What the adapter does to this rank's part of a layer."""
+    """The adapter's change of this rank's part of a layer."""
     parts: list[AdapterPart] = []
     first_out = 0
     for stack in spec.stacks():

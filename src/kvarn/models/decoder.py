@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loaded_costs
+from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.decoder import DecoderLayers, DecoderParts, GreedyParts
+from kvarn.kernels.decoder import GreedyParts
 from kvarn.kernels.linear import Linear
-from kvarn.models.attention.delta import DeltaNet
-from kvarn.models.attention.grouped import GroupedAttention, LayerStep
-from kvarn.models.attention.groups import LayerKinds
-from kvarn.models.families.table import FAMILIES
 from kvarn.models.greedy import GreedyPasses
-from kvarn.models.layer import load_final_norm, load_layer, scaled_embedding
+from kvarn.models.layer import load_final_norm, scaled_embedding
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.mlp.experts import Experts, stack_visits
 from kvarn.models.mlp.moe import MoeMlp
 from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
+from kvarn.models.stack import LayerStack
+from kvarn.shapes import KvDtype
 
 EMBEDDING = "model.embed_tokens"
-"""The checkpoints' name of it."""
+"""Its name in checkpoints."""
 
 
 @dataclass(slots=True)
@@ -58,12 +55,10 @@ class Decoder:
         self.quantization = loader.quantization
         self._parallel = loader.parallel
         self._activation_dtype = self.kernels.activation_dtype(self.dtype)
-        names = FAMILIES[spec.architecture].names
         self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
         """The layers that adapters can change, by `Linear.adapter_layer`."""
         stage = loader.parallel.stage
-        held = stage.layers(spec.num_layers)
-        self._layers = [load_layer(index, spec, names, loader) for index in held]
+        self._stack = LayerStack(spec, loader, kv_dtype)
         self._norm = load_final_norm(spec, loader)
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
         embedding, hidden = EMBEDDING, Shard.whole(spec.hidden_size)
@@ -77,22 +72,15 @@ class Decoder:
             if stage.is_first and not spec.tied_embeddings
             else None
         )
-        self._kinds = LayerKinds(spec.layers, self.kernels.device)
-        self._kind_of_layer = [self._kinds.of_layer[index] for index in held]
-        self._of_kind = dict(zip(self._kind_of_layer, self._layers, strict=True))
-        counts = Counter[bool]()
-        self._place_in_cache: list[int] = []
-        for layer in self._layers:
-            is_recurrent = isinstance(layer.attention, DeltaNet)
-            self._place_in_cache.append(counts[is_recurrent])
-            counts[is_recurrent] += 1
+        self.reads_shared_prefixes = self.kernels.reads_shared_prefixes and spec.reads_shared_prefixes
+        """Steps may say which prefixes several sequences share: see `PagedBatch.shares_prefix`."""
         self.expert_visits = stack_visits(self.expert_layers.values())
         """[layers, experts] int64: `Experts.tokens` of the layers that count on the device; None: none do."""
 
     @property
     def layer_bytes(self) -> int:
         """Bytes that the products of all layers take as they are held: what a step reads of them."""
-        return sum(layer.nbytes for layer in self._layers)
+        return self._stack.nbytes
 
     @property
     def head_bytes(self) -> int:
@@ -101,24 +89,23 @@ class Decoder:
 
     @property
     def costs(self) -> DecoderCosts:
-        """What its steps must move and compute, weights as they are held."""
+        """Bytes and operations of its steps, weights as they are held."""
         return loaded_costs(
             self.spec,
             layer_bytes=self.layer_bytes,
             head_bytes=self.head_bytes,
-            kv_bytes_per_token=kv_bytes_per_token(self.spec, self.kv_dtype),
+            kv_bytes_per_token=self.spec.kv_bytes_per_token(self.kv_dtype),
         )
 
     @property
     def input_products(self) -> list[Linear]:
         """The first product of each layer, which takes the hidden state: some to take the time of."""
-        return [layer.attention.input_product for layer in self._layers]
+        return [layer.attention.products[0] for layer in self._stack.layers]
 
     @property
     def expert_layers(self) -> dict[int, Experts]:
         """The experts of this stage's mixtures, by the number of the layer."""
-        first = self._parallel.stage.layers(self.spec.num_layers).start
-        layers = enumerate(self._layers, start=first)
+        layers = enumerate(self._stack.layers, start=self._stack.first_layer)
         return {index: layer.mlp.experts for index, layer in layers if isinstance(layer.mlp, MoeMlp)}
 
     @property
@@ -126,53 +113,36 @@ class Decoder:
         """Whether a GPU may repeat a step without the host. One of several ranks may not: NCCL asks of all that they
         capture the same steps, and ends no group while a graph refers to it."""
         alone = self._parallel.world_size == 1
-        return alone and self.kernels.captures_steps and all(layer.can_be_captured for layer in self._layers)
+        return alone and self.kernels.captures_steps and all(layer.can_be_captured for layer in self._stack.layers)
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where its layers
         have such."""
-        attend = [layer.attention for layer in self._layers if not isinstance(layer.attention, DeltaNet)]
-        recurrent = [layer.attention for layer in self._layers if isinstance(layer.attention, DeltaNet)]
-        cache = attend[0].new_cache(len(attend), num_blocks, self.kv_dtype) if attend else KVCache((), ())
-        if not recurrent:
-            return cache
-        return replace(cache, recurrent_states=recurrent[0].new_states(len(recurrent), num_states))
+        return self._stack.new_cache(num_blocks, num_states)
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
         return self.kernels.new_adapter_memory(cache, self.dtype)
 
-    @cached_property
-    def _layers_in_one_call(self) -> DecoderLayers | None:
-        """None where the kernels cannot compute all layers of this model so."""
-        attention = self._layers[0].attention
-        parts = [layer.parts(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
-        complete = [each for each in parts if each is not None]
-        if len(complete) < len(parts) or not isinstance(attention, GroupedAttention):
-            return None
-        spec = self.spec
-        return self.kernels.decoder_layers(
-            DecoderParts(attention.heads, self.kv_dtype, complete, spec.attention_scale, spec.attention_softcap)
-        )
-
     def greedy_passes(self, cache: KVCache) -> GreedyPasses | None:
-        """What continues sequences of this cache with the likeliest tokens, many passes in one call; None for models
-        that single passes alone can compute."""
-        spec, kinds, norm = self.spec, range(len(self._kinds)), self._norm.fused
+        """Many passes in one call over this cache, each of the likeliest tokens of the one before; None for models that
+        need single passes."""
+        spec, groups, norm = self.spec, self._stack.groups, self._norm.fused
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
         if not plain or self._parallel.world_size > 1 or self._parallel.stage.count > 1 or self._head is None:
             return None
-        if norm is None or self._layers_in_one_call is None:
+        if norm is None or self._stack.joined is None:
             return None
         parts = GreedyParts(
-            layers=self._layers_in_one_call,
+            layers=self._stack.joined,
             norm=norm,
             head=self._head,
-            windows=self._kinds.windows,
-            half_rotated=self._kinds.half_rotated,
+            windows=[kind.sliding_window for kind in groups.kinds],
+            half_rotated=groups.half_rotated,
         )
         native = self.kernels.greedy_decoder(parts, cache)
-        return None if native is None else GreedyPasses(native, [partial(self._kinds.rotation, kind) for kind in kinds])
+        rotations = [partial(groups.rotation, group) for group in range(len(groups))]
+        return None if native is None else GreedyPasses(native, rotations)
 
     @torch.inference_mode()
     def forward(
@@ -201,7 +171,7 @@ class Decoder:
         hidden_states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """`forward` up to the logits: the residual stream [R, hidden] behind the last layer, or [0, hidden]."""
-        steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
+        steps = self._stack.steps(batch)
         if hidden_states is not None:
             hidden_states.batch = batch
         stage = self._parallel.stage
@@ -209,38 +179,18 @@ class Decoder:
             hidden = self.embed(token_ids)
         else:
             hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
-        first, count = 0, len(self._layers)
+        first, count = 0, len(self._stack.layers)
         if hidden_states is not None:
             for last in sorted({each for each in hidden_states.layers if each <= count}):
-                hidden = self._run_layers(hidden, batch, cache, steps, first, last)
+                hidden = self._stack.run(hidden, batch, cache, steps, first, last)
                 hidden_states.taken[last] = hidden.clone()
                 first = last
         if first < count:
-            hidden = self._run_layers(hidden, batch, cache, steps, first, count)
+            hidden = self._stack.run(hidden, batch, cache, steps, first, count)
         if not stage.is_last:
             stage.send(hidden)
             return hidden[:0]
         return hidden[logits_rows]
-
-    def _run_layers(
-        self,
-        hidden: torch.Tensor,
-        batch: PagedBatch,
-        cache: KVCache,
-        steps: Sequence[LayerStep],
-        first: int,
-        last: int,
-    ) -> torch.Tensor:
-        """The residual stream [T, hidden] after the layers from `first` to before `last` of this stage, in place."""
-        joined = self._layers_in_one_call
-        if joined is not None and batch.exchange is None:
-            plans, rotations = [step.plan for step in steps], [step.rotation for step in steps]
-            joined.run(hidden, cache, plans, rotations, batch.adapters, first, last)
-            return hidden
-        for index in range(first, last):
-            step = steps[self._kind_of_layer[index]]
-            hidden = self._layers[index].forward(hidden, cache, self._place_in_cache[index], step)
-        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -289,11 +239,3 @@ class Decoder:
             return F.embedding(ids, self._embedding).to(self._activation_dtype)
         assert self._head is not None, "a tied embedding is the head's weight"
         return self._head.rows(ids).to(self._activation_dtype)
-
-    def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
-        return LayerStep(
-            plan=self._of_kind.get(kind, self._layers[0]).attention.plan(batch, self._kinds.windows[kind]),
-            rotation=self._kinds.rotation(kind, batch.positions),
-            adapters=batch.adapters,
-            slots=batch.slot_mapping,
-        )

@@ -24,6 +24,7 @@ from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.mlp.moe import DenseMlp
 from kvarn.models.parallel.tensor import Parallel, Shard
+from kvarn.shapes.attention import GroupedDimensions
 from kvarn.text.architectures import HEADS
 from kvarn.text.config_files import CheckpointFile
 
@@ -62,7 +63,9 @@ class EagleHead:
         self._target = target
         self._table = table
         self._scale = spec.attention_scale
-        self.heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        attention = spec.layers[0].attention
+        assert isinstance(attention, GroupedDimensions), "Llama's"
+        self.heads = HeadShape(attention.num_heads, attention.num_kv_heads, attention.head_dim)
         depth = target.spec.num_layers
         self.aux_layers = tuple(config.eagle_config.eagle_aux_hidden_state_layer_ids or (2, depth // 2, depth - 3))
         """The hidden states it reads are those that leave so many of the decoder's layers."""
@@ -71,8 +74,8 @@ class EagleHead:
                 f"the EAGLE-3 head reads the output of layers {list(self.aux_layers)}, but the model has {depth}: it "
                 "was trained for another model"
             )
-        whole, queries = Shard.whole(hidden), Shard.whole(spec.num_heads * spec.head_dim)
-        keys = Shard.whole(spec.num_kv_heads * spec.head_dim)
+        whole, queries = Shard.whole(hidden), Shard.whole(self.heads.query * self.heads.dim)
+        keys = Shard.whole(self.heads.kv * self.heads.dim)
         states = Shard.whole(len(self.aux_layers) * target.spec.hidden_size)
         self._join = loader.linear(LinearSpec(names=("fc",), outputs=(whole,), inputs=states))
         names = tuple(f"midlayer.self_attn.{part}_proj" for part in "qkv")

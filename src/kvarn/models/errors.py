@@ -1,4 +1,4 @@
-"""What can go wrong when a checkpoint is loaded; each message names the file or tensor and says what to do."""
+"""Errors of loading a checkpoint; each message names the file or tensor and says what to do."""
 
 from __future__ import annotations
 

@@ -10,9 +10,7 @@ from kvarn.kernels.batch import KVCache
 from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.kernels.operations import Kernels
-from kvarn.models.attention.delta import DeltaNet, load_delta_net
-from kvarn.models.attention.grouped import Attention, GroupedAttention, LayerStep, load_attention
-from kvarn.models.attention.latent import load_latent_attention
+from kvarn.models.attention import Attention, LayerStep, load_attention
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.mlp.moe import DenseMlp, MoeMlp
@@ -34,30 +32,29 @@ class DecoderLayer:
     mlp_input_norm: AnyNorm | None
     """None where the MLP takes what the attention takes, and where there is no norm before it."""
     mlp_output_norm: Norm | None
-    attention: Attention | DeltaNet
+    attention: Attention
     mlp: DenseMlp | MoeMlp
 
     @property
     def nbytes(self) -> int:
         """Bytes of this layer's products as they are held."""
-        return self.attention.nbytes + self.mlp.nbytes
+        return sum(product.nbytes for product in self.attention.products) + self.mlp.nbytes
 
     @property
     def can_be_captured(self) -> bool:
         """Whether a device may repeat it without the host, which asks where tokens go when experts take turns."""
         return isinstance(self.mlp, DenseMlp) or self.mlp.experts.grouped is not None
 
-    def parts(self, kind: int) -> LayerParts | None:
-        """What the kernels need to compute it with others in one call; None where it does more than those compute."""
-        spec, attention, mlp = self.spec, self.attention, self.mlp
-        if spec.qk_norm in ("full", "layer") or spec.residual_scale != 1.0 or spec.sinks or spec.gated_attention:
-            return None
+    def parts(self, group: int) -> LayerParts | None:
+        """The parts with which kernels compute it with others in one call; None where it does more than they compute.
+        `group`: of layers with the same attention and rotation."""
+        spec, attention, mlp = self.spec, self.attention.plain, self.mlp
         attention_norm, mlp_norm = self.attention_input_norm, self.mlp_input_norm
         if isinstance(attention_norm, LayerNorm) or isinstance(mlp_norm, LayerNorm) or spec.parallel_blocks:
             return None
-        if not isinstance(mlp, DenseMlp) or not isinstance(attention, GroupedAttention) or self.parallel.divides:
+        if attention is None or spec.residual_scale != 1.0 or self.parallel.divides:
             return None
-        if mlp.gate is not None:
+        if not isinstance(mlp, DenseMlp) or mlp.gate is not None:
             return None
         return LayerParts(
             attention_norm=attention_norm,
@@ -69,7 +66,7 @@ class DecoderLayer:
             gate_up=mlp.gate_up,
             down=mlp.down,
             mlp_output_norm=self.mlp_output_norm,
-            kind=kind,
+            kind=group,
         )
 
     def forward(self, hidden: torch.Tensor, cache: KVCache, index: int, step: LayerStep) -> torch.Tensor:
@@ -86,7 +83,7 @@ class DecoderLayer:
         return self._add(hidden, out, self.mlp_output_norm)
 
     def _normed(self, hidden: torch.Tensor, norm: AnyNorm | None) -> tuple[torch.Tensor, Norm | None]:
-        """What the next product takes, and the norm that it applies to it by itself."""
+        """The input of the next product, and the norm that the product applies to it."""
         if isinstance(norm, LayerNorm):
             return self.kernels.layer_norm(hidden, norm), None
         if norm is not None and self.spec.parallel_blocks:
@@ -162,18 +159,8 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         attention_output_norm=norm(names.attention_output_norm),
         mlp_input_norm=input_norm(names.mlp_input_norm),
         mlp_output_norm=norm(names.mlp_output_norm),
-        attention=_load_attention(index, prefix, spec, names, loader),
+        attention=load_attention(prefix, spec.layers[index].attention, spec, names, loader),
         mlp=MoeMlp.load(index, prefix, spec, names, loader)
         if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )
-
-
-def _load_attention(
-    index: int, prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
-) -> Attention | DeltaNet:
-    if spec.layers[index].is_recurrent:
-        return load_delta_net(prefix + names.delta, spec, loader)
-    if spec.latent:
-        return load_latent_attention(prefix, spec, loader)
-    return load_attention(prefix, spec, names, loader)

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.operations import Kernels
@@ -38,6 +37,7 @@ from kvarn.models.loading.packed_directory import default_directory
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel.tensor import Parallel
 from kvarn.models.spec import DecoderSpec
+from kvarn.shapes import KvDtype
 from kvarn.text.architectures import CLASSIFIER, describe_unsupported, find_architecture
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
@@ -116,7 +116,7 @@ def load_model(
         is_classifier = any(name.endswith(CLASSIFIER) for name in decoder_config.architectures)
         reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
         embeds = reranks or (kind != "generate" and has_sentence_modules(path))
-        if embeds and decoder.delta is not None:
+        if embeds and decoder.has_states:
             raise UnsupportedModelError(
                 f"{decoder.architecture} has layers with recurrent states, which are not supported with embeddings: "
                 "set kind to generate"
@@ -126,7 +126,7 @@ def load_model(
             model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
         else:
             kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
-            kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype) + state_bytes(decoder)
+            kv_bytes = decoder.max_context_length * decoder.kv_bytes_per_token(kv_dtype) + decoder.state_bytes
             if max_context_length is None and backend.device_memory() is None:
                 kv_bytes = 0  # a shorter context may be planned
             check_memory(backend, gpu_memory_utilization, loader.min_bytes, kv_bytes)
@@ -139,7 +139,7 @@ def load_model(
 def _open_cache(
     where: Path | Literal["auto"], checkpoint: Checkpoint, kernels: Kernels, form: tuple[object, ...]
 ) -> PackedCache | None:
-    """Where weights of this form are kept."""
+    """The packed weights of this form."""
     if kernels.packed_layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
         return None
@@ -156,8 +156,11 @@ def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal
     plain = loader.dtype == torch.float32 and not loader.quantization
     chosen: KvDtype = "float32" if plain else "bfloat16"
     kv_dtype = chosen if wanted == "auto" else wanted
-    if spec.latent is not None and kv_dtype == "int8":
-        raise UnsupportedModelError("latent rows are cached in bfloat16 or float32: set kv_cache_dtype to one, or auto")
+    for kind in spec.attention_kinds:
+        if kv_dtype not in kind.cache_dtypes:
+            raise UnsupportedModelError(
+                f"{spec.architecture} caches {' or '.join(kind.cache_dtypes)}: set kv_cache_dtype to one, or auto"
+            )
     return kv_dtype
 
 

@@ -1,13 +1,14 @@
-"""What a model is, as data: enough to build it, to size its cache and to plan for it."""
+"""A model as data: enough to build it, to size its cache and to plan for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvarn.costs.decoder import DecoderDimensions
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.router import RouterSpec
+from kvarn.shapes.decoder import DecoderShape, LayerShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,27 +21,34 @@ class RopeSpec:
     """Multiplies cosine and sine (YaRN, LongRoPE)."""
 
 
+UNROTATED = RopeSpec(inverse_frequencies=())
+"""No rotary embedding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """What may differ between the layers of one decoder."""
+class LayerSpec(LayerShape):
+    """One layer of a decoder."""
 
     rope: RopeSpec
-    window: int | None = None
-    """Tokens a query sees, itself included; None sees all before it."""
-    is_moe: bool = False
-    """A mixture of experts in place of a dense MLP."""
-    is_recurrent: bool = False
-    """A gated delta rule in place of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec(DecoderDimensions):
+class EncoderLayerSpec:
+    """One layer of an encoder."""
+
+    rope: RopeSpec = UNROTATED
+    window: int | None = None
+    """Tokens that a token sees to either side, itself included; None: all of its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec(DecoderShape):
     """A decoder-only transformer."""
 
     architecture: str
     max_context_length: int
     """Prompt and answer together, in tokens."""
-    layers: tuple[LayerSpec, ...]
+    layers: Sequence[LayerSpec]
     norm_eps: float
     attention_scale: float
     activation: Activation = "silu"
@@ -55,7 +63,7 @@ class DecoderSpec(DecoderDimensions):
     """In the checkpoint's weights, angle i turns numbers 2 i and 2 i + 1 of a head; else numbers i and i + R."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the attention's output projection."""
+    """Bias of the attention's output projection."""
     mlp_bias: bool = False
     router: RouterSpec = field(default_factory=RouterSpec)
     stacked_experts: bool = False
@@ -69,7 +77,7 @@ class DecoderSpec(DecoderDimensions):
     over each head, which has weights of its own (Command R+)."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Of what each half of a layer adds to the residual stream (Granite)."""
+    """Factor of what each half of a layer adds to the residual stream (Granite)."""
     logits_scale: float = 1.0
     """Before `logits_softcap`."""
     attention_softcap: float | None = None
@@ -79,7 +87,7 @@ class DecoderSpec(DecoderDimensions):
 
 
 Pooling = Literal["mean", "cls", "last"]
-"""What a text's vector is made of: all of its tokens, the first or the last one."""
+"""Source of a text's vector: all of its tokens, the first or the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +96,7 @@ class ClassifierSpec:
 
     activation: Activation = "tanh"
     bias: bool = True
-    """Of the hidden layer."""
+    """Bias of the hidden layer."""
     pair_types: bool = False
     """Tokens of a pair's second text have type 1."""
 
@@ -105,7 +113,7 @@ class EncoderSpec:
     num_heads: int
     max_context_length: int
     """Tokens of one text at most, special ones included."""
-    layers: tuple[LayerSpec, ...]
+    layers: tuple[EncoderLayerSpec, ...]
     norm_eps: float
     max_positions: int = 0
     """Rows of the table of position embeddings; 0: there is none."""
@@ -125,5 +133,5 @@ class EncoderSpec:
     normalize: bool = True
     """Scale each vector to length one."""
     classifier: ClassifierSpec | None = None
-    """What is made of a text's vector; None: it is the answer."""
+    """Head over a text's vector; None: the vector is the answer."""
     num_parameters: int = 0

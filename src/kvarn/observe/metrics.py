@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
 from kvarn.observe.latency import GenerationTimer, SlidingRatio
 from kvarn.observe.merge import MetricFamily, read_families
@@ -95,7 +95,7 @@ class GatewayMetrics:
         self,
         models: Iterable[str],
         slo: Mapping[str, SloConfig] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.clock = clock
         self.registry = CollectorRegistry()

@@ -1,1 +1,1 @@
-"""Whether replicas and versions still answer as they should: sequential tests, golden prompts, the watch."""
+"""Golden prompts, the monitor of silent failure, and its expected answers."""

@@ -1,4 +1,4 @@
-"""Which answers are right, and which replica deviates. Pure."""
+"""The expected answers, and the replicas that deviate from them. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 from kvarn.quality.probe import GoldenAnswer, difference
 
 _MAX_GAP = 0.05
-"""Mean difference of log-probabilities of builds that hold their weights alike: three times what was measured between
-types, instruction sets and kernels (docs/quality.md)."""
+"""Largest mean difference of log-probabilities between builds that hold their weights alike: three times what was
+measured between types, instruction sets and kernels (docs/quality.md)."""
 _MAX_GAP_QUANTIZED = 1.5
-"""The same where one holds them in fewer bits: three times what was measured for int4."""
+"""The same if one holds them in fewer bits: three times what was measured for int4."""
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     """Fingerprint of the checkpoint."""
     version: str
-    """Of Kvarn."""
+    """Version of Kvarn."""
     dtype: str
     quantization: str
     kernels: str
@@ -34,7 +34,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, of whom."""
+    """A prompt, with the model and build that answer it."""
 
     model: str
     build: Build
@@ -98,7 +98,7 @@ class ExpectedAnswers:
         return set(answers) - members
 
     def describe(self, question: Question, answer: GoldenAnswer) -> str:
-        """How an answer is from the expected one, or from that of another build, in words."""
+        """The difference between an answer and the expected one, or that of another build, in words."""
         expected = self.answers.get(question)
         if expected is None:
             others = self._of_other_builds(question)

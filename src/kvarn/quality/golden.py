@@ -1,4 +1,4 @@
-"""Golden prompts: what replicas are asked again and again, and what versions of a model are compared by."""
+"""Golden prompts: asked of replicas again and again, and of versions that are compared."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class GoldenQuestion(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
     prompt_token_ids: list[int] = []
-    """Asked as they are, where there are no messages."""
+    """Sent as they are, without `messages`."""
     answer: str | None = None
-    """What is right; None: only watched for changes."""
+    """The right answer; None: only changes are noticed."""
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True, kw_only=True):

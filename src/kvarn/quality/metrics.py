@@ -1,4 +1,4 @@
-"""What the watch for silent failure has found, as Prometheus metrics, read at the moment of the scrape."""
+"""The counts of the quality monitor as Prometheus metrics, read at the moment of the scrape."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvarn.quality.watch import QualityWatch
+from kvarn.quality.monitor import QualityMonitor
 
 _LABELS = ("model", "replica")
 
 
 class QualityCollector(Collector):
-    """Of the replicas that are watched."""
+    """Metrics of the monitored replicas."""
 
-    def __init__(self, watch: QualityWatch) -> None:
+    def __init__(self, watch: QualityMonitor) -> None:
         self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
-        """What is known now."""
+        """The present counts."""
         watch, counts = self._watch, self._watch.counts
         drifted = GaugeMetricFamily(
             "kvarn_replica_drifted", "1 where the replica answers golden prompts wrongly.", labels=_LABELS

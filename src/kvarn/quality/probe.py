@@ -12,23 +12,23 @@ from kvarn.wire.messages import PositionLogprobs, Submit, TokenDelta
 from kvarn.wire.sampling import SamplingParams
 
 TENANT = "kvarn:quality"
-"""The platform itself. What it asks is no usage of anybody."""
+"""The platform itself: its questions are no usage of any tenant."""
 UNCACHED_TENANT = "kvarn:quality:uncached"
-"""The same for prompts that are to be computed as a whole: what is cached of this tenant is deleted before."""
+"""The tenant of prompts that are computed as a whole: its cached blocks are deleted before."""
 _PRIORITY = 10
-"""That of batches: whatever a client waits for goes first."""
+"""The priority of batches: requests of clients go first."""
 _TOP = 4
 """Most likely tokens whose log-probabilities are compared at each position of the answer."""
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica answered."""
+    """The answer of a replica."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[bytes, ...]
-    """Of each token, as `PositionLogprobs` packs them."""
+    """Log-probabilities of each token, as `PositionLogprobs` packs them."""
     prompt_logprobs: tuple[bytes, ...] = ()
-    """Of each token of the prompt but the first; empty where its cached blocks were used."""
+    """The same for each token of the prompt but the first; empty: cached blocks were used."""
     cached_tokens: int = 0
     """Tokens of the prompt that came from the prefix cache."""
 
@@ -62,7 +62,7 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """How far two answers to one prompt are from each other."""
+    """The distance between two answers to one prompt."""
 
     agreement: float
     """Share of the answer's tokens before the first that differs."""
@@ -97,7 +97,7 @@ async def ask(
 def golden_request(
     prompt: GoldenPrompt, request_id: str, max_tokens: int, *, adapter: str = "", cached: bool = False
 ) -> Submit:
-    """What `ask` sends."""
+    """The request that `ask` sends."""
     sampling = SamplingParams(
         seed=0, temperature=0.0, max_tokens=max_tokens, logprobs=_TOP, prompt_logprobs=None if cached else 0
     )
@@ -112,7 +112,7 @@ def golden_request(
 
 
 def difference(one: GoldenAnswer, other: GoldenAnswer) -> Difference:
-    """How far two answers are from each other: those of other builds need not be equal."""
+    """The distance between two answers; those of other builds need not be equal."""
     equal = 0
     for token, another in zip(one.token_ids, other.token_ids, strict=False):
         if token != another:

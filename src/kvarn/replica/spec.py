@@ -90,7 +90,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefill_socket: str = ""
     """Where that process listens; empty for the role `both`."""
     spawned_at: float = 0.0
-    """`time.monotonic()` of the parent just before it started the process."""
+    """`Clock.now` of the parent just before it started the process."""
 
     @property
     def model_config(self) -> ModelConfig:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from contextlib import aclosing
 
 import msgspec
 
 from kvarn.answers.errors import to_api_error
 from kvarn.answers.work import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
@@ -124,7 +124,7 @@ class _Attempt:
             await self._ending.fail(ApiError(500, message, type="server_error", code="interrupted"))
             return
         tries = 0
-        last_try = time.monotonic() + self._serving.config.responses.wait_s
+        last_try = SYSTEM_CLOCK.now() + self._serving.config.responses.wait_s
         while True:
             record = RequestRecord(self._run.id, endpoint="/v1/responses", body_bytes=self._run.body_bytes)
             try:
@@ -133,7 +133,7 @@ class _Attempt:
             except Exception as error:
                 refusal = to_api_error(error)
                 passes = refusal.status in _BUSY and refusal.code != "insufficient_quota"  # waiting earns no money
-                if self._writer.begun or not passes or time.monotonic() >= last_try:
+                if self._writer.begun or not passes or SYSTEM_CLOCK.now() >= last_try:
                     await self._ending.fail(error)
                     return
                 tries += 1

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -35,6 +34,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvarn.answers.errors import to_api_error
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundResponses, BackgroundRun
 from kvarn.responses.writer import ResponseWriter
@@ -178,14 +178,14 @@ class ResponseEnding:
     async def _keep_under_lease(self, run: BackgroundRun, ended: Ended) -> Stored:
         """Try until the database takes it, for `responses.wait_s`, or until the gateway stops or has lost the lease."""
         run.finishing = True
-        last_try = time.monotonic() + self.responses.config.wait_s
+        last_try = SYSTEM_CLOCK.now() + self.responses.config.wait_s
         while True:
             try:
                 ours = await stored.finish_background(
                     self.responses.store, self.owner, ended, self.responses.gateway_id
                 )
             except StoreAwayError as error:
-                if run.stop_reason in ("shutdown", "lost") or time.monotonic() >= last_try:
+                if run.stop_reason in ("shutdown", "lost") or SYSTEM_CLOCK.now() >= last_try:
                     _log.error("background response %s could not be kept: %s", run.id, error)
                     return Stored.NOT_OURS
                 _log.warning("background response %s waits to be kept: %s", run.id, error)

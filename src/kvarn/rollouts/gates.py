@@ -11,31 +11,31 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.rollouts.statistics import DifferenceTest, ErrorRateTest, SignTest, log_evidence_since, log_mean
 
 _LATENCY_FLOOR_S = 1e-3
-"""Added to both of two latencies: what differs by less than a millisecond does not matter."""
+"""Added to both of two latencies: differences below a millisecond do not matter."""
 _LARGEST = math.log(2)
-"""A larger ratio counts as 2, so that a stall, which tells little, does not drown what the others tell. It cuts both
-ways alike: what was symmetric stays so."""
+"""A larger ratio counts as 2, so that a stall does not outweigh all other samples. Both directions are cut alike, so
+symmetric differences stay symmetric."""
 
 GATES = ("errors", "ttft", "tpot", "length", "refusals", "golden")
 """The gates that are tests. They share the probability of a false alarm."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a version answered one request."""
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Measures of one request that a version answered or failed."""
 
     prompt_tokens: int
     failed: bool = False
-    """It was not answered, for a reason that lies with the version."""
+    """The version is to blame that it was not answered."""
     ttft_s: float | None = None
     tpot_s: float | None = None
-    """None where there was one token, or none."""
+    """None for fewer than two tokens."""
     completion_tokens: int = 0
     refusal: bool = False
     """The model declined to answer."""
 
 
 class _Tests(msgspec.Struct, kw_only=True):
-    """One test a gate, of what was seen since one step began."""
+    """One test a gate, of the samples since one step began."""
 
     errors: ErrorRateTest
     ttft: DifferenceTest
@@ -46,7 +46,6 @@ class _Tests(msgspec.Struct, kw_only=True):
     golden: SignTest
 
     def log_evidence(self, gate: str) -> float:
-        """Of one gate."""
         match gate:
             case "length":
                 return log_mean([self.longer.log_evidence, self.shorter.log_evidence])
@@ -57,18 +56,18 @@ class _Tests(msgspec.Struct, kw_only=True):
 
 
 class Gates(msgspec.Struct, kw_only=True):
-    """All tests of one rollout, and what failed first."""
+    """All tests of one rollout, and the first failure."""
 
     config: str
     """JSON of the `RolloutConfig`."""
     begun: list[_Tests] = []
-    """Of each step that has begun."""
+    """Tests of each step that has begun."""
     failure: str = ""
-    """Why the version failed; empty as long as it has not. Kept, whatever is seen later."""
+    """The reason why the version failed; empty: it has not. It stays, whatever comes later."""
     compared: int = 0
     """Answers that were compared with the stable version's token by token."""
     questions: list[str] = []
-    """Golden prompts that have been counted: the answer to one is no news the second time."""
+    """Golden prompts that are counted: each counts once."""
 
     @classmethod
     def of(cls, config: RolloutConfig) -> Gates:
@@ -76,7 +75,7 @@ class Gates(msgspec.Struct, kw_only=True):
         return cls(config=config.model_dump_json())
 
     def begin_step(self) -> None:
-        """From here on the version may have become worse: see `log_evidence_since`."""
+        """Begin tests of a step, in which the version may become worse: see `log_evidence_since`."""
         config = self._config
         slowdown, longer = math.log1p(config.tolerated_slowdown), math.log1p(config.tolerated_length_change)
         self.begun.append(
@@ -93,13 +92,13 @@ class Gates(msgspec.Struct, kw_only=True):
             )
         )
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RequestOutcome) -> None:
         """Count a request that the new version had, as itself or as a copy."""
         for tests in self.begun:
             tests.errors.add(outcome.failed)
         self._judge("errors")
 
-    def compare(self, stable: Outcome, candidate: Outcome) -> None:
+    def compare(self, stable: RequestOutcome, candidate: RequestOutcome) -> None:
         """Count a pair: the same request answered by both, or two that are alike."""
         if stable.failed or candidate.failed:
             return
@@ -135,7 +134,7 @@ class Gates(msgspec.Struct, kw_only=True):
         return {gate: self._log_evidence(gate) - self._needed for gate in GATES}
 
     def describe(self, gate: str) -> str:
-        """What a gate has seen since the rollout began, in words."""
+        """Summary of a gate's samples since the rollout began."""
         if not self.begun:
             return "nothing was seen yet"
         tests = self.begun[0]
@@ -176,7 +175,7 @@ class Gates(msgspec.Struct, kw_only=True):
 
 @lru_cache(maxsize=64)
 def read_config(json: str) -> RolloutConfig:
-    """The configuration that a rollout was begun with; asked for with each request, so read once."""
+    """The configuration of a rollout. Needed with each request, so parsed once."""
     return RolloutConfig.model_validate_json(json)
 
 

@@ -1,4 +1,4 @@
-"""Whether the versions of a rollout answer golden prompts rightly."""
+"""Golden prompts for the two versions of a rollout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.text_pool import TextPool
 from kvarn.quality.golden import GoldenQuestion, GoldenSetError, golden_set_path, read_golden_set, spread
+from kvarn.quality.golden_models import render_question
 from kvarn.quality.probe import TENANT
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.rollouts.golden_runs import render_question
 from kvarn.rollouts.rollout import Rollout
 from kvarn.text.errors import TextError
 from kvarn.wire.messages import Submit
@@ -21,11 +21,11 @@ from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
 
 _MORE_TOKENS = 8
-"""Beyond those of the right answer: whoever goes on has not answered rightly."""
+"""Tokens beyond those of the right answer: a longer answer is wrong."""
 _PRIORITY = 10
 _numbers = itertools.count()
 
-log = logging.getLogger("kvarn.gateway")
+log = logging.getLogger(__name__)
 
 
 def golden_path(version: ServedModel | None) -> Path | None:
@@ -46,9 +46,9 @@ async def ask_golden(rollout: Rollout, models: ModelTable, text: TextPool) -> No
             if rollout.gates.failure or rollout.ended:
                 return
     except GoldenSetError as error:
-        log.error("a rollout goes on without golden prompts: %s", error, extra={"model": rollout.model})
+        log.error("rollout goes on without golden prompts: %s", error, extra={"model": rollout.model})
     except (ApiError, ReplicaLostError, RequestRefusedError) as error:
-        log.info("golden prompts are asked again: %s", error, extra={"model": rollout.model})
+        log.info("golden prompts not answered, retrying: %s", error, extra={"model": rollout.model})
         return
     rollout.golden_done()
 

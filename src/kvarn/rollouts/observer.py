@@ -11,11 +11,10 @@ import msgspec
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.work import RequestRecord
-from kvarn.rollouts.gates import Outcome
-from kvarn.rollouts.matching import MatchedPairs
+from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.outcomes import is_fault, outcome_of
-from kvarn.rollouts.rollout import Phase, Rollout
-from kvarn.rollouts.samples import Sample
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
+from kvarn.rollouts.samples import MatchedPairs, RolloutSample
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class RolloutObserver:
         self,
         shadows: Shadows,
         rollout_of: Callable[[str], Rollout | None],
-        report: Callable[[Rollout, Sample], None],
+        report: Callable[[Rollout, RolloutSample], None],
     ) -> None:
         self._rollout_of = rollout_of
         self._report = report
@@ -49,7 +48,7 @@ class RolloutObserver:
     def watch(self, record: RequestRecord, run: RunT) -> RunT:
         """A run as it is; where a rollout gave it its version, it is heard to its end."""
         rollout = self._compared(record)
-        if rollout is None or rollout.phase is not Phase.CANARY:
+        if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return run
         side = side_of(rollout, record.chosen_model)
         return run if side is None else dataclasses.replace(run, deltas=self._heard(run.deltas, record, rollout, side))
@@ -58,7 +57,7 @@ class RolloutObserver:
         """A version could not begin an answer."""
         rollout = self._compared(record)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error):
-            self._answered(rollout, Outcome(prompt_tokens=0, failed=True))
+            self._answered(rollout, RequestOutcome(prompt_tokens=0, failed=True))
 
     async def _heard(
         self,
@@ -76,18 +75,18 @@ class RolloutObserver:
                     yield delta
         except Exception as error:
             if is_fault(error) and side == "candidate":
-                self._answered(rollout, Outcome(prompt_tokens=prompt_tokens, failed=True))
+                self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
             raise
         outcome = outcome_of(answer, prompt_tokens)
         if side == "candidate":
             self._answered(rollout, outcome)
         pairs = self._pairs.setdefault((rollout.model, rollout.began), MatchedPairs())
         for stable, candidate in pairs.add(outcome, candidate=side == "candidate"):
-            sample = Sample(kind="matched", step=rollout.step, stable=stable, candidate=candidate)
+            sample = RolloutSample(kind="matched", step=rollout.step, stable=stable, candidate=candidate)
             self._report(rollout, sample)
 
-    def _answered(self, rollout: Rollout, outcome: Outcome) -> None:
-        self._report(rollout, Sample(kind="answered", step=rollout.step, candidate=outcome))
+    def _answered(self, rollout: Rollout, outcome: RequestOutcome) -> None:
+        self._report(rollout, RolloutSample(kind="answered", step=rollout.step, candidate=outcome))
 
     def _shadowed(self, result: ShadowResult) -> None:
         rollout = self._rollout_of(result.route)
@@ -99,14 +98,14 @@ class RolloutObserver:
             for each in (result.answer, result.copy)
         )
         equal = result.answer.token_ids == result.copy.token_ids
-        sample = Sample(kind="shadowed", step=rollout.step, stable=stable, candidate=candidate, equal=equal)
+        sample = RolloutSample(kind="shadowed", step=rollout.step, stable=stable, candidate=candidate, equal=equal)
         self._report(rollout, sample)
 
     def _shadow_failed(self, route: str, model: str, error: Exception) -> None:
         rollout = self._rollout_of(route)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error, copied=True):
-            stable, candidate = Outcome(prompt_tokens=0), Outcome(prompt_tokens=0, failed=True)
-            self._report(rollout, Sample(kind="shadowed", step=rollout.step, stable=stable, candidate=candidate))
+            stable, candidate = RequestOutcome(prompt_tokens=0), RequestOutcome(prompt_tokens=0, failed=True)
+            self._report(rollout, RolloutSample(kind="shadowed", step=rollout.step, stable=stable, candidate=candidate))
 
     def _compared(self, record: RequestRecord) -> Rollout | None:
         if record.route is None or record.best_priority is not None:  # batches and copies are not compared

@@ -1,11 +1,11 @@
-"""A rollout: a new version takes over from the stable one, in the shadow and then step by step, or goes. Pure.
+"""A rollout: a deployment's new version takes over from the stable one step by step, or is rolled back. Pure.
 
     SHADOW --> CANARY, step 1 ... n --> PROMOTED
        |            |
        +------------+--- a gate failed, no replica, by hand ---> ROLLED_BACK
 
-At each time one of the two versions answers what the other does not: their shares sum to 1. A gate that has failed
-stays failed, and nothing goes forward after it. Both ends are final.
+The shares of the two versions always sum to 1. A failed gate stays failed, and nothing goes forward after it. Both
+ends are final.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from enum import StrEnum
 import msgspec
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import Gates, Outcome, read_config
+from kvarn.rollouts.gates import Gates, RequestOutcome, read_config
+from kvarn.routing.model_choice import version_name
+from kvarn.wire.rollouts import RolloutDecision
 
 
-class Phase(StrEnum):
-    """Where a rollout is."""
+class RolloutPhase(StrEnum):
+    """Phase of a rollout."""
 
     SHADOW = "shadow"
     """The new version answers copies of requests."""
@@ -33,37 +35,17 @@ class RolloutEndedError(Exception):
     """The rollout has ended, or a gate has failed: it cannot go on."""
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided, when and why."""
-
-    at: float
-    """Unix seconds."""
-    action: str
-    """`start`, `step`, `promote`, `rollback`, `pause` or `resume`."""
-    share: float
-    """Of the requests that the new version answers from then on."""
-    reason: str
-    by: str = ""
-    """Who decided; empty: the rollout itself."""
-
-
 class Rollout(msgspec.Struct, kw_only=True):
-    """The whole state of one rollout: plain data, and what may happen to it."""
+    """The whole state of one rollout, as plain data, and its transitions."""
 
     model: str
-    stable: str
-    """The version that serves."""
-    candidate: str
-    """The version that shall."""
+    """Name of the deployment."""
+    versions: tuple[int, int]
+    """Numbers of the stable version, which serves, and of the candidate."""
     config: str
     """JSON of the `RolloutConfig`."""
     gates: Gates
-    versions: tuple[int, int] | None = None
-    """Numbers of the stable version and of the candidate, where they are versions of the deployment `model`; None: they
-    are served models."""
-    stable_promoted: bool = False
-    """The stable version serves because an earlier rollout was promoted: it does not stand in the configuration."""
-    phase: Phase = Phase.SHADOW
+    phase: RolloutPhase = RolloutPhase.SHADOW
     step: int = -1
     """Position in `steps`; -1 in the shadow."""
     step_began: float = 0.0
@@ -74,92 +56,98 @@ class Rollout(msgspec.Struct, kw_only=True):
     paused: bool = False
     last_ready: float = 0.0
     """When the new version last had a ready replica, or when the rollout began."""
-    log: list[Decision] = []
+    log: list[RolloutDecision] = []
 
     @classmethod
     def start(
         cls,
         model: str,
-        stable: str,
-        candidate: str,
+        versions: tuple[int, int],
         config: RolloutConfig,
         now: float,
         *,
         by: str = "",
         golden: bool = False,
-        versions: tuple[int, int] | None = None,
     ) -> Rollout:
-        """Begin one, in the shadow.
+        """Begin a rollout in the shadow.
 
         Args:
-            model: What clients ask for.
-            stable: The version that serves.
-            candidate: The version that shall.
-            config: Its steps and gates.
+            model: Name of the deployment.
+            versions: Numbers of the stable version and of the candidate.
+            config: Steps and gates.
             now: Unix seconds.
             by: Who began it.
             golden: There are golden prompts, which both versions answer before the first step.
-            versions: Numbers of the two, where they are versions of the deployment `model`.
         """
         rollout = cls(
             model=model,
-            stable=stable,
-            candidate=candidate,
+            versions=versions,
             config=config.model_dump_json(),
             gates=Gates.of(config),
-            versions=versions,
             golden_due=golden,
             last_ready=now,
         )
         rollout.gates.begin_step()
         rollout.step_began = now
-        rollout._note(now, "start", f"{candidate} is to replace {stable}", by)
+        rollout._note(now, "start", f"{rollout.candidate} is to replace {rollout.stable}", by)
         return rollout
 
     @property
+    def stable(self) -> str:
+        """Name of the version that serves, such as `chat@1`."""
+        return version_name(self.model, self.versions[0])
+
+    @property
+    def candidate(self) -> str:
+        """Name of the version that is to take over."""
+        return version_name(self.model, self.versions[1])
+
+    @property
     def settings(self) -> RolloutConfig:
-        """Its steps and gates."""
+        """Steps and gates."""
         return read_config(self.config)
 
     @property
     def ended(self) -> bool:
-        """Whether it has come to one of its ends."""
-        return self.phase in (Phase.PROMOTED, Phase.ROLLED_BACK)
+        """Whether it was promoted or rolled back."""
+        return self.phase in (RolloutPhase.PROMOTED, RolloutPhase.ROLLED_BACK)
 
     @property
     def shares(self) -> dict[str, float]:
         """The share of the requests that each version answers; they sum to 1."""
         match self.phase:
-            case Phase.SHADOW | Phase.ROLLED_BACK:
+            case RolloutPhase.SHADOW | RolloutPhase.ROLLED_BACK:
                 share = 0.0
-            case Phase.CANARY:
+            case RolloutPhase.CANARY:
                 share = self.settings.steps[self.step]
-            case Phase.PROMOTED:
+            case RolloutPhase.PROMOTED:
                 share = 1.0
         return {self.stable: 1.0 - share, self.candidate: share}
 
     @property
     def next_share(self) -> float:
-        """The share of the next step: the new version gets its replicas before it gets the requests."""
+        """The share of the next step: the candidate gets its replicas before the requests."""
         steps = self.settings.steps
         return steps[min(self.step + 1, len(steps) - 1)]
 
     @property
     def began(self) -> float:
-        """When it began, Unix seconds: tells it from other rollouts of the model."""
+        """Unix seconds of its beginning: the identity among the model's rollouts."""
         return self.log[0].at
 
     @property
     def shadow_share(self) -> float:
-        """The share of the requests that are also sent to the new version, to be compared and dropped."""
+        """The share of the requests that are copied to the candidate, compared and dropped."""
         enough = self.answered >= self.settings.shadow_requests
-        return 0.0 if enough or self.phase is not Phase.SHADOW else self.settings.shadow_share
+        return 0.0 if enough or self.phase is not RolloutPhase.SHADOW else self.settings.shadow_share
 
-    # What is seen ---------------------------------------------------------------------------------------------------
+    # Samples --------------------------------------------------------------------------------------------------------
 
-    def shadowed(self, stable: Outcome, candidate: Outcome, equal: bool | None = None, request_id: str = "") -> None:
-        """Both have answered the same request, with the same seed. `equal`: whether their tokens are equal; None where
-        that cannot be told."""
+    def shadowed(
+        self, stable: RequestOutcome, candidate: RequestOutcome, equal: bool | None = None, request_id: str = ""
+    ) -> None:
+        """Count one request answered by both with the same seed. `equal`: whether their tokens are equal; None:
+        unknown."""
         if self.ended:
             return
         self.gates.add(candidate)
@@ -168,36 +156,36 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.gates.compare_tokens(request_id, equal)
         self.answered += 1
 
-    def answered_by_candidate(self, outcome: Outcome, step: int | None = None) -> None:
-        """The new version has answered a request, or failed to; `step`: in which step, where that may be over."""
-        if self.phase is Phase.CANARY:
+    def answered_by_candidate(self, outcome: RequestOutcome, step: int | None = None) -> None:
+        """Count a request that the candidate answered or failed; `step`: the step at that time, if it may be over."""
+        if self.phase is RolloutPhase.CANARY:
             self.gates.add(outcome)
             self.answered += step is None or step == self.step
 
-    def matched(self, stable: Outcome, candidate: Outcome) -> None:
-        """Two requests that are alike were answered, one by each version."""
-        if self.phase is Phase.CANARY:
+    def matched(self, stable: RequestOutcome, candidate: RequestOutcome) -> None:
+        """Count two similar requests, one answered by each version."""
+        if self.phase is RolloutPhase.CANARY:
             self.gates.compare(stable, candidate)
 
     def golden_answered(self, question: str, stable_right: bool, candidate_right: bool) -> None:
-        """Both have answered a golden prompt."""
+        """Count a golden prompt that both have answered."""
         if not self.ended:
             self.gates.add_golden(question, stable_right, candidate_right)
 
     def golden_done(self) -> None:
-        """All golden prompts are answered."""
+        """Note that all golden prompts are answered."""
         self.golden_due = False
 
-    # What is decided ------------------------------------------------------------------------------------------------
+    # Decisions ------------------------------------------------------------------------------------------------------
 
     def check(self, now: float, *, candidate_ready: bool, enough: bool = True, state: str = "") -> None:
         """Go back, stay, or go a step forward; called each `check_interval_s`.
 
         Args:
             now: Unix seconds.
-            candidate_ready: Whether a replica of the new version takes requests.
-            enough: Whether as many do as the next step needs.
-            state: What the new version's replicas do, in words.
+            candidate_ready: Whether a replica of the candidate takes requests.
+            enough: Whether as many replicas do as the next step needs.
+            state: State of the candidate's replicas, in words.
         """
         if self.ended:
             return
@@ -205,16 +193,16 @@ class Rollout(msgspec.Struct, kw_only=True):
         if candidate_ready:
             self.last_ready = now
         if self.gates.failure:
-            self._end(Phase.ROLLED_BACK, now, self.gates.failure)
+            self._end(RolloutPhase.ROLLED_BACK, now, self.gates.failure)
         elif now - self.last_ready > settings.start_timeout_s:
             why = f"no replica was ready for {settings.start_timeout_s:g} s"
-            self._end(Phase.ROLLED_BACK, now, f"{why}: {state}" if state else why)
+            self._end(RolloutPhase.ROLLED_BACK, now, f"{why}: {state}" if state else why)
         elif candidate_ready and enough and not self.paused and not self.waits_for(now):
             self._forward(now)
 
     def waits_for(self, now: float) -> str:
-        """What the next step waits for, in words; empty: for nothing."""
-        settings, shadow = self.settings, self.phase is Phase.SHADOW
+        """The condition that the next step waits for, in words; empty: none."""
+        settings, shadow = self.settings, self.phase is RolloutPhase.SHADOW
         needed = (settings.shadow_requests if settings.shadow_share else 0) if shadow else settings.step_requests
         if self.answered < needed:
             return f"{needed - self.answered} more requests"
@@ -248,30 +236,30 @@ class Rollout(msgspec.Struct, kw_only=True):
         self._refuse_if_ended()
         if self.gates.failure:
             raise RolloutEndedError(f"{self.candidate} has failed a gate and cannot be promoted: {self.gates.failure}")
-        self._end(Phase.PROMOTED, now, "asked for", by)
+        self._end(RolloutPhase.PROMOTED, now, "asked for", by)
 
     def rollback(self, now: float, by: str = "", reason: str = "asked for") -> None:
         """Give all requests to the stable version now. Raises as `pause`."""
         self._refuse_if_ended()
-        self._end(Phase.ROLLED_BACK, now, reason, by)
+        self._end(RolloutPhase.ROLLED_BACK, now, reason, by)
 
     def _forward(self, now: float) -> None:
         settings, had = self.settings, self.answered
         if self.step + 1 == len(settings.steps):
-            self._end(Phase.PROMOTED, now, f"no gate failed in any step; the last had {had} requests")
+            self._end(RolloutPhase.PROMOTED, now, f"no gate failed in any step; the last had {had} requests")
             return
-        self.phase, self.step = Phase.CANARY, self.step + 1
+        self.phase, self.step = RolloutPhase.CANARY, self.step + 1
         self.answered, self.step_began = 0, now
         self.gates.begin_step()
         self._note(now, "step", f"no gate failed in {had} requests")
 
-    def _end(self, phase: Phase, now: float, reason: str, by: str = "") -> None:
+    def _end(self, phase: RolloutPhase, now: float, reason: str, by: str = "") -> None:
         self.phase = phase
-        self._note(now, "promote" if phase is Phase.PROMOTED else "rollback", reason, by)
+        self._note(now, "promote" if phase is RolloutPhase.PROMOTED else "rollback", reason, by)
 
     def _note(self, now: float, action: str, reason: str, by: str = "") -> None:
         share = self.shares[self.candidate]
-        self.log.append(Decision(at=now, action=action, share=share, reason=reason, by=by))
+        self.log.append(RolloutDecision(at=now, action=action, share=share, reason=reason, by=by))
 
     def _refuse_if_ended(self) -> None:
         if self.ended:

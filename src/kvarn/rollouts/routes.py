@@ -1,4 +1,4 @@
-"""From rollouts to routes: which names of clients are shared between two versions, and how."""
+"""The routes that share requests between the two versions of a rollout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from kvarn.catalog.model_table import ModelTable
 from kvarn.config.routes import FallbackConfig, RouteConfig, ShadowConfig, TargetConfig
-from kvarn.rollouts.rollout import Phase, Rollout
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
 
 _MAX_COPIES = 16
 
@@ -14,34 +14,27 @@ _MAX_COPIES = 16
 def rollout_routes(
     rollouts: Iterable[Rollout], configured: Mapping[str, RouteConfig], models: ModelTable
 ) -> dict[str, tuple[RouteConfig, Rollout]]:
-    """The routes of rollouts by their names, each with its rollout. What the new version cannot begin, the stable one
-    answers; where that is not ready either, whatever version is."""
-    routes = {}
-    for rollout in rollouts:
-        if rollout.versions is not None:
-            names = _version_names(rollout, models)
-        elif rollout.phase is Phase.ROLLED_BACK and not rollout.stable_promoted:
-            continue  # what the configuration says holds again
-        else:
-            served = models.named(rollout.model)
-            names = ((name, "") for name in (rollout.model, *(() if served is None else served.config.aliases)))
-        for name, adapter in names:
-            routes[name] = _route(name, rollout, f":{adapter}" if adapter else "", configured.get(name)), rollout
-    return routes
+    """The routes of rollouts by their names, each with its rollout. The stable version answers what the new one cannot
+    begin; where that is not ready either, any version that is."""
+    return {
+        name: (_route(name, rollout, f":{adapter}" if adapter else "", configured.get(name)), rollout)
+        for rollout in rollouts
+        for name, adapter in _version_names(rollout, models)
+    }
 
 
 def hold_back(rollouts: Iterable[Rollout], models: ModelTable) -> None:
-    """Have versions that are rolled out answer nothing but what their rollouts give them. One that is given up stays
-    held back until it is gone."""
+    """Let candidates answer only what their rollouts give them. One that was given up stays held back until it is
+    gone."""
     for rollout in rollouts:
-        candidate = None if rollout.versions is None else models.named(rollout.candidate)
-        if candidate is not None and rollout.phase is not Phase.ROLLED_BACK:
-            candidate.held_back = rollout.phase is not Phase.PROMOTED
+        candidate = models.named(rollout.candidate)
+        if candidate is not None and rollout.phase is not RolloutPhase.ROLLED_BACK:
+            candidate.held_back = rollout.phase is not RolloutPhase.PROMOTED
 
 
 def _version_names(rollout: Rollout, models: ModelTable) -> Iterator[tuple[str, str]]:
-    """Names by which clients reach a deployment, each with the adapter that it stands for. Once the rollout has ended
-    the deployment's version says who answers."""
+    """Names by which clients reach a deployment, each with the adapter that it stands for. After the rollout's end the
+    deployment's version answers."""
     stable, candidate = models.named(rollout.stable), models.named(rollout.candidate)
     if rollout.ended or stable is None or candidate is None:
         return
@@ -59,9 +52,7 @@ def _route(name: str, rollout: Rollout, adapter: str, base: RouteConfig | None) 
     shadow = None
     if rollout.shadow_share:
         shadow = ShadowConfig(model=rollout.candidate + adapter, share=rollout.shadow_share, max_in_flight=_MAX_COPIES)
-    fallback = [FallbackConfig(model=rollout.stable + adapter)]
-    if rollout.versions is not None:
-        fallback.append(FallbackConfig(model=rollout.model + adapter))
+    fallback = tuple(FallbackConfig(model=each + adapter) for each in (rollout.stable, rollout.model))
     if base is None:
-        return RouteConfig(name=name, targets=targets, sticky="request", shadow=shadow, fallback=tuple(fallback))
+        return RouteConfig(name=name, targets=targets, sticky="request", shadow=shadow, fallback=fallback)
     return base.model_copy(update={"targets": targets, "shadow": shadow, "fallback": (*fallback, *base.fallback)})

@@ -1,32 +1,36 @@
-"""What one gateway process has seen of a rollout, as it tells the process that judges."""
+"""Samples of a rollout: single requests, and pairs of similar ones that the two versions answered."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from kvarn.rollouts.gates import Outcome
+from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout
 
+_GROUP = 8
+"""Requests among which pairs are made. They end one after the other, so both of a pair met about the same load."""
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of the new version, or a pair of which it answered one."""
+
+class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of the candidate, or a pair of which it answered one; gateway processes leave them for the leader."""
 
     kind: Literal["answered", "matched", "shadowed"]
-    """`answered`: by the new version, or it failed to; `matched`: two requests that are alike; `shadowed`: the same
-    request, answered by both."""
+    """`answered`: by the candidate, or it failed; `matched`: two similar requests; `shadowed`: the same request,
+    answered by both."""
     step: int
-    """Of the rollout at that time."""
-    candidate: Outcome
-    stable: Outcome | None = None
+    """Step of the rollout at that time."""
+    candidate: RequestOutcome
+    stable: RequestOutcome | None = None
     """None for `answered`."""
     equal: bool | None = None
-    """Of `shadowed`: whether the tokens are equal; None where that cannot be told."""
+    """`shadowed`: whether the tokens are equal; None: unknown."""
 
 
-def count(rollout: Rollout, sample: Sample) -> None:
-    """Count a sample, whichever process has seen it."""
+def count(rollout: Rollout, sample: RolloutSample) -> None:
+    """Count a sample of any process."""
     if sample.stable is None:
         rollout.answered_by_candidate(sample.candidate, sample.step)
     elif sample.kind == "matched":
@@ -34,3 +38,29 @@ def count(rollout: Rollout, sample: Sample) -> None:
     else:
         name = f"request {rollout.answered + 1} of the shadow"
         rollout.shadowed(sample.stable, sample.candidate, sample.equal, name)
+
+
+class MatchedPairs:
+    """Makes pairs of requests whose prompts are alike in length, without a look at which version answered them.
+
+    Where the two of a pair were answered by different versions, it was a toss which had which: if the versions are
+    alike, the difference is as likely as its opposite, whatever the load does. This is all that `DifferenceTest`
+    assumes. (To choose for each request of the new version one that the stable version answered before would not do:
+    while the load grows, all of those were faster.) Pairs that one version answered tell nothing and are dropped: of a
+    share p of all requests, p (1 - p) are compared.
+    """
+
+    def __init__(self) -> None:
+        self._group: list[tuple[RequestOutcome, bool]] = []
+
+    def add(self, outcome: RequestOutcome, *, candidate: bool) -> Iterator[tuple[RequestOutcome, RequestOutcome]]:
+        """Take the outcome of a request, in the order in which they end; gives pairs (stable, candidate)."""
+        if not outcome.failed:
+            self._group.append((outcome, candidate))
+        if len(self._group) < _GROUP:
+            return
+        group, self._group = self._group, []
+        group.sort(key=lambda entry: entry[0].prompt_tokens)
+        for (one, one_candidate), (other, other_candidate) in zip(group[::2], group[1::2], strict=True):
+            if one_candidate != other_candidate:
+                yield (other, one) if one_candidate else (one, other)

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvarn.admission.demand import BATCH
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.work import RequestRecord, Stage
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import RouteConfig, ShadowConfig
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.routing.model_choice import is_shadowed
@@ -30,7 +30,7 @@ _MAX_CHARS = 65_536
 """Of an answer that are compared."""
 _LONGEST_S = 600.0
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class ComparedAnswer:
 
     def take(self, delta: ChoiceDelta) -> None:
         """Take a delta."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.now()
         self.first_s = now - self.began if self.first_s is None else self.first_s
         self.total_s = now - self.began
         if delta.index == 0:
@@ -164,7 +164,7 @@ class Shadows:
         ask: Callable[[], Awaitable[ChatRun | CompletionRun]],
     ) -> None:
         assert own.route is not None
-        route, copy, outcome = own.route.name, ComparedAnswer(time.monotonic()), "failed"
+        route, copy, outcome = own.route.name, ComparedAnswer(SYSTEM_CLOCK.now()), "failed"
         try:
             async with asyncio.timeout(_LONGEST_S), aclosing((await ask()).deltas) as deltas:
                 async for delta in deltas:

@@ -71,7 +71,7 @@ class DifferenceTest(msgspec.Struct, kw_only=True):
 
     @property
     def mean(self) -> float:
-        """Of the differences; 0 where there are none."""
+        """Mean of the differences; 0 without any."""
         return self.total / self.count if self.count else 0.0
 
     @property
@@ -114,7 +114,7 @@ class DifferenceTest(msgspec.Struct, kw_only=True):
 
 
 class SignTest(msgspec.Struct, kw_only=True):
-    """Of pairs in which only one version shows something, such as a wrong answer: is it more often the candidate?
+    """Pairs in which only one version shows something, such as a wrong answer: is it more often the candidate?
 
     If the versions are alike it is a toss. The e-value is the ratio of likelihoods, mixed over all chances from 1/2 to
     1 alike (the test of McNemar, made sequential). With w pairs in which the candidate shows it and v in which the
@@ -135,7 +135,7 @@ class SignTest(msgspec.Struct, kw_only=True):
 
     @property
     def mean(self) -> float:
-        """How much more of the candidate's answers show it."""
+        """The candidate's rate minus the stable version's."""
         return (self.candidate - self.stable) / self.count if self.count else 0.0
 
     @property
@@ -145,7 +145,7 @@ class SignTest(msgspec.Struct, kw_only=True):
 
     @property
     def log_evidence_either_way(self) -> float:
-        """The same against one that shows it neither more nor less often."""
+        """The same against a candidate that shows it neither more nor less often."""
         return log_mean([self.log_evidence, _log_sign_evidence(self.stable, self.candidate)])
 
 

@@ -1,19 +1,22 @@
-"""Rollouts in the database, and the lease of the process that judges them."""
+"""Rollouts in the database, and the lease of the leader."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import msgspec
 
-from kvarn.rollouts.rollout import Phase, Rollout
-from kvarn.rollouts.samples import Sample
+from kvarn.rollouts.rollout import Rollout, RolloutPhase
+from kvarn.rollouts.samples import RolloutSample
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
+from kvarn.store.models import StoredRollout
 from kvarn.store.repositories import leases
 from kvarn.store.repositories.deployments import promote
 from kvarn.store.repositories.rollouts import (
     add_samples,
+    delete_rollout,
     delete_samples,
     list_rollouts,
     list_samples,
@@ -22,21 +25,22 @@ from kvarn.store.repositories.rollouts import (
 )
 
 FOLLOW_S = 2.5
-"""Seconds within which all processes follow what was decided: so long a version that was given up keeps its
-replicas."""
+"""Seconds within which all processes follow a decision. A version that was rolled back keeps its replicas as long."""
 _LEASE = "rollouts"
 _LEASE_S = 15.0
 
+log = logging.getLogger(__name__)
+
 
 class StoredRow(NamedTuple):
-    """What the database knows of a rollout."""
+    """A rollout in the database."""
 
     rollout: Rollout
     state: dict[str, Any]
     command: str | None
     commanded_by: str
     candidate_version: int | None
-    """That has replicas for it."""
+    """The deployment's version that has replicas for it."""
 
 
 class RolloutStore:
@@ -53,14 +57,18 @@ class RolloutStore:
         self._renew_at = 0.0
         self._known: dict[str, Any] = {}
         self._candidates: dict[str, tuple[int, float] | None] = {}
-        """As they were last read or written."""
+        """Versions and shares as last read or written, by model."""
         self._counted: dict[str, list[int]] = {}
         """Samples that are counted and not deleted yet, by model."""
 
     async def read(self) -> list[StoredRow]:
         """The latest of each model."""
         async with self._store.reading() as session:
-            rows = await list_rollouts(session)
+            found = await list_rollouts(session)
+        rows = [row for row in found if row.state.get("versions") is not None]
+        for row in found:
+            if row not in rows:
+                await self._end_between_models(row)
         for row in rows:
             version, share = row.candidate_version, row.candidate_share
             self._candidates[row.model] = None if version is None or share is None else (version, share)
@@ -75,17 +83,28 @@ class RolloutStore:
             for row in rows
         ]
 
+    async def _end_between_models(self, row: StoredRollout) -> None:
+        """Delete a rollout between two served models, which an earlier Kvarn began and none can carry on."""
+        async with self._store.transaction() as session:
+            await delete_rollout(session, row)
+        log.warning(
+            "rollout between two served models ended: %s answers requests for its own name again. Deploy a version of "
+            "it with `kvarn deploy --canary`, or share its requests by a route",
+            row.model,
+            extra={name: row.state.get(name) for name in ("stable", "candidate", "phase")},
+        )
+
     def is_new(self, row: StoredRow) -> bool:
         """Whether another process has written it since it was last noted or written here."""
         return bool(self._known.get(row.rollout.model) != row.state)
 
     def note(self, row: StoredRow) -> None:
-        """The row is known from now on."""
+        """Note a row as known."""
         self._known[row.rollout.model] = row.state
 
     async def save(self, rollout: Rollout, now: float) -> bool:
-        """Write a rollout at Unix second `now`, where it has changed since it was last read or written; whether it had.
-        What is decided of a deployment's version holds in the same transaction, as do the samples that are counted."""
+        """Write a rollout at Unix second `now` if it has changed since it was last read or written; returns whether it
+        had. A promotion of the deployment and the deletion of counted samples are in the same transaction."""
         model, before = rollout.model, self._known.get(rollout.model)
         state = msgspec.json.decode(msgspec.json.encode(rollout))  # as the database gives it: tuples are lists
         candidate, counted = candidate_of(rollout, now), list(self._counted.get(model, []))
@@ -95,36 +114,36 @@ class RolloutStore:
                 await save_rollout(session, model, state, int(now), candidate=candidate)
                 await delete_samples(session, counted)
                 is_news = before is None or before["phase"] != rollout.phase
-                if rollout.versions is not None and rollout.phase is Phase.PROMOTED and is_news:
+                if rollout.phase is RolloutPhase.PROMOTED and is_news:
                     await promote(session, model, *rollout.versions, int(now), rollout.log[-1].by or "rollout")
             self._known[model], self._candidates[model] = state, candidate
             self._counted[model] = [each for each in self._counted.get(model, []) if each not in counted]
         return changed
 
-    async def leave_samples(self, model: str, began: float, samples: list[Sample]) -> None:
-        """Leave what was seen of a rollout for the process that judges it."""
+    async def leave_samples(self, model: str, began: float, samples: list[RolloutSample]) -> None:
+        """Leave samples of a rollout for the leader."""
         async with self._store.transaction() as session:
             add_samples(session, model, began, msgspec.to_builtins(samples))
 
-    async def read_samples(self) -> list[tuple[str, float, list[Sample]]]:
-        """What was left and not counted before: model, beginning of the rollout, samples. They are deleted when what
-        became of the rollout is written."""
+    async def read_samples(self) -> list[tuple[str, float, list[RolloutSample]]]:
+        """Samples that were left and not counted yet: model, beginning of the rollout, samples. They are deleted when
+        the rollout is written."""
         async with self._store.reading() as session:
             rows = await list_samples(session)
         known = {each for counted in self._counted.values() for each in counted}
         new = [row for row in rows if row.id not in known]
         for row in new:
             self._counted.setdefault(row.model, []).append(row.id)
-        return [(row.model, row.began, msgspec.convert(row.samples, list[Sample])) for row in new]
+        return [(row.model, row.began, msgspec.convert(row.samples, list[RolloutSample])) for row in new]
 
     async def done(self, row: StoredRow) -> None:
-        """The row's command was carried out."""
+        """Remove a command that was carried out."""
         if row.command is not None:
             async with self._store.transaction() as session:
                 await take_command(session, row.rollout.model, row.command)
 
     async def hold_lease(self, now: float) -> bool:
-        """Take the lease, or renew it at a third of its length; whether it is held at Unix second `now`."""
+        """Take the lease, or renew it after a third of its length; returns whether it is held at Unix second `now`."""
         if now >= self._renew_at:
             self._held = await leases.take(self._store, _LEASE, self._holder, _LEASE_S)
             self._renew_at = now + _LEASE_S / 3
@@ -138,8 +157,8 @@ class RolloutStore:
 
 
 def candidate_of(rollout: Rollout, now: float) -> tuple[int, float] | None:
-    """The deployment's version that has replicas for a rollout at Unix second `now`, and the share of the requests that
-    it has them for."""
-    if rollout.versions is None or (rollout.ended and now >= rollout.log[-1].at + FOLLOW_S):
+    """The deployment's version that has replicas for a rollout at Unix second `now`, and the share of the requests they
+    are for."""
+    if rollout.ended and now >= rollout.log[-1].at + FOLLOW_S:
         return None
     return rollout.versions[1], rollout.next_share

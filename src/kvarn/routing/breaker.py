@@ -21,7 +21,7 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerRules:
-    """When it opens, and for how long."""
+    """Conditions to open, and for how long."""
 
     window_s: float = 30.0
     """Results of the last so many seconds count."""
@@ -30,7 +30,7 @@ class BreakerRules:
     error_rate: float = 0.5
     """Share of failures from which on it opens; in (0, 1]."""
     open_s: float = 5.0
-    """How long it stays open; doubles with each failed trial in a row."""
+    """Seconds that it stays open; doubles with each failed trial in a row."""
     max_open_s: float = 60.0
     trials: int = 1
     """Requests that go through at once when it is half open; when as many have succeeded, it closes."""

@@ -16,7 +16,7 @@ import logging
 from array import array
 from typing import Protocol
 
-from kvarn.config.schema import BLOCK_SIZE
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_events import NAME_BYTES
 
 MAX_REPLICAS = 64

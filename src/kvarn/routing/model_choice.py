@@ -30,7 +30,7 @@ def split_version(name: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFeatures:
-    """What of a request decides which model answers it."""
+    """Features of a request that decide which model answers it."""
 
     prompt_tokens: int = 0
     """About so many."""
@@ -42,15 +42,15 @@ class RequestFeatures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSubject:
-    """Whom a request is answered for. Empty: not known."""
+    """Tenant, user and session of a request. Empty: not known."""
 
     organization: str = ""
     project: str = ""
     key: str = ""
     user: str = ""
-    """As the client names its own user."""
+    """The client's name of its own user."""
     session: str = ""
-    """As the client names its session."""
+    """The client's name of its session."""
     request: str = ""
     """The request's id."""
 
@@ -99,7 +99,7 @@ def choose_target(salt: str, targets: Sequence[TargetConfig], unit: str) -> str:
 
 
 def sticky_unit(route: RouteConfig, subject: RequestSubject) -> str:
-    """Who or what stays with one target; a tenant's user is not another's of the same name."""
+    """Key that stays with one target; users of the same name differ between tenants."""
     whose = ("project", subject.project)
     units = {
         "request": [("request", subject.request)],
@@ -125,7 +125,7 @@ def next_fallback(
     ladders: Mapping[str, Sequence[FallbackConfig]],
     tried: Collection[str],
 ) -> str | None:
-    """What answers next, after a model could not begin.
+    """The next target after a model could not begin.
 
     Args:
         reason: Why it could not.

@@ -28,7 +28,7 @@ BLIND_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What policies know besides the candidates."""
+    """Facts for a policy besides the candidates."""
 
     now: float
     """Monotonic seconds."""

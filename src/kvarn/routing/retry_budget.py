@@ -1,4 +1,4 @@
-"""How often requests may be tried again: a share of all requests, so that retries never multiply an overload."""
+"""A budget for retries: a share of all requests, so that retries never multiply an overload."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _REQUEST, _RETRY = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """How many retries are allowed."""
+    """Number of allowed retries."""
 
     share: float = 0.2
-    """Of the requests in the window."""
+    """Share of the requests in the window."""
     min_retries: int = 3
     """Allowed in each window, however few requests there are."""
     window_s: float = 10.0

@@ -9,10 +9,12 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvarn.config.schema import BLOCK_SIZE, EngineConfig
-from kvarn.routing.candidate import Candidate, Reservation, RouteRequest
+from kvarn.admission.engine_load import Reservation
+from kvarn.config.schema import EngineConfig
+from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.index import MAX_REPLICAS, BlockIndex, new_block_index
 from kvarn.routing.policies import POLICIES, READS_NAMES, Policy, Situation, usable
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_events import NAME_BYTES
 
 MAX_SESSIONS = 65536
@@ -25,7 +27,7 @@ class ReplicaChoice:
 
     replica: str
     cached_tokens: int | None = None
-    """Of its prompt; None where nothing is known of the replica's cache."""
+    """Tokens of its prompt that are cached; None where the replica's cache is unknown."""
     reservation: Reservation | None = None
     """None where there was nothing to choose."""
 
@@ -41,7 +43,7 @@ class ReplicaChoice:
 
 
 class ReplicaBlocks:
-    """What one replica has cached, in the model's index: a `BlockWatcher`."""
+    """Cached blocks of one replica in the model's index: a `BlockWatcher`."""
 
     def __init__(self, candidate: Candidate, index: BlockIndex, number: int) -> None:
         self.number = number
@@ -138,7 +140,8 @@ class Router:
         if session:
             self._remember(session, picked.name)
         cached = picked.cached_tokens if picked.knows_blocks and request.names else None
-        return ReplicaChoice(picked.name, cached, picked.reserve(request))
+        reservation = picked.reserve(picked.uncached(request.prompt_tokens), request.sequences)
+        return ReplicaChoice(picked.name, cached, reservation)
 
     def _remember(self, session: str, name: str) -> None:
         self._sessions[session] = name

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class TimeoutStage(StrEnum):
-    """What took too long."""
+    """Stage that took too long."""
 
     CONNECT = "connect"
     FIRST_TOKEN = "first_token"
@@ -27,7 +27,7 @@ class StageTimeouts:
     """From the sending of the request to the end of its answer."""
 
     def seconds(self, stage: TimeoutStage) -> float | None:
-        """What a stage may take."""
+        """Seconds that a stage may take."""
         limit: float | None = getattr(self, f"{stage}_s")
         return limit
 

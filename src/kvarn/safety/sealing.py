@@ -9,7 +9,7 @@ from pathlib import Path
 from kvarn.config.extras import missing_extra
 from kvarn.config.schema import KvarnConfig
 from kvarn.safety.errors import SafetyError
-from kvarn.store.engine import data_dir, sync_directory
+from kvarn.store.directories import data_dir, sync_directory
 
 KEY_FILE = "prompts.key"
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.store.blobs import Blobs, blobs_of
 from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
+from kvarn.store.directories import data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
+from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
@@ -31,9 +31,6 @@ _WRITERS_AT_ONCE = 2
 _SQLITE_CONNECTIONS = 15
 """Each has a thread; one of them writes."""
 
-_LOOK_EVERY_S = 0.05
-"""How often a reader of SQLite is looked at; most are over by the first time."""
-
 
 class Store:
     """One database. Repositories are built on its sessions.
@@ -44,6 +41,7 @@ class Store:
         timeout_s: Seconds a query may take.
         report_timeout_s: Seconds a report may take.
         max_stored_bytes: Bytes that an organisation may store; None: no bound.
+        blobs: Where contents of files are written; None: rows of the database.
         now: Wall clock, seconds since 1970.
     """
 
@@ -55,15 +53,17 @@ class Store:
         timeout_s: float = 5.0,
         report_timeout_s: float = 60.0,
         max_stored_bytes: int | None = None,
-        now: Callable[[], float] = time.time,
+        blobs: Blobs | None = None,
+        now: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.url = url
+        self.blobs = blobs
         self.now = now
-        self.max_stored_bytes = max_stored_bytes
+        self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
-        """How the database does: as its uses told, reports excepted, which may just have taken too long."""
+        """State of the database by its last uses, except reports, which may just have taken too long."""
         self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)
-        """Of each organisation, for those that write within its bound: one after another they hold few connections."""
+        """Turns of those who write within their organisation's bound: few hold a connection at once."""
         self.is_prepared = False
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
@@ -84,12 +84,14 @@ class Store:
         """
         settings = config.store
         try:
+            url = store_url(config)
             return cls(
-                store_url(config),
+                url,
                 pool_size=settings.pool_size,
                 timeout_s=settings.timeout_s,
                 report_timeout_s=settings.report_timeout_s,
                 max_stored_bytes=config.retention.max_stored_bytes,
+                blobs=blobs_of(settings.blobs, url),
             )
         except ArgumentError:  # such as a port that is none
             raise _no_url() from None
@@ -139,7 +141,7 @@ class Store:
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """What the database refuses becomes a `StoreError` of one line that names the database."""
+        """Turn errors of the database into a `StoreError` of one line that names it."""
         try:
             yield
         except DBAPIError as error:
@@ -151,18 +153,8 @@ class Store:
         self, sessions: async_sessionmaker[AsyncSession], timeout_s: float
     ) -> AsyncGenerator[AsyncSession, None]:
         async with self._guarded(timeout_s), sessions() as session:
-            connection = await session.connection(execution_options={READING: True})
-            if not self.is_sqlite:
-                yield session
-                return
-            driver = (await connection.get_raw_connection()).driver_connection
-            reader = asyncio.current_task()
-            assert reader is not None
-            interrupt = asyncio.create_task(_interrupt_for(reader, driver))
-            try:
-                yield session
-            finally:
-                interrupt.cancel()
+            await session.connection(execution_options={READING: True})
+            yield session
 
     @asynccontextmanager
     async def _guarded(self, timeout_s: float) -> AsyncGenerator[None, None]:
@@ -215,29 +207,6 @@ def _no_url() -> StoreError:
     )
 
 
-def data_dir(config: KvarnConfig) -> Path:
-    """The directory of what this server keeps, made if missing, readable by its user only.
-
-    Raises:
-        StoreError: It cannot be made.
-    """
-    path = Path(config.data_dir).expanduser()
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the directory {path} (data_dir): {error.strerror}") from None
-    return path
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory outlive a power failure, as `fsync` has a file's content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def _away_when_lost(timeout_s: float) -> Generator[None, None, None]:
     try:
@@ -249,12 +218,3 @@ def _away_when_lost(timeout_s: float) -> Generator[None, None, None]:
         if outage is None:
             raise
         raise outage from error
-
-
-async def _interrupt_for(reader: asyncio.Task[Any], driver: Any) -> None:
-    """End what SQLite is at once its reader is cancelled, by a time limit or by whoever gave it up: its thread hears
-    nothing of that, and whoever closes the connection waits for the thread."""
-    before = reader.cancelling()
-    while reader.cancelling() <= before:  # noqa: ASYNC110  a task tells nobody that it is being cancelled
-        await asyncio.sleep(_LOOK_EVERY_S)
-    await driver.interrupt()

@@ -1,14 +1,14 @@
-"""How the database does, as its last uses told."""
+"""State of the database, by its last uses."""
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.errors import DiskFullError, StoreAwayError, StoreBusyError, StoreReadOnlyError
 
 _FULL_S = 60.0
@@ -19,7 +19,7 @@ _log = logging.getLogger("kvarn.store")
 
 
 class StoreState(StrEnum):
-    """What may be expected of the database."""
+    """State of the database."""
 
     UP = "up"
     READ_ONLY = "read_only"
@@ -29,23 +29,22 @@ class StoreState(StrEnum):
 
 
 class StoreHealth:
-    """What is known without asking. That writes go again only one that did says (`note_written`): a transaction may
-    have ended without writing a thing.
+    """State of the database without asking it. Only a write that succeeded shows that writes succeed again
+    (`note_written`): a transaction may have ended without writing anything.
 
     Args:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock
         self._full_at = -math.inf
-        """When something last found no room on the disk."""
         self._is_away = False
         self._refuses_writes = False
 
     @property
     def state(self) -> StoreState:
-        """As of the last use."""
+        """State as of the last use."""
         if self._is_away:
             return StoreState.AWAY
         return StoreState.READ_ONLY if self._refuses_writes else StoreState.UP

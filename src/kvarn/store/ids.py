@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
+
+from kvarn.clock import SYSTEM_CLOCK
 
 DEFAULT_ORGANIZATION = "org-default"
 """The organisation that a new database has."""
@@ -15,7 +16,7 @@ DEFAULT_PROJECT = "proj_default"
 def new_id(prefix: str) -> str:
     """A name nobody can guess, such as `file-019d…`: the time in milliseconds, so that what was made in one second can
     still be told apart by age, then 80 random bits."""
-    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+    return f"{prefix}{int(SYSTEM_CLOCK.time() * 1000):012x}{secrets.token_hex(10)}"
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -29,7 +29,7 @@ class NewKey:
     lookup: str
     digest: str
     redacted: str
-    """What may be shown of it."""
+    """The key as it may be shown."""
 
 
 def new_key() -> NewKey:

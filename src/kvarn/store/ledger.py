@@ -1,4 +1,4 @@
-"""What the ledger holds, as plain data: one event for each request that did work."""
+"""Events of the ledger as plain data: one for each request that did work."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """What budgets in tokens count: prompt and output."""
+        """Prompt and output tokens, as budgets count them."""
         return self.input_tokens + self.output_tokens
 
     @property
@@ -61,7 +61,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
-    """What many events come to."""
+    """Sums of events."""
 
     start: int
     """Beginning of the bucket of time, seconds since 1970; 0 where there are no buckets."""

@@ -14,19 +14,17 @@ DEMOTED_STATE = "25006"
 _LOCKED_STATE = "55P03"
 """SQLSTATE of whoever waited for a lock for longer than its transaction's `lock_timeout`."""
 _AWAY_STATES = ("08", "53", "57P")
-"""What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
-characters of SQLSTATE."""
+"""Beginnings of SQLSTATE while PostgreSQL starts, stops or has no room."""
 _UNPREPARED_STATES = ("42P01", "42703")
 """There is no such table, or no such column."""
 _READ_ONLY_STATES = {DEMOTED_STATE: StoreReadOnlyError, "53100": DiskFullError}
 _READ_ONLY_CODES = {sqlite3.SQLITE_READONLY: StoreReadOnlyError, sqlite3.SQLITE_FULL: DiskFullError}
 _PRIMARY_CODE = 0xFF
-"""Of SQLite's codes; the bits above say more."""
+"""Mask of SQLite's primary error code."""
 
 
 def outage_of(error: Exception) -> StoreAwayError | None:
-    """What an error means while the database is used; None where it is none of these: the fault is not the
-    database's."""
+    """The outage that an error of the database means; None: the fault is not the database's."""
     cause = getattr(error, "orig", None) or error
     if isinstance(error, DBAPIError) and (refusal := _refusal_of_writes(cause)) is not None:
         return refusal(f"the database takes no writes: {cause_of(error)}")
@@ -39,8 +37,8 @@ def outage_of(error: Exception) -> StoreAwayError | None:
 
 
 def unprepared(error: Exception) -> StoreAwayError | None:
-    """What an error means while the schema may not be the one it should be; None where it is none of these. SQLite's
-    like are outages as they are."""
+    """The outage that a missing table or column means while the schema may be an older one; None: another error.
+    SQLite's are outages in any case."""
     if sqlstate_of(getattr(error, "orig", None) or error) not in _UNPREPARED_STATES:
         return None
     return StoreAwayError(f"the database is not prepared yet: {cause_of(error)}")
@@ -57,7 +55,7 @@ def sqlstate_of(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """What the driver said, in one line."""
+    """The driver's message, in one line."""
     cause = getattr(error, "orig", None) or error
     return (str(cause).splitlines() or [type(cause).__name__])[0]
 

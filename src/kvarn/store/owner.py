@@ -1,4 +1,4 @@
-"""Who a request acts for, and whose data it may touch."""
+"""Principals: the one a request acts for, and the data that it may touch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 
 
 class Role(StrEnum):
-    """What a key may do besides using models."""
+    """Rights of a key besides using models."""
 
     ADMIN = "admin"
     """Administers its organisation."""
@@ -29,7 +29,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """What a key is restricted to; None restricts nothing, an empty tuple allows nothing."""
+    """Restrictions of a key; None restricts nothing, an empty tuple allows nothing."""
 
     models: tuple[str, ...] | None = None
     """Names of models."""
@@ -40,7 +40,7 @@ class Scopes:
 
 
 UNRESTRICTED = Scopes()
-"""Of a key that may use everything."""
+"""Scopes of a key that may use everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LimitRule:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request acts for: the bearer of a key, or anybody on an open server."""
+    """The one a request acts for: the bearer of a key, or anybody on an open server."""
 
     owner: Owner
     role: Role = Role.SERVICE

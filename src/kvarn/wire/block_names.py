@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvarn.config.schema import BLOCK_SIZE
+from kvarn.shapes import BLOCK_SIZE
 
 _pack_tokens = struct.Struct(f"<{BLOCK_SIZE}q").pack
 

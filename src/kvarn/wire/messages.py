@@ -37,6 +37,9 @@ class RefusalReason(StrEnum):
     INVALID = "invalid"
 
 
+OWN_PROCESS = -1
+"""Number by which an engine's own process asks it, instead of a gateway process's."""
+
 # To the engine ---------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +68,7 @@ class Submit(Message, frozen=True, kw_only=True):
     cache_salt: str = ""  # prompts share cached blocks only with prompts of the same tenant and salt
     adapter: str = ""  # name of one that is loaded; empty for the model itself
     grammar: Grammar | None = None  # what each choice must match
-    drawn: list[list[int] | None] = msgspec.field(default_factory=list)
+    resume_token_ids: list[list[int] | None] = msgspec.field(default_factory=list)
     """Tokens that each choice of a request that goes on here has, None for one that has ended. The rest is the same."""
 
     ttft_left_s: float | None = None  # until its target for the first token is missed; None: it has none (any more)
@@ -75,9 +78,9 @@ class Submit(Message, frozen=True, kw_only=True):
     @property
     def choices(self) -> list[int]:
         """Numbers of the choices that are to be answered."""
-        if not self.drawn:
+        if not self.resume_token_ids:
             return list(range(self.sampling.n))
-        return [index for index, tokens in enumerate(self.drawn) if tokens is not None]
+        return [index for index, tokens in enumerate(self.resume_token_ids) if tokens is not None]
 
 
 class Embed(Message, frozen=True, kw_only=True):
@@ -237,7 +240,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """One for each prompt token, None for the first; in the request's first delta of choice 0 only."""
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; in the first delta of choice 0
-    queue_s: float = 0.0  # seconds from arrival to the first step; in the first delta of choice 0
+    events: list[int] | None = None  # see `observe.timeline`; in the request's first delta with a token, and its last
 
 
 class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,7 +328,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0  # that may run at once, of a model that generates text
     block_size: int = 16
     cache_namespace: str = ""  # of the names of cached blocks; see `kvarn.wire.block_names`
-    load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
     def has_tokens(self, token_ids: Sequence[int]) -> bool:

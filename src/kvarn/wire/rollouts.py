@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
-
-
-class StartRollout(BaseModel):
-    """Begin a rollout."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = Field(min_length=1, max_length=256)
-    """What clients ask for: a served model, or a route with one target."""
-    candidate: str = Field(min_length=1, max_length=256)
-    """The served model that is the new version."""
-    settings: dict[str, Any] = {}
-    """Of the section `rollout`, where they differ from it."""
+from pydantic import BaseModel, ConfigDict
 
 
 class RolloutCommand(BaseModel):
-    """What shall become of a rollout."""
+    """A command for a rollout under way."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,13 +17,17 @@ class RolloutCommand(BaseModel):
 
 
 class RolloutDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided, when and why."""
+    """A decision of a rollout, with its time and reason."""
 
     at: float
+    """Unix seconds."""
     action: str
+    """`start`, `step`, `promote`, `rollback`, `pause` or `resume`."""
     share: float
+    """Share of the requests that the new version answers from then on."""
     reason: str
-    by: str
+    by: str = ""
+    """Who decided; empty: the rollout itself."""
 
 
 class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +40,13 @@ class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):
     phase: Literal["shadow", "canary", "promoted", "rolled_back"]
     paused: bool
     share: float
-    """Of the requests that the new version answers."""
+    """Share of the requests that the new version answers."""
     answered: int
     """Requests that it has answered in this step."""
     waits_for: str
-    """What the next step waits for; empty: for nothing, or the rollout has ended."""
+    """The condition that the next step waits for; empty: none, or the rollout has ended."""
     failure: str
-    """The gate that failed, and what it saw."""
+    """The gate that failed, with its evidence."""
     gates: dict[str, str]
-    """What each gate has seen."""
+    """Summary of the evidence of each gate."""
     log: list[RolloutDecision]

@@ -10,7 +10,6 @@ log-probabilities) wait for the steps before them, and their tokens are drawn as
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.batch import PagedBatch
@@ -85,7 +85,7 @@ class AsyncExecutor(InProcessExecutor):
         if self.runs_ahead(plan):
             self.submit_ahead(plan)
             return
-        started, first_uses = time.perf_counter(), self.runner.first_uses
+        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
         self.wait_for_steps(plan)
         result = self.execute(plan)
         self.send_last_tokens()
@@ -117,7 +117,7 @@ class AsyncExecutor(InProcessExecutor):
     @torch.inference_mode()
     def submit_ahead(self, plan: StepPlan) -> None:
         """Give a plan to the device whose tokens it draws."""
-        started, first_uses = time.perf_counter(), self.runner.first_uses
+        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
         self._count_admissions(plan)
         running = _Running(plan, started, first_uses, self.transfer_blocks(plan))
         self.runner.apply(plan)
@@ -197,7 +197,7 @@ class AsyncExecutor(InProcessExecutor):
             self.runner.slots.last_token[running.slots[same]] = tokens[same]
             drawn = iter(tokens.tolist())
             rows = [RowResult(row.slot, [next(drawn)] if row.sample else []) for row in running.plan.rows]
-            now = time.perf_counter()
+            now = SYSTEM_CLOCK.now()
             # A step that ran while the next was compiled ended later, too.
             warming = self.runner.first_uses != running.first_uses
             elapsed_s = now - max(running.submitted, self._ended)

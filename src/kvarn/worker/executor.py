@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
@@ -43,10 +43,10 @@ class InProcessExecutor(SynchronousExecutor):
             InvalidSamplingError: An admitted request asks for what this model cannot do.
             InvalidLogitsError: The model's logits are not finite.
         """
-        started, first_uses = time.perf_counter(), self.runner.first_uses
+        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
         transfer_s = self.runner.transfer_blocks(plan)
         rows = self._run(plan)
-        elapsed_s, warming = time.perf_counter() - started, self.runner.first_uses != first_uses
+        elapsed_s, warming = SYSTEM_CLOCK.now() - started, self.runner.first_uses != first_uses
         return StepResult(plan.step, rows, elapsed_s, transfer_s, warming)
 
     @torch.inference_mode()

@@ -9,13 +9,13 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.device.graphs import StepGraphs, recorder_for
 from kvarn.kernels.device.memory import device_allocations
 from kvarn.kernels.device.staging import Staging
 from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.errors import ReplayAllocationError
 from kvarn.worker.memory import captured_bytes
 from kvarn.worker.model_runner import Compute, ModelRunner

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_token, state_bytes
 from kvarn.kernels.device.graphs import MOST_CAPTURED
 from kvarn.kernels.device.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
+from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 
 _DEFAULT_SHARE = 10
@@ -81,7 +80,7 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
     Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
     `max_num_seqs` rows, or of `logits_rows` where guesses are verified, and what is drawn from; captured steps.
     """
-    activations = (token_budget + max_num_seqs) * _activation_bytes(spec)
+    activations = (token_budget + max_num_seqs) * spec.activations * _ACTIVATION_BYTES
     logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
     graphs = MOST_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
     return activations + logits + graphs + _FIXED_BYTES
@@ -89,15 +88,7 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
 
 def captured_bytes(spec: DecoderSpec, tokens: int) -> int:
     """Bytes that the graphs of captured steps of up to `tokens` tokens share: activations, and logits of each token."""
-    return tokens * (_activation_bytes(spec) + spec.vocab_size * _LOGIT_BYTES)
-
-
-def _activation_bytes(spec: DecoderSpec) -> int:
-    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    if spec.delta is not None:
-        attention = max(attention, spec.delta.channels + 2 * spec.delta.value_features)
-    mlp = max(spec.intermediate_size, spec.expert_size * spec.experts_per_token + spec.shared_expert_size)
-    return (spec.hidden_size + attention + mlp) * _ACTIVATION_BYTES
+    return tokens * (spec.activations * _ACTIVATION_BYTES + spec.vocab_size * _LOGIT_BYTES)
 
 
 def plan_cache(
@@ -137,9 +128,9 @@ def plan_cache(
         CacheTooSmallError: Not even one sequence of the longest length fits, or not the states of `max_num_seqs`.
         CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
     """
-    block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE * copies
+    block_bytes = spec.kv_bytes_per_token(dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
-    context, state = blocks_of_context * block_bytes, state_bytes(spec)
+    context, state = blocks_of_context * block_bytes, spec.state_bytes
     if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
         _check_fits(kv_cache_gib, budget, weight_bytes, memory_bytes, gpu)

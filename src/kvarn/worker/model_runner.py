@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import Row, StepPlan
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
@@ -89,7 +89,7 @@ class ModelRunner:
         self._states = None if recurrent is None else SlotStates(recurrent, max_num_seqs)
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self.cache, connector)
-        self._reads_shared_prefixes = model.kernels.reads_shared_prefixes and model.spec.latent is None
+        self._reads_shared_prefixes = model.reads_shared_prefixes
 
     @property
     def first_uses(self) -> int:
@@ -113,10 +113,10 @@ class ModelRunner:
             return 0.0
         if self._transfers is None:
             raise PlanError("the plan stores or loads KV blocks, but this executor has no KV connector: give it one")
-        started = time.perf_counter()
+        started = SYSTEM_CLOCK.now()
         self._transfers.store(plan.kv_stores)
         self._transfers.load(plan.kv_loads)
-        return time.perf_counter() - started
+        return SYSTEM_CLOCK.now() - started
 
     def apply(self, plan: StepPlan) -> None:
         """Do what a plan changes before its rows are computed; its blocks were stored and loaded already."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import NewSequence, Row
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
 from kvarn.worker.errors import PlanError

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import SHARED_TOKENS, BlockExchange, PagedBatch, StateBatch
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.slots import BASE_MODEL, SlotTable
 from kvarn.worker.step_sizes import BUCKETS, captured_width
 

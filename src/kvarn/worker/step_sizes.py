@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import KVCache, PagedBatch, StateBatch
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.models import Decoder
+from kvarn.shapes import BLOCK_SIZE
 
 _FIRST = BLOCK_SIZE
 """Tokens of the prompt of the warm-up."""

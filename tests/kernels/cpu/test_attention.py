@@ -19,12 +19,12 @@ from attention_layers import (
     check_against_definition,
     check_mixed_step,
 )
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.batch import HeadShape, PagedBatch
 from kvarn.kernels.cpu._native import usable_instruction_sets
 from kvarn.kernels.cpu.attention import plan_attention
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.errors import KernelInputError
+from kvarn.shapes import KvDtype
 
 
 @pytest.fixture

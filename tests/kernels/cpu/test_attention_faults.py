@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import plan_attention
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.errors import KernelInputError
+from kvarn.shapes import KvDtype
 
 HEADS = HeadShape(2, 1, 20)
 WIDTH = (HEADS.query + 2 * HEADS.kv) * HEADS.dim

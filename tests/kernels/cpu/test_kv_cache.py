@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attention_layers import DTYPES, INSTRUCTION_SETS, LLAMA, QWEN, SIZE, Layer
-from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.batch import HeadShape
+from kvarn.shapes import KvDtype
 from packing import read_kv
 
 

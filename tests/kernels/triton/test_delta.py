@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from delta_sequences import ODD, PLACES, WIDE, Sequences
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.operations import Kernels
+from kvarn.shapes.attention import DeltaDimensions
 
 WINDOWLESS = DeltaDimensions(key_heads=2, value_heads=2, key_dim=4, value_dim=40, window=1)
 """A convolution that sees the token alone, and more columns than one program has."""

@@ -62,8 +62,8 @@ def _corrupt(executor: Any, blocks: dict[str, list[int]], fault: dict[str, Any])
 
 def flip_weight_bit(model: Any, source: random.Random, bit: int | None = None) -> str:
     """Flip one bit of one layer's weights; `bit` counts within two bytes, None: any. Returns where."""
-    number = source.randrange(len(model._layers))
-    layer = model._layers[number]
+    number = source.randrange(len(model._stack.layers))
+    layer = model._stack.layers[number]
     name, product = source.choice(
         [
             ("qkv", layer.attention.qkv),

@@ -13,18 +13,18 @@ from sqlalchemy import event
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.health import StoreState
-from kvarn.store.models import Conversation
+from kvarn.store.models import Conversation, Organization
 from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.queries import read_owned
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
+from kvarn.store.repositories.stored_bytes import count_file_bytes, storing, storing_file
 from new_tenants import create_organization
 
 AMPLE = 1 << 40
 
 
 async def write(store: Store, organization_id: str, size: int, most: int) -> None:
-    store.max_stored_bytes = most
-    async with storing(store, organization_id, size):
+    store.quota.max_bytes = most
+    async with storing_file(store, organization_id, size):
         pass
 
 
@@ -33,7 +33,7 @@ async def standing_still(store: Store, organization_id: str, size: int) -> Async
     """Another gateway, which has counted and does not commit until the block is over."""
     other = Store(store.url, timeout_s=30)
     async with other.transaction() as session:
-        await count_bytes(session, organization_id, size, AMPLE)
+        await count_file_bytes(session, organization_id, size, AMPLE)
         yield
     await other.close()
 
@@ -46,7 +46,9 @@ async def test_who_counts_within_the_bound_waits_for_those_before(store: Store) 
         assert not second.done(), "it cannot know yet whether there is room"
     with pytest.raises(StorageFullError, match="stores 60 of the 100"):
         await second
-    assert await read_stored_bytes(store, red.organization_id) == 60
+    async with store.reading() as session:
+        organization = await session.get_one(Organization, red.organization_id)
+    assert organization.file_bytes == 60
 
 
 async def test_who_is_refused_has_written_nothing(store: Store) -> None:
@@ -59,19 +61,19 @@ async def test_who_is_refused_has_written_nothing(store: Store) -> None:
 
     event.listen(store.engine.sync_engine, "before_cursor_execute", note)
     items = [{"id": "msg_1", "type": "message", "content": "x" * 100_000}]
-    store.max_stored_bytes = 50_000
+    store.quota.max_bytes = 50_000
     with pytest.raises(StorageFullError):
         await conversations.create_conversation(store, red.owner, {}, items)
     assert written == []
     await conversations.create_conversation(store, red.owner, {}, [])
-    assert written and await read_stored_bytes(store, red.organization_id) == ROW_BYTES + 2
+    assert written
 
 
 async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_nor_others(store: Store) -> None:
     if store.is_sqlite:
         pytest.skip("SQLite has one writer at a time, whoever it is")
     red, blue = await create_organization(store, "red"), await create_organization(store, "blue")
-    store.max_stored_bytes = AMPLE
+    store.quota.max_bytes = AMPLE
     mine = await conversations.create_conversation(store, blue.owner, {}, [])
     small = Store(store.url, pool_size=3, timeout_s=5, max_stored_bytes=AMPLE)
     async with standing_still(store, red.organization_id, 60):
@@ -88,7 +90,7 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
 
 
 async def test_of_one_organisation_two_write_at_once_and_all_come(store: Store) -> None:
-    store.max_stored_bytes = AMPLE
+    store.quota.max_bytes = AMPLE
     inside, seen = 0, []
 
     async def take() -> None:

@@ -6,15 +6,16 @@ from kvarn.store.models import (
     AuditEntry,
     Base,
     BilledEvent,
+    Change,
     Deployment,
     DeploymentVersion,
     ErasedOrganization,
     Lease,
     Organization,
     OutboxEntry,
-    Revision,
     RolloutSamples,
     StoredRollout,
+    VersionNumber,
 )
 from kvarn.store.repositories.organization_deletion import USAGE
 from kvarn.store.repositories.retention import STORED
@@ -22,10 +23,11 @@ from kvarn.store.repositories.retention import STORED
 KEPT = {
     AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
     ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
-    Revision: "one number, of all organisations together",
+    Change: "ids alone: old ones are deleted, deletions are told to engines that start later",
     Lease: "of nobody: a row for each piece of work",
     Deployment: "the platform's own",
     DeploymentVersion: "the platform's own: to go back to",
+    VersionNumber: "the platform's own: a number is not used twice",
     StoredRollout: "the platform's own",
     RolloutSamples: "the platform's own: latencies and lengths, deleted when they are counted",
 }

@@ -1,11 +1,9 @@
-"""All that an organisation stores is in one account: written, deleted, swept, erased, by many at once."""
+"""All that an organisation stores is in its account after the next sum, and bounded in between."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.models import Conversation, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories import stored_bytes
 from kvarn.store.repositories.batches.batches import BatchStatus, claim_batches, create_batch, finish_batch
 from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines
 from kvarn.store.repositories.conversations import background_responses as background
@@ -23,10 +20,12 @@ from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations import stored_completions as completions
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.conversations.responses import Ended
+from kvarn.store.repositories.files import FileWriter, drop_file
 from kvarn.store.repositories.organization_deletion import delete_organization_data
-from kvarn.store.repositories.prompt_samples import RejectedSamples, add_samples, new_sample
+from kvarn.store.repositories.prompt_samples import add_samples, new_sample
 from kvarn.store.repositories.queries import delete_owned
 from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 from new_tenants import create_organization
 from stored_account import account
 
@@ -50,15 +49,6 @@ async def red(store: Store) -> Principal:
     return await create_organization(store, "red")
 
 
-@pytest.fixture
-async def gateways(store: Store) -> AsyncIterator[list[Store]]:
-    """Two gateways' connections to one database."""
-    other = Store(store.url, timeout_s=20)
-    other.now = store.now
-    yield [store, other]
-    await other.close()
-
-
 async def keep_response(store: Store, owner: Owner, name: str, lock: Lock | None = None) -> None:
     added = [item(name), item(f"{name}-said")] if lock else []
     ended = Ended(f"resp_{name}", body(f"resp_{name}"), [item(name)], [[4, 0]], None, lock, added)
@@ -78,8 +68,9 @@ async def run_in_background(store: Store, owner: Owner, name: str) -> None:
     assert await responses.finish_background(store, owner, ended, "gw")
 
 
-async def run_batch(store: Store, who: Principal, lines: int = 3, holder: str = "gw") -> str:
+async def run_batch(store: Store, who: Principal, lines: int = 3, holder: str = "gw", input_bytes: int = 0) -> str:
     asked: dict[str, Any] = {"endpoint": "/v1/chat/completions", "input_file_id": "file-x", "window_s": 100}
+    asked["input_bytes"] = input_bytes
     batch = await create_batch(store, who, metadata={"a": TEXT}, output_expires_after_s=None, **asked)
     await add_lines(store, batch.id, [Line(n, f"ö{n}", TEXT.encode(), "m") for n in range(1, lines + 1)])
     await claim_batches(store, holder, 60, 100)
@@ -149,27 +140,38 @@ async def test_a_sweep_and_an_erasure_give_back_what_they_delete(store: Store, r
     assert await account(store, blue.organization_id) == 0
 
 
-async def test_of_twenty_writers_near_the_bound_exactly_as_many_as_fit_are_let_in(
-    gateways: list[Store], red: Principal
-) -> None:
-    store, owner, me = gateways[0], red.owner, red.organization_id
+async def test_of_twenty_writers_near_the_bound_as_many_as_fit_are_let_in(store: Store, red: Principal) -> None:
+    owner, me = red.owner, red.organization_id
     one = (await conversations.create_conversation(store, owner, {}, [item("x")])).counted_bytes
-    for gateway in gateways:
-        gateway.max_stored_bytes = 8 * one + one // 2
+    await account(store, me)
+    store.quota.max_bytes = 8 * one + one // 2
 
-    async def make(n: int) -> str:
-        return (await conversations.create_conversation(gateways[n % 2], owner, {}, [item("x")])).id
+    async def make() -> str:
+        return (await conversations.create_conversation(store, owner, {}, [item("x")])).id
 
-    done = await asyncio.gather(*[make(n) for n in range(20)], return_exceptions=True)
+    done = await asyncio.gather(*[make() for _ in range(20)], return_exceptions=True)
     kept = [result for result in done if isinstance(result, str)]
     assert len(kept) == 7
     assert sum(isinstance(result, StorageFullError) for result in done) == 13, done
     assert await account(store, me) == 8 * one
-    await delete_owned(gateways[1], owner, Conversation, kept[0])
-    done = await asyncio.gather(*[make(n) for n in range(4)], return_exceptions=True)
-    assert sum(isinstance(result, str) for result in done) == 1, "what is deleted makes room"
+    await delete_owned(store, owner, Conversation, kept[0])
+    with pytest.raises(StorageFullError):
+        await make()
+    store.now = lambda: NOW + 31
+    await account(store, me)
+    assert await make(), "what was deleted makes room with the next sum"
     blue = await create_organization(store, "blue")
     await conversations.create_conversation(store, blue.owner, {}, [item("x")])
+
+
+async def test_a_process_sees_what_others_wrote_with_the_next_sum(store: Store, red: Principal) -> None:
+    other = Store(store.url, timeout_s=20, max_stored_bytes=3000)
+    await conversations.create_conversation(store, red.owner, {}, [item("x")])
+    await conversations.create_conversation(other, red.owner, {}, [])
+    await account(store, red.organization_id)
+    with pytest.raises(StorageFullError):
+        await conversations.create_conversation(other, red.owner, {}, [])
+    await other.close()
 
 
 REFUSED: dict[str, Callable[[Store, Principal], Awaitable[object]]] = {
@@ -184,85 +186,26 @@ REFUSED: dict[str, Callable[[Store, Principal], Awaitable[object]]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_what_begins_at_the_bound_is_refused_and_leaves_nothing(store: Store, red: Principal, kind: str) -> None:
     await keep_response(store, red.owner, "a")
-    most = store.max_stored_bytes = await account(store, red.organization_id)
+    most = store.quota.max_bytes = await account(store, red.organization_id)
     with pytest.raises(StorageFullError, match=rf"stores {most} of the {most} bytes"):
         await REFUSED[kind](store, red)
     assert await account(store, red.organization_id) == most
 
 
-async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smaller(
-    store: Store, red: Principal
-) -> None:
-    owner = red.owner
-    made = await conversations.create_conversation(store, owner, {"a": TEXT}, [])
-    batch_id = await run_batch(store, red)
-    most = store.max_stored_bytes = await account(store, red.organization_id)
-    longer = {"a": TEXT + "!"}
-    for grow in (
-        lambda: conversations.add_items(store, owner, made.id, [item("x")]),
-        lambda: conversations.update_conversation(store, owner, made.id, longer),
-        lambda: add_lines(store, batch_id, [Line(9, "c", b"{}")]),
-    ):
-        with pytest.raises(StorageFullError):
-            await grow()
-    assert await add_samples(store, [new_sample(owner, "r", "m", NOW, b"s") for _ in range(2)]) == RejectedSamples(
-        full=2
-    )
-    assert await account(store, red.organization_id) == most
-    await conversations.update_conversation(store, owner, made.id, {})
-    assert await account(store, red.organization_id) < most
-
-
-async def test_an_answer_that_has_been_made_is_kept_past_the_bound_and_counts(store: Store, red: Principal) -> None:
-    before = await account(store, red.organization_id)
-    await keep_one_of_each(store, red, "a")  # no bound is asked: whoever began them had room
-    assert await account(store, red.organization_id) > before
-
-
-async def test_what_is_not_committed_does_not_count(store: Store, red: Principal) -> None:
-    await keep_response(store, red.owner, "a")
-    before = await account(store, red.organization_id)
-    with pytest.raises(RuntimeError, match="killed"):
-        async with store.transaction() as session:
-            await stored_bytes.count_bytes(session, red.organization_id, 1000)
-            raise RuntimeError("killed")
-    with pytest.raises(Exception, match=r"(?i)unique"):
-        await keep_response(store, red.owner, "a")  # of the same id: nothing of it is written
-    assert await account(store, red.organization_id) == before
-
-
-async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
-    gateways: list[Store], red: Principal
-) -> None:
-    owner, draw = red.owner, random.Random(7)
-    for gateway in gateways:
-        gateway.max_stored_bytes = 10**9
-    shared = (await conversations.create_conversation(gateways[0], owner, {}, [])).id
-    for n in range(6):
-        await keep_response(gateways[0], owner, f"old{n}")
-
-    async def deleted(store: Store, n: int) -> None:
-        with suppress(NotFoundError):  # another was faster
-            await delete_owned(store, owner, StoredResponse, f"resp_old{n % 6}")
-
-    async def run_and_sweep(store: Store, n: int) -> None:
-        await run_batch(store, red, holder=f"gw{n}")
-        await delete_expired(store, RetentionConfig(responses_days=1))
-
-    acts: list[Callable[[Store, int], Awaitable[object]]] = [
-        lambda store, n: keep_response(store, owner, f"n{n}"),
-        lambda store, n: keep_completion(store, owner, f"n{n}"),
-        lambda store, n: conversations.add_items(store, owner, shared, [item(f"n{n}")]),
-        lambda store, n: conversations.create_conversation(store, owner, {}, [item("x")]),
-        lambda store, n: conversations.update_conversation(store, owner, shared, {"a": "b" * n}),
-        deleted,
-    ]
-    chosen = [draw.choice(acts) for _ in range(60)]
-    work = [change(gateways[n % 2], n) for n, change in enumerate(chosen)]
-    await asyncio.gather(*work, *[deleted(gateways[n % 2], n) for n in range(12)], run_and_sweep(gateways[1], 1))
-    assert await account(gateways[0], red.organization_id) > 0
-    await delete_organization_data(gateways[1], red.organization_id)
-    assert await account(gateways[0], red.organization_id) == 0
+async def test_a_batch_counts_for_its_input_and_answers_until_its_files_do(store: Store, red: Principal) -> None:
+    me, itself = red.organization_id, ROW_BYTES + json_bytes({"a": TEXT})
+    batch_id = await run_batch(store, red, input_bytes=100_000)
+    answers = 2 * len(TEXT.encode())
+    assert await account(store, me) == itself + 100_000 + answers
+    writer = FileWriter(store, red.owner, counted=False)
+    await writer.write(TEXT.encode())
+    fields = {"file_id": await writer.finish(), "filename": "out"}
+    assert await account(store, me) == itself + 100_000 + answers, "the answers are there twice"
+    files = {"output_file_id": fields}
+    await finish_batch(store, "gw", batch_id, {BatchStatus.VALIDATING}, BatchStatus.COMPLETED, files, None)
+    assert await account(store, me) == itself + 2 + ROW_BYTES + len(TEXT.encode())
+    await drop_file(store, fields["file_id"])
+    assert await account(store, me) == itself + 2
 
 
 async def test_samples_that_do_not_fit_are_not_kept_and_one_organisation_s_trouble_is_its_own(
@@ -272,7 +215,7 @@ async def test_samples_that_do_not_fit_are_not_kept_and_one_organisation_s_troub
     gone = new_sample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
     small = [new_sample(red.owner, "r", "m", NOW, b"s" * 100) for _ in range(4)]
     large = new_sample(blue.owner, "r", "m", NOW, b"s" * 100_000)
-    store.max_stored_bytes = 4 * (1024 + 100)
+    store.quota.max_bytes = 4 * (1024 + 100)
     missed = await add_samples(store, [gone, large, *small])
     assert (missed.full, missed.failed) == (1, 1) and missed.error is not None
     assert await account(store, red.organization_id) == 4 * (1024 + 100)

@@ -12,8 +12,9 @@ from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, publish_file
 from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES
 from new_tenants import create_organization
+from stored_account import file_bytes
 
 MIB = 1024 * 1024
 FILE = MIB + ROW_BYTES
@@ -21,7 +22,7 @@ FILE = MIB + ROW_BYTES
 
 
 async def stored(store: Store, owner: Owner) -> int:
-    return await read_stored_bytes(store, owner.organization_id)
+    return await file_bytes(store, owner.organization_id)
 
 
 async def keep(store: Store, owner: Owner, size: int = MIB) -> str:
@@ -68,7 +69,7 @@ async def test_what_a_killed_gateway_left_counts_until_the_sweep(store: Store) -
 async def test_of_uploads_at_the_same_time_each_is_whole_or_leaves_nothing(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
     most, size = 5 * FILE, 2 * MIB
-    store.max_stored_bytes = most
+    store.quota.max_bytes = most
     done = await asyncio.gather(*[keep(store, red, size) for _ in range(6)], return_exceptions=True)
     kept = [result for result in done if isinstance(result, str)]
     assert all(isinstance(result, str | StorageFullError) for result in done), done
@@ -84,13 +85,6 @@ async def test_of_uploads_at_the_same_time_each_is_whole_or_leaves_nothing(store
         await keep(store, red, 0)
     blue = (await create_organization(store, "blue")).owner
     await keep(store, blue, size)
-
-
-async def test_what_has_no_bound_is_kept_and_counted(store: Store) -> None:
-    red = (await create_organization(store, "red")).owner
-    await keep(store, red)
-    await keep(store, red)
-    assert await stored(store, red) == 2 * FILE
 
 
 async def test_nothing_is_added_to_a_file_that_is_gone(store: Store) -> None:

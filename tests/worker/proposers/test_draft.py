@@ -10,18 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.request import Request, Sequence
-from kvarn.engine.tenants import TenantAccount
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.proposers.draft import DraftProposer
 from profiles import examples
-
-
-def make_sequence(prompt: list[int]) -> Sequence:
-    message = Submit(request_id="r", prompt_token_ids=prompt, sampling=SamplingParams(seed=0, max_tokens=500))
-    return Request(message, TenantAccount("t", 1.0), 0.0, 1, 10_000).sequences[0]
+from sequences import make_sequence
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -14,6 +13,7 @@ from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.work import Work
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
 
@@ -41,7 +41,7 @@ def chat_run(
     gathered = HeldBytes(serving.held, record)
     return ChatRun(
         id=f"chatcmpl-{record.id}",
-        created=int(time.time()),
+        created=int(SYSTEM_CLOCK.time()),
         request=request,
         model=model,
         fingerprint=model.fingerprint,

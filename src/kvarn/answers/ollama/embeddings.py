@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Coroutine
 
 from kvarn.answers.context import ServingContext
@@ -13,6 +12,7 @@ from kvarn.answers.ollama.names import served_name
 from kvarn.answers.ollama.request import in_ollama_terms
 from kvarn.answers.ollama.writer import nanoseconds
 from kvarn.answers.work import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.wire.ollama.answers import EmbedAnswer
 from kvarn.wire.ollama.requests import EmbedRequest
 from kvarn.wire.openai.encoders import EmbeddingList, EmbeddingRequest
@@ -45,7 +45,7 @@ async def start_embed(
             work, held = await start_embedding(serving, record, embedding.model_copy(update={"input": cut}))
     except ApiError as error:
         raise in_ollama_terms(error) from None
-    return _run(serving, record, work, time.monotonic()), held
+    return _run(serving, record, work, SYSTEM_CLOCK.now()), held
 
 
 async def _run(
@@ -57,7 +57,7 @@ async def _run(
     return EmbedAnswer(
         model=answer.model,
         embeddings=embeddings,
-        total_duration=nanoseconds(time.monotonic() - record.received),
+        total_duration=nanoseconds(SYSTEM_CLOCK.now() - record.received),
         load_duration=nanoseconds(started - record.received),
         prompt_eval_count=answer.usage.prompt_tokens,
     )

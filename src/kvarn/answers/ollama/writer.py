@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +11,7 @@ from msgspec import UNSET, Raw
 from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.work import RequestRecord, TokenUsage
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.ollama.answers import Answer, AnswerMessage, Call, ChatAnswer, GenerateAnswer, ToolCall
 from kvarn.wire.openai.chat.answer import TokenLogprobs, ToolCallDelta
@@ -50,7 +50,7 @@ class AnswerWriter:
     is_chat: bool
     context: list[int] | None = None
     """Tokens of prompt and answer; None: not sent."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=SYSTEM_CLOCK.now)
     """When the engine got it."""
     _open: tuple[str, str, list[str]] | None = None
     """Id, name and arguments of the call that is being written."""
@@ -82,7 +82,7 @@ class AnswerWriter:
 
     def last(self, written: Written, delta: ChoiceDelta) -> Answer:
         """The end of the answer, with what was written and not yet sent; `delta` is the last one."""
-        now, usage = time.monotonic(), self.usage
+        now, usage = SYSTEM_CLOCK.now(), self.usage
         first = min(usage.first_token or now, now)
         counts = {
             "done_reason": _REASONS.get(delta.finish_reason or "", "stop"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from kvarn.answers.work import Work
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
@@ -24,7 +23,7 @@ async def reserve_budget(metering: Metering, work: Work) -> None:
             requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration says
             `closed`.
     """
-    principal, now = work.principal, time.time()
+    principal, now = work.principal, SYSTEM_CLOCK.time()
     holders = (principal.organization_id, principal.project_id)
     max_cost = metering.prices.max_cost(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
     tokens = work.prompt_tokens + work.max_output_tokens

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from kvarn.answers.work import Work
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.journal import Slot
 from kvarn.metering.service import Metering, wall_clock_of
@@ -47,7 +46,7 @@ def _settle(metering: Metering, request: InFlight, slot: Slot | None, work: Work
         return
     ttft = None if usage.first_token is None else usage.first_token - work.record.received
     measured = Measured(
-        str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
+        str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, SYSTEM_CLOCK.time(), ttft
     )
     if work.replica != request.replica:  # another one went on with it
         request = msgspec.structs.replace(request, replica=work.replica)

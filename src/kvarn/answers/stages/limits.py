@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from kvarn.admission.answer_lengths import AnswerLengths
 from kvarn.answers.work import Outcome, Work
 from kvarn.config.platform import LimitsConfig
-from kvarn.limits.estimate import OutputEstimates
 from kvarn.limits.limiter import ActiveReservation, Limiter
 from kvarn.limits.rules import limits_of
 from kvarn.limits.types import MAX_NUMBER, NEVER, Decision, Kind, Limit, LimitsAwayError, Reservation, Usage
@@ -33,7 +33,8 @@ class LimitsStage:
         self._limiter = limiter
         self._config = config
         self._metrics = metrics
-        self._estimates = OutputEstimates(config.output_quantile, config.output_estimate)
+        self._lengths = AnswerLengths()
+        """Of answers without a bound."""
 
     async def enter(self, work: Work) -> None:
         """Take the work in; its answer says in headers what is left.
@@ -70,13 +71,14 @@ class LimitsStage:
         if work.outcome is Outcome.FINISHED and not work.output_bounded:
             written = work.usage.completion_tokens
             self._metrics.estimate_ratio.labels(work.model).observe(written / max(1, expected))
-            each = math.ceil(written / work.sequences)
-            self._estimates.observe(work.principal.organization_id, work.model, each)
+            self._lengths.learn(work.model, work.principal.organization_id, written / work.sequences)
 
     def _expected_output(self, work: Work) -> int:
         if work.output_bounded:
             return work.max_output_tokens
-        each = self._estimates.expect(work.principal.organization_id, work.model)
+        each = self._lengths.quantile(work.model, work.principal.organization_id, self._config.output_quantile)
+        if each is None:
+            each = self._config.output_estimate
         return min(each * work.sequences, work.max_output_tokens)
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
-from kvarn.admission.engine_view import EngineView
+from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.answers.tiers import priority_of
 from kvarn.answers.work import Outcome, RequestRecord, Work
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
-from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 
 POLL_S = 0.01
@@ -90,11 +89,11 @@ class ReplicaAdmission:
         )
         if card is not None and card.max_num_seqs:  # perhaps fewer than configured
             engine = engine.model_copy(update={"max_num_seqs": card.max_num_seqs})
-        kv_tokens = card.kv_blocks * BLOCK_SIZE if card is not None else 0
-        view = EngineView(engine, kv_tokens, slo.tpot_target_s)
+        load = EngineLoad(engine, slo.tpot_target_s)
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
-        self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
+        self.controller = AdmissionController(rules, load, self.traffic, engine.priority_ageing_s)
         self._model = model.name
+        self._clock = model.clock
         self.name = replica
         self.client = client
         self._metrics = metrics
@@ -103,7 +102,7 @@ class ReplicaAdmission:
 
     def update(self) -> float:
         """Give the controller the engine's latest statistics. Returns the time."""
-        now = time.monotonic()
+        now = self._clock.now()
         self.controller.update(self.client.stats, now)
         return now
 
@@ -148,7 +147,7 @@ class ReplicaAdmission:
             priority=principal.priority,
             prompt_tokens=self.traffic.expected_prompt(prompt_tokens),
             output_tokens=self.traffic.expected_output(tenant, MANY_TOKENS),
-            arrival_s=time.monotonic(),
+            arrival_s=self._clock.now(),
         )
         return self.controller.predicted_ttft_s(demand, self.update())
 
@@ -176,7 +175,7 @@ class ReplicaAdmission:
                 self.controller.withdraw(demand)
                 self._show_length()
             elif decision.result() is None:
-                self.controller.ended(demand, time.monotonic(), prompt=0, cached=0, output=0, finished=False)
+                self.controller.ended(demand, self._clock.now(), prompt=0, cached=0, output=0, finished=False)
             raise
 
     def leave(self, demand: Demand, work: Work) -> None:
@@ -187,7 +186,7 @@ class ReplicaAdmission:
             self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(
             demand,
-            time.monotonic(),
+            self._clock.now(),
             prompt=usage.prompt_tokens,
             cached=usage.cached_tokens,
             output=usage.completion_tokens,

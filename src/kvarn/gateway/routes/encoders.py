@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -10,6 +9,7 @@ from starlette.responses import Response
 
 from kvarn.answers.embeddings import start_embedding, start_rerank, start_score
 from kvarn.answers.moderation.operation import start_moderation
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.gateway.answer import json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
@@ -73,7 +73,7 @@ async def pool(gateway: GatewayDep, record: RecordDep, body: PoolingRequest) -> 
         answer = await work
         data = [Pooled(index=each.index, data=each.embedding) for each in answer.data]
         return PooledList(
-            id=f"pool-{record.id}", created=int(time.time()), model=answer.model, data=data, usage=answer.usage
+            id=f"pool-{record.id}", created=int(SYSTEM_CLOCK.time()), model=answer.model, data=data, usage=answer.usage
         )
 
     return json_when_done(pooled(), held)

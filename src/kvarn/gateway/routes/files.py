@@ -19,7 +19,8 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, ignored_query, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_file
-from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import delete_file, find_file, list_files
 from kvarn.wire.anthropic.dialect import ANTHROPIC
 from kvarn.wire.anthropic.files import FileMetadata, FilePage
 from kvarn.wire.anthropic.lists import Deleted

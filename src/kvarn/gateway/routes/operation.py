@@ -18,7 +18,7 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.observe.merge import as_open_metrics
-from kvarn.quality.watch import QualityWatch
+from kvarn.quality.monitor import QualityMonitor
 
 router = APIRouter(tags=["operation"], route_class=JsonRoute)
 
@@ -169,7 +169,7 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     return json_response(answer, 200 if all_ready else 503)
 
 
-def _state(model: ServedModel, watch: QualityWatch | None) -> ModelState:
+def _state(model: ServedModel, watch: QualityMonitor | None) -> ModelState:
     stage, fraction = model.progress
     state: ModelState = {"ready": model.ready, "state": str(model.state)}
     if not model.ready:

@@ -1,25 +1,24 @@
-"""`/v1/rollouts`: new versions of models take over, for platform administrators."""
+"""`/v1/rollouts`: rollouts under way and ended, for platform administrators."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import ValidationError
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.state import Gateway
-from kvarn.rollouts.controller import UnknownRolloutError
 from kvarn.rollouts.gates import GATES
 from kvarn.rollouts.rollout import Rollout, RolloutEndedError
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.rollouts import leave_command, note_rollout
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.rollouts import RolloutCommand, RolloutDecision, RolloutObject, StartRollout
+from kvarn.wire.rollouts import RolloutCommand, RolloutObject
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=JsonRoute, dependencies=ADMINISTRATION)
 
@@ -33,19 +32,16 @@ async def list_rollouts(admin: PlatformAdminDep) -> ListObject[RolloutObject]:
     return ListObject(object="list", data=objects, first_id="", last_id="", has_more=False)
 
 
-@router.post("", summary="Begin a rollout")
-async def start_rollout(admin: PlatformAdminDep, body: StartRollout) -> RolloutObject:
-    """Have a new version take over a model's requests, step by step, as long as no gate fails."""
-    rollouts = admin.gateway.rollouts
-    config = rollout_config(admin.gateway, body.settings, "settings")
-    try:
-        rollout = rollouts.begin(body.model, body.candidate, config, admin.actor.name)
-    except UnknownRolloutError as error:
-        raise invalid_request(str(error), "candidate") from None
-    async with admin.audited_change() as change:
-        note_rollout(change, body.model, "started", candidate=body.candidate)
-    await rollouts.save(rollout)
-    return _describe(admin.gateway, rollout)
+@router.post("", include_in_schema=False)
+async def start_rollout(admin: PlatformAdminDep) -> RolloutObject:
+    """Refuse a rollout between two served models, which earlier versions of Kvarn had."""
+    raise ApiError(
+        410,
+        "Rollouts between served models are no longer supported. Deploy a version of the model instead: "
+        "`kvarn deploy MODEL --canary 5,50`, or `rollout` of POST /v1/organization/deployments. To share requests "
+        "between models, configure a route with several targets.",
+        code="rollout_between_models",
+    )
 
 
 @router.get("/{model}", summary="Retrieve a rollout")
@@ -56,34 +52,33 @@ async def get_rollout(admin: PlatformAdminDep, model: str) -> RolloutObject:
 
 @router.post("/{model}", summary="Pause, resume, promote or roll back")
 async def command_rollout(admin: PlatformAdminDep, model: str, body: RolloutCommand) -> RolloutObject:
-    """Stay at this step, go on, give all requests to the new version now, or give them all to the stable one now. It
-    holds at once, whether or not the database answers; a gateway process that only follows passes it on, which takes a
-    second."""
+    """Pause, resume, promote or roll back at once, whether or not the database answers. A gateway process that does not
+    lead passes the command on, which takes a second."""
     return _describe(admin.gateway, await give_command(admin, model, body.action))
 
 
 async def give_command(admin: AdminContext, model: str, action: str) -> Rollout:
-    """Have an administrator's command carried out by the process that judges.
+    """Have an administrator's command carried out by the leader.
 
     Raises:
         ApiError: 404, the model has had no rollout; 409, it has ended or has failed a gate.
     """
     rollouts, rollout = admin.gateway.rollouts, _find(admin, model)
-    judges = rollouts.judges
-    if judges or rollout.ended:
+    is_leader = rollouts.is_leader
+    if is_leader or rollout.ended:
         try:
             rollout = rollouts.command(model, action, admin.actor.name)
         except RolloutEndedError as error:
             raise ApiError(409, str(error), code="rollout_ended") from None
     try:
         async with admin.audited_change() as change:
-            if not judges:
+            if not is_leader:
                 await leave_command(change, model, action)
             note_rollout(change, model, _DONE[action])
-        if judges:
+        if is_leader:
             await rollouts.save(rollout)
     except StoreAwayError:
-        if not judges:
+        if not is_leader:
             raise
     return rollout
 
@@ -110,7 +105,7 @@ def _find(admin: AdminContext, model: str) -> Rollout:
 
 
 def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
-    waits_for = "" if rollout.ended else rollout.waits_for(time.time())
+    waits_for = "" if rollout.ended else rollout.waits_for(SYSTEM_CLOCK.time())
     if not rollout.ended and (missing := gateway.rollouts.missing(rollout)):
         problem = gateway.rollouts.state_of(rollout.candidate)
         waits_for = f"{missing} more ready replicas of {rollout.candidate} ({problem})"
@@ -125,8 +120,5 @@ def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
         waits_for=waits_for,
         failure=rollout.gates.failure,
         gates={gate: rollout.gates.describe(gate) for gate in GATES},
-        log=[
-            RolloutDecision(at=each.at, action=each.action, share=each.share, reason=each.reason, by=each.by)
-            for each in rollout.log
-        ],
+        log=rollout.log,
     )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
@@ -29,6 +28,8 @@ from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 from kvarn.kernels.weights import Quantization, Weight
+from kvarn.shapes import KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class CpuKernels(Kernels):

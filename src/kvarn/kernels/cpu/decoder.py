@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
@@ -20,6 +19,7 @@ from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.operations import AttentionPlan
+from kvarn.shapes import BLOCK_SIZE
 
 
 class CpuDecoderLayers:

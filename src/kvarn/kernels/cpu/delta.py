@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateCache
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.errors import KernelInputError
+from kvarn.shapes.attention import DeltaDimensions
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype, kv_bytes_per_head
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.device.memory import zeros_on_demand
 from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
+from kvarn.shapes import BLOCK_SIZE, KvDtype
+from kvarn.shapes.cache import kv_bytes_per_head
 
 MAX_HEAD_DIM = 256
 NATIVE_TYPE: dict[KvDtype, int] = {"float32": 0, "bfloat16": 1, "int8": 2}

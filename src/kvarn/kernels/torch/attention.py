@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.torch.linear import rms_norm
+from kvarn.shapes import BLOCK_SIZE
 
 PAIRS_AT_ONCE = 64
 """(sequence, block) pairs gathered at a time: a copy of so many blocks stays in the processor's cache."""

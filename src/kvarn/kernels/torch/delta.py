@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateBatch, StateCache
 from kvarn.kernels.delta import QUERY_KEY_EPS, DeltaWeights
 from kvarn.kernels.errors import KernelInputError
+from kvarn.shapes.attention import DeltaDimensions
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import DeltaDimensions, KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
@@ -26,6 +24,8 @@ from kvarn.kernels.triton.linear import TritonLinear, Workspace, norm_rows
 from kvarn.kernels.triton.router import route
 from kvarn.kernels.triton.sampling import draw_tokens, mask_logits, most_likely
 from kvarn.kernels.weights import Weight
+from kvarn.shapes import BLOCK_SIZE, KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 class TritonKernels(Kernels):

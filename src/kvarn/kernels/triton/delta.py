@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kvarn.costs.decoder import DeltaDimensions
 from kvarn.kernels.batch import PagedBatch, StateBatch, StateCache
 from kvarn.kernels.delta import QUERY_KEY_EPS, DeltaWeights
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.jit import delta
 from kvarn.kernels.triton.linear import check_rows
+from kvarn.shapes.attention import DeltaDimensions
 
 COLUMNS = 32
 """Of a head's matrix that one program has in its registers."""

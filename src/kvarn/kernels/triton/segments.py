@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.triton.jit import segments as jit
 from kvarn.kernels.triton.launch import launch_options
+from kvarn.shapes import BLOCK_SIZE
 
 SEGMENT = 256
 """As in `jit.segments`."""

@@ -9,23 +9,25 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvarn.costs.decoder import DeltaDimensions
-from kvarn.kernels.batch import KVCache, PagedBatch, StateCache
+from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.delta import DeltaPlan, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Kernels
-from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.attention.base import Attention, LayerStep, Products
+from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Grouped, LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
+from kvarn.shapes import KvDtype
+from kvarn.shapes.attention import DeltaDimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNet:
-    """Stands in the place of an `Attention`; its layers are counted by themselves in the cache."""
+class DeltaNet(Attention):
+    """See the module."""
 
     dims: DeltaDimensions
-    """Of this rank's heads."""
+    """Sizes of this rank's heads."""
     kernels: Kernels
     inputs: Linear
     """To queries, keys and values by heads, then the output's gates."""
@@ -34,20 +36,15 @@ class DeltaNet:
     output: Linear
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its products as they are held."""
-        return self.inputs.nbytes + self.rates.nbytes + self.output.nbytes
+    def products(self) -> Products:
+        """See `Attention`."""
+        return self.inputs, self.rates, self.output
 
-    @property
-    def input_product(self) -> Linear:
-        """Its first product, which takes the hidden state."""
-        return self.inputs
+    def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
+        """Empty states, always float32."""
+        return KVCache((), (), self.kernels.new_states(num_layers, num_states, self.dims))
 
-    def new_states(self, num_layers: int, num_places: int) -> StateCache:
-        """Empty states for so many layers like this one."""
-        return self.kernels.new_states(num_layers, num_places, self.dims)
-
-    def plan(self, batch: PagedBatch, window: int | None) -> DeltaPlan:
+    def plan(self, batch: PagedBatch) -> DeltaPlan:
         """See `Attention`."""
         return self.kernels.plan_delta(batch, self.dims)
 
@@ -68,10 +65,11 @@ class DeltaNet:
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
 
-def load_delta_net(prefix: str, spec: DecoderSpec, loader: WeightLoader) -> DeltaNet:
-    """The one whose tensors' names begin with `prefix`, this rank's heads of it."""
-    whole = spec.delta
-    assert whole is not None
+def load_delta(
+    prefix: str, whole: DeltaDimensions, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
+) -> DeltaNet:
+    """The delta rule of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
+    prefix += names.delta
     key = loader.parallel.share(whole.key_heads, "key heads of the delta rule")
     value = loader.parallel.share(whole.value_heads, "value heads of the delta rule")
     keys, values, hidden = key.times(whole.key_dim), value.times(whole.value_dim), Shard.whole(spec.hidden_size)

@@ -1,81 +1,34 @@
-"""The attention half of a layer: queries, keys and values by heads, of which several queries may share one key."""
+"""Grouped-query attention, whole or over a sliding window (`kvarn.shapes.attention.grouped`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from kvarn.costs.decoder import KvDtype
-from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import AttentionPlan, Kernels, LatentPlan
+from kvarn.kernels.operations import AttentionPlan, Kernels
+from kvarn.models.attention.base import Attention, LayerStep, PlainAttention, Products
 from kvarn.models.attention.context_parallel import plan_attention
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
 from kvarn.models.parallel.tensor import Parallel, Shard
 from kvarn.models.spec import DecoderSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStep:
-    """What all layers of one kind share in one step."""
-
-    plan: Any
-    """Made by `Attention.plan` of such a layer."""
-    rotation: Rotation
-    adapters: AdapterBatch | None
-    """See `PagedBatch.adapters`."""
-    slots: torch.Tensor
-    """See `PagedBatch.slot_mapping`."""
-
-
-class Attention(Protocol):
-    """One kind of attention, with its weights and its layout of the cache."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its products as they are held."""
-        ...
-
-    @property
-    def input_product(self) -> Linear:
-        """Its first product, which takes the hidden state."""
-        ...
-
-    def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
-        """An empty cache for so many layers like this one."""
-        ...
-
-    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan | LatentPlan:
-        """What one step does in layers like this one."""
-        ...
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
-    ) -> torch.Tensor:
-        """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given.
-
-        The step's tokens are in the cache's `layer` afterwards.
-        """
-        ...
+from kvarn.shapes import KvDtype
+from kvarn.shapes.attention import GroupedDimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedAttention:
-    """Grouped-query attention (Ainslie et al. 2023), of which multi-head attention is the case of equal numbers."""
+class GroupedAttention(Attention):
+    """Queries, keys and values by heads."""
 
     spec: DecoderSpec
+    dims: GroupedDimensions
+    """Sizes of all ranks together."""
     heads: HeadShape
+    """Heads of this rank."""
     kernels: Kernels
     parallel: Parallel
     query_key_norm: Norm | None
@@ -87,22 +40,24 @@ class GroupedAttention:
     output: Linear
 
     @property
-    def nbytes(self) -> int:
+    def products(self) -> Products:
         """See `Attention`."""
-        return self.qkv.nbytes + self.output.nbytes
+        return self.qkv, self.output
 
     @property
-    def input_product(self) -> Linear:
+    def plain(self) -> PlainAttention | None:
         """See `Attention`."""
-        return self.qkv
+        if self.spec.qk_norm in ("full", "layer") or self.dims.gated or self.sinks is not None:
+            return None
+        return PlainAttention(self.heads, self.qkv, self.query_key_norm, self.output)
 
-    def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
-        """Keys and values of this rank's heads."""
+    def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
+        """Blocks of keys and values of this rank's heads."""
         return self.kernels.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
 
-    def plan(self, batch: PagedBatch, window: int | None) -> AttentionPlan:
+    def plan(self, batch: PagedBatch) -> AttentionPlan:
         """See `Attention`."""
-        return plan_attention(self.kernels, batch, self.heads, window)
+        return plan_attention(self.kernels, batch, self.heads, self.dims.sliding_window)
 
     def forward(
         self,
@@ -115,7 +70,7 @@ class GroupedAttention:
     ) -> torch.Tensor:
         """See `Attention`."""
         qkv, gates = self.qkv(x, norm=norm, adapters=step.adapters), None
-        if self.spec.gated_attention:
+        if self.dims.gated:
             qkv, gates = self._without_gates(qkv)
         head_norm = self.query_key_norm
         if self.spec.qk_norm == "full":
@@ -149,12 +104,12 @@ class GroupedAttention:
     def _norm_all_heads(self, qkv: torch.Tensor) -> None:
         """Norm, in place, over all heads of a token. A rank has only some: it gathers the others to norm them all."""
         assert self.query_key_norm is not None
-        norm, dim, spec = self.query_key_norm, self.heads.dim, self.spec
-        split = spec.num_heads * dim
+        norm, dim, dims = self.query_key_norm, self.heads.dim, self.dims
+        split = dims.num_heads * dim
         start = 0
         for own, total, weight in (
-            (self.heads.query, spec.num_heads, norm.weight[:split]),
-            (self.heads.kv, spec.num_kv_heads, norm.weight[split:]),
+            (self.heads.query, dims.num_heads, norm.weight[:split]),
+            (self.heads.kv, dims.num_kv_heads, norm.weight[split:]),
         ):
             part = qkv[:, start : start + own * dim]
             start += own * dim
@@ -169,27 +124,30 @@ class GroupedAttention:
             part.copy_(normed[:, first : first + own * dim])
 
 
-def load_attention(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> GroupedAttention:
+def load_grouped(
+    prefix: str, dims: GroupedDimensions, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
+) -> GroupedAttention:
     """The attention of the layer whose tensors' names begin with `prefix`, this rank's part of it."""
     parallel = loader.parallel
-    query, kv = parallel.share(spec.num_heads, "query heads"), parallel.kv_head_share(spec.num_kv_heads)
-    query_features, kv_features = query.times(spec.head_dim), kv.times(spec.head_dim)
-    hidden = Shard.whole(spec.hidden_size)
-    first_features = query.times(2 * spec.head_dim) if spec.gated_attention else query_features
+    query, kv = parallel.share(dims.num_heads, "query heads"), parallel.kv_head_share(dims.num_kv_heads)
+    query_features, kv_features = query.times(dims.head_dim), kv.times(dims.head_dim)
+    hidden, orders = Shard.whole(spec.hidden_size), _row_orders(dims, spec, parallel.world_size)
+    first_features = query.times(2 * dims.head_dim) if dims.gated else query_features
     qkv = LinearSpec(
         names=tuple(prefix + name for name in names.qkv),
         outputs=(first_features, kv_features, kv_features),
         inputs=hidden,
         bias=spec.qkv_bias,
-        interleaved=_row_orders(spec, parallel.world_size),
+        interleaved=orders,
     )
     output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
     return GroupedAttention(
         spec=spec,
-        heads=HeadShape(len(query.held), len(kv.held), spec.head_dim),
+        dims=dims,
+        heads=HeadShape(len(query.held), len(kv.held), dims.head_dim),
         kernels=loader.kernels,
         parallel=parallel,
-        query_key_norm=_load_query_key_norm(prefix, spec, names, loader, query, kv),
+        query_key_norm=_load_query_key_norm(prefix, dims, spec, names, loader, query, kv),
         sinks=_load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None,
         qkv=loader.linear(qkv),
         output=loader.linear(output),
@@ -201,37 +159,40 @@ def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     return held.float().contiguous().to(loader.kernels.device)
 
 
-def _row_orders(spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
-    """Of the tensors of queries, keys and values. Gates stand beside each head's query."""
-    if spec.gated_attention:
-        return (Grouped(groups=spec.num_heads, sizes=(spec.head_dim, spec.head_dim), ranks=ranks), None, None)
+def _row_orders(dims: GroupedDimensions, spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
+    """Orders of the rows of queries, keys and values. Gates stand beside each head's query."""
+    if dims.gated:
+        return (Grouped(groups=dims.num_heads, sizes=(dims.head_dim, dims.head_dim), ranks=ranks), None, None)
     if not spec.interleaved_rope:
         return ()
     rotated = max(len(layer.rope.inverse_frequencies) for layer in spec.layers)
-    heads = Interleaved(run=spec.head_dim, first=0, count=2 * rotated)
+    heads = Interleaved(run=dims.head_dim, first=0, count=2 * rotated)
     return (heads, heads, None)
 
 
 def _load_query_key_norm(
-    prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader, query: Shard, kv: Shard
+    prefix: str,
+    dims: GroupedDimensions,
+    spec: DecoderSpec,
+    names: LayerNames,
+    loader: WeightLoader,
+    query: Shard,
+    kv: Shard,
 ) -> Norm | None:
     if spec.qk_norm == "none":
         return None
-    weights = []
+    weights, dim = [], dims.head_dim
     for name, heads in ((names.query_norm, query), (names.key_norm, kv)):
-        if spec.qk_norm == "layer":
-            weights.append(_head_weights(f"{prefix}{name}.weight", spec, heads, loader))
-            continue
-        size = spec.head_dim if spec.qk_norm == "head" else heads.size * spec.head_dim
-        weight = loader.norm(prefix + name, size, spec.norm_eps, spec.norm_offset).weight
-        one_for_all = spec.qk_norm == "head"
-        weights.append(weight.expand(len(heads.held), -1) if one_for_all else weight)
+        match spec.qk_norm:
+            case "head":
+                weight = loader.norm(prefix + name, dim, spec.norm_eps, spec.norm_offset).weight
+                weights.append(weight.expand(len(heads.held), -1))
+            case "full":
+                weights.append(loader.norm(prefix + name, heads.size * dim, spec.norm_eps, spec.norm_offset).weight)
+            case "layer":
+                weight = loader.plain(f"{prefix}{name}.weight", (heads.size, dim))
+                weight = weight[heads.held.start : heads.held.stop].float()
+                order = next(iter(_row_orders(dims, spec, loader.parallel.world_size)), None)
+                weight = weight if order is None else weight[:, order.order(dim)]
+                weights.append(weight.to(loader.kernels.device))
     return Norm(torch.cat(weights), spec.norm_eps)
-
-
-def _head_weights(name: str, spec: DecoderSpec, heads: Shard, loader: WeightLoader) -> torch.Tensor:
-    """[this rank's heads, D] float32, in the order in which the kernels have a head's numbers."""
-    weight = loader.plain(name, (heads.size, spec.head_dim))[heads.held.start : heads.held.stop].float()
-    order = next(iter(_row_orders(spec, loader.parallel.world_size)), None)
-    weight = weight if order is None else weight[:, order.order(spec.head_dim)]
-    return weight.to(loader.kernels.device)

@@ -11,60 +11,56 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.costs.decoder import KvDtype, LatentDimensions
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import HeadProducts, Kernels, LatentPlan
 from kvarn.kernels.torch.attention import rotate
+from kvarn.models.attention.base import Attention, LayerStep, Products
 from kvarn.models.attention.context_parallel import plan_latent
-from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Interleaved, LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
+from kvarn.shapes import KvDtype
+from kvarn.shapes.attention import LatentDimensions
 
 _NORM_EPS = 1e-6
-"""Of the norms inside the attention, whatever config.json says of the others."""
+"""Epsilon of the norms inside the attention, whatever config.json says of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """See `kvarn.models.attention.grouped.Attention`."""
+class LatentAttention(Attention):
+    """See the module."""
 
-    spec: DecoderSpec
-    latent: LatentDimensions
+    dims: LatentDimensions
+    """Sizes of all ranks together."""
     num_heads: int
-    """Of this rank; the cached row is the same on all."""
+    """Heads of this rank; the cached row is the same on all."""
+    scale: float
     kernels: Kernels
     query_norm: Norm | None
     row_norm: Norm
     down: Linear
     """To the row, before it the compressed query where queries are compressed."""
     query: Linear
-    """Of the hidden state, or of the compressed query."""
+    """Product of the hidden state, or of the compressed query."""
     key_products: HeadProducts
     """A head's query to what it multiplies rows with."""
     value_products: HeadProducts
     output: Linear
 
     @property
-    def nbytes(self) -> int:
+    def products(self) -> Products:
         """See `Attention`."""
-        parts = (self.down, self.query, self.key_products, self.value_products, self.output)
-        return sum(part.nbytes for part in parts)
+        return self.down, self.query, self.key_products, self.value_products, self.output
 
-    @property
-    def input_product(self) -> Linear:
+    def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
+        """Blocks of rows in place of keys, and no values."""
+        return self.kernels.new_latent_cache(num_layers, num_blocks, self.dims.row_size, dtype)
+
+    def plan(self, batch: PagedBatch) -> LatentPlan:
         """See `Attention`."""
-        return self.down
-
-    def new_cache(self, num_layers: int, num_blocks: int, dtype: KvDtype) -> KVCache:
-        """Rows in place of keys, and no values."""
-        return self.kernels.new_latent_cache(num_layers, num_blocks, self.latent.row_size, dtype)
-
-    def plan(self, batch: PagedBatch, window: int | None) -> LatentPlan:
-        """See `Attention`."""
-        assert window is None, "no model with latent attention has windows"
-        return plan_latent(self.kernels, batch, self.num_heads, self.latent.row_size)
+        return plan_latent(self.kernels, batch, self.num_heads, self.dims.row_size)
 
     def forward(
         self,
@@ -76,36 +72,36 @@ class LatentAttention:
         step: LayerStep,
     ) -> torch.Tensor:
         """See `Attention`."""
-        latent, rank = self.latent, self.latent.rank
+        dims, rank = self.dims, self.dims.rank
         down = self.down(x, norm=norm, adapters=step.adapters)
-        compressed, row = down[:, : latent.query_rank], down[:, latent.query_rank :]
+        compressed, row = down[:, : dims.query_rank], down[:, dims.query_rank :]
         if self.query_norm is None:
             queries = self.query(x, norm=norm, adapters=step.adapters)
         else:
             queries = self.query(compressed, norm=self.query_norm, adapters=step.adapters)
         queries = queries.view(len(x), self.num_heads, -1)
-        plain, rotated = queries[..., : latent.plain_dim], queries[..., latent.plain_dim :]
+        plain, rotated = queries[..., : dims.plain_dim], queries[..., dims.plain_dim :]
         queries = torch.cat([self.key_products(plain), rotate(rotated, step.rotation)], -1)
         key = rotate(row[:, None, rank:], step.rotation)[:, 0]
         rows = torch.cat([self.kernels.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
-        mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.spec.attention_scale)
+        mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.scale)
         mixed = self.value_products(mixed).flatten(1)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
 
-def load_latent_attention(prefix: str, spec: DecoderSpec, loader: WeightLoader) -> LatentAttention:
+def load_latent(
+    prefix: str, dims: LatentDimensions, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
+) -> LatentAttention:
     """The attention of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
-    latent = spec.latent
-    assert latent is not None
     prefix += "self_attn."
-    heads, hidden = loader.parallel.share(spec.num_heads, "query heads"), Shard.whole(spec.hidden_size)
-    head_dim, rank, compressed = latent.plain_dim + latent.rope_dim, latent.rank, latent.query_rank
-    row = Shard.whole(latent.row_size)
+    heads, hidden = loader.parallel.share(dims.num_heads, "query heads"), Shard.whole(spec.hidden_size)
+    head_dim, rank, compressed = dims.head_dim, dims.rank, dims.query_rank
+    row = Shard.whole(dims.row_size)
     pairs = spec.interleaved_rope
 
-    def rope_of(run: int) -> Interleaved | None:
-        """Of the last numbers of each so many."""
-        return Interleaved(run=run, first=run - latent.rope_dim, count=latent.rope_dim) if pairs else None
+    def rope_of(size: int) -> Interleaved | None:
+        """The order of a tensor's rows: `rope_dim` rotated ones end each `size` rows."""
+        return Interleaved(run=size, first=size - dims.rope_dim, count=dims.rope_dim) if pairs else None
 
     row_name, bias = f"{prefix}kv_a_proj_with_mqa", spec.qkv_bias
     down = LinearSpec(
@@ -122,15 +118,15 @@ def load_latent_attention(prefix: str, spec: DecoderSpec, loader: WeightLoader) 
         interleaved=(rope_of(head_dim),),
     )
     output = LinearSpec(
-        names=(f"{prefix}o_proj",), outputs=(hidden,), inputs=heads.times(latent.value_dim), bias=spec.output_bias
+        names=(f"{prefix}o_proj",), outputs=(hidden,), inputs=heads.times(dims.value_dim), bias=spec.output_bias
     )
-    wide = loader.float_weight(f"{prefix}kv_b_proj", (heads.size * (latent.plain_dim + latent.value_dim), rank))
+    wide = loader.float_weight(f"{prefix}kv_b_proj", (heads.size * (dims.plain_dim + dims.value_dim), rank))
     wide = wide.view(heads.size, -1, rank)[heads.held.start : heads.held.stop]
-    keys, values = wide[:, : latent.plain_dim], wide[:, latent.plain_dim :]
+    keys, values = wide[:, : dims.plain_dim], wide[:, dims.plain_dim :]
     return LatentAttention(
-        spec=spec,
-        latent=latent,
+        dims=dims,
         num_heads=len(heads.held),
+        scale=spec.attention_scale,
         kernels=loader.kernels,
         query_norm=loader.norm(f"{prefix}q_a_layernorm", compressed, _NORM_EPS) if compressed else None,
         row_norm=loader.norm(f"{prefix}kv_a_layernorm", rank, _NORM_EPS),

@@ -13,7 +13,7 @@ from pydantic import Field
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
 from kvarn.models.families.hf_config import EncoderConfig, Length, activation_named
 from kvarn.models.families.rope import rope_spec
-from kvarn.models.spec import ClassifierSpec, EncoderSpec, LayerSpec, Pooling, RopeSpec
+from kvarn.models.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, Pooling
 from kvarn.text.architectures import CLASSIFIER
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate
@@ -24,7 +24,7 @@ class EncoderNames:
     """Names of an encoder's tensors, without `.weight`; those of a layer below `layers` and its number."""
 
     prefixes: tuple[str, ...]
-    """What may stand before all of them: nothing in a bare encoder, the family's name in one saved below a head."""
+    """Possible prefixes of all names: none in a bare encoder, the family's name in one saved below a head."""
     words: str = "embeddings.word_embeddings"
     norm: str = "embeddings.LayerNorm"
     final_norm: str | None = None
@@ -50,10 +50,10 @@ class ClassifierNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily:
-    """What sets a family of encoders apart."""
+    """One family of encoders."""
 
     model_type: str
-    """What config.json calls it."""
+    """Its name in config.json."""
     names: EncoderNames
     classifier: ClassifierNames
     pair_types: bool = False
@@ -111,7 +111,6 @@ ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
 """Encoders by the name in config.json's `architectures`."""
 
 _MODULES = "modules.json"
-_UNROTATED = RopeSpec(inverse_frequencies=())
 
 
 def encoder_spec(
@@ -121,7 +120,7 @@ def encoder_spec(
     *,
     max_context_length: int | None = None,
 ) -> EncoderSpec:
-    """Of config.json, with pooling, normalisation and length limit from sentence-transformers' files where there are.
+    """The encoder in config.json, with pooling, normalisation and length limit of sentence-transformers' files.
 
     Without `modules.json` vectors are the mean of their tokens', scaled to length one.
     """
@@ -173,7 +172,7 @@ def _plain(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
             f"config.json: max_position_embeddings is {positions}: RoBERTa's must be more than pad_token_id + 1"
         )
     return {
-        "layers": (LayerSpec(rope=_UNROTATED),) * config.num_hidden_layers,
+        "layers": (EncoderLayerSpec(),) * config.num_hidden_layers,
         "max_positions": positions,
         "position_offset": offset,
         "num_token_types": config.type_vocab_size,
@@ -193,7 +192,8 @@ def _modern(config: EncoderConfig) -> dict[str, Any]:
     ropes = {kind: rope_spec(config.rope(kind), head_dim, size, size) for kind in set(kinds)}
     return {
         "layers": tuple(
-            LayerSpec(rope=ropes[kind], window=None if kind == "full_attention" else window // 2 + 1) for kind in kinds
+            EncoderLayerSpec(rope=ropes[kind], window=None if kind == "full_attention" else window // 2 + 1)
+            for kind in kinds
         ),
         "norm_eps": config.norm_eps,
         "pre_norm": True,
@@ -221,7 +221,7 @@ class _Modules(CheckpointFile):
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """What sentence-transformers does with the states of a text's tokens."""
+    """Pooling and normalisation, as sentence-transformers' files say."""
 
     pooling: Pooling = "mean"
     normalize: bool = True
@@ -263,7 +263,7 @@ def _module_paths(path: Path) -> dict[str, str]:
 
 
 def sentence_modules(path: Path) -> SentenceModules:
-    """Of `modules.json`; the defaults where there is none."""
+    """Read `modules.json`; the defaults where there is none."""
     if not has_sentence_modules(path):
         return SentenceModules()
     file, kinds = path / _MODULES, _module_paths(path)

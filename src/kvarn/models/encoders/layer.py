@@ -17,7 +17,7 @@ from kvarn.models.spec import EncoderSpec
 
 @dataclass(frozen=True, slots=True)
 class EncoderStep:
-    """What all layers of one kind share in one pass."""
+    """Shared by layers with equal windows and rotation in one pass."""
 
     plan: BidirectionalPlan
     rotation: Rotation

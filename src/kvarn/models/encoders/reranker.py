@@ -58,7 +58,7 @@ def ranks(spec: DecoderSpec, path: Path, kind: str, *, is_classifier: bool) -> b
 
 
 def load_score_head(spec: DecoderSpec, path: Path, loader: WeightLoader) -> Linear:
-    """What makes a pair's logit [S, 1] of its state [S, hidden], of the reranker in a directory.
+    """The product from a pair's state [S, hidden] to its logit [S, 1], of the reranker in a directory.
 
     Raises:
         UnsupportedModelError: It is asked for something else than yes or no.

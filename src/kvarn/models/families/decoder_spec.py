@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvarn.costs.decoder import DeltaDimensions, LatentDimensions
 from kvarn.kernels.router import RouterSpec
 from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.families.family import Family
 from kvarn.models.families.hf_config import DecoderConfig, RopeParameters
 from kvarn.models.families.rope import LONGROPE, rope_spec, yarn_scale
 from kvarn.models.families.table import FAMILIES
-from kvarn.models.spec import DecoderSpec, LayerSpec, RopeSpec
-
-_UNROTATED = RopeSpec(inverse_frequencies=())
-
+from kvarn.models.spec import UNROTATED, DecoderSpec, LayerSpec, RopeSpec
+from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions, LatentDimensions
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +78,9 @@ def _deepseek_mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
 
 
 def _latent(config: DecoderConfig) -> LatentDimensions:
-    """Of DeepSeek's attention."""
+    """DeepSeek's attention."""
     return LatentDimensions(
+        num_heads=config.num_attention_heads,
         rank=required(config.kv_lora_rank, "kv_lora_rank"),
         rope_dim=required(config.qk_rope_head_dim, "qk_rope_head_dim"),
         plain_dim=required(config.qk_nope_head_dim, "qk_nope_head_dim"),
@@ -92,7 +90,7 @@ def _latent(config: DecoderConfig) -> LatentDimensions:
 
 
 def _delta(config: DecoderConfig) -> DeltaDimensions:
-    """Of Qwen3-Next's layers without attention."""
+    """Qwen3-Next's layers of type `linear_attention`."""
     return DeltaDimensions(
         key_heads=required(config.linear_num_key_heads, "linear_num_key_heads"),
         value_heads=required(config.linear_num_value_heads, "linear_num_value_heads"),
@@ -100,6 +98,26 @@ def _delta(config: DecoderConfig) -> DeltaDimensions:
         value_dim=required(config.linear_value_head_dim, "linear_value_head_dim"),
         window=config.linear_conv_kernel_dim,
     )
+
+
+def _attention(family: Family, config: DecoderConfig) -> list[AttentionKind]:
+    """The kind of attention of each layer."""
+    recurrent = _recurrent_layers(family, config)
+    if family.scales == "latent":
+        return [_latent(config)] * config.num_hidden_layers
+    kinds: list[AttentionKind] = [
+        GroupedDimensions(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.resolved_head_dim,
+            sliding_window=window,
+            gated=family.delta,
+        )
+        for window in config.windows(family.windows)
+    ]
+    for layer in recurrent:
+        kinds[layer] = _delta(config)
+    return kinds
 
 
 def _recurrent_layers(family: Family, config: DecoderConfig) -> list[int]:
@@ -132,7 +150,7 @@ def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
             return {"attention_scale": attention, "logits_scale": config.logit_scale}
         case "latent":
             latent, rope = _latent(config), config.rope_parameters
-            attention = (latent.plain_dim + latent.rope_dim) ** -0.5
+            attention = latent.head_dim**-0.5
             stretched = rope.rope_type != "default" and rope.mscale_all_dim
             if stretched:
                 attention *= yarn_scale(required(rope.factor, "rope_parameters.factor"), stretched) ** 2
@@ -142,25 +160,22 @@ def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
 
 
 def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]) -> tuple[LayerSpec, ...]:
-    """Of the whole model; `ropes` by layer type."""
-    windows = config.windows(family.windows)
-    mixtures, recurrent = _moe_layers(family, config), _recurrent_layers(family, config)
-    match family.unrotated:
-        case "listed":
-            unrotated = config.unrotated_layers()
-        case "full":
-            unrotated = [layer for layer, window in enumerate(windows) if window is None]
-        case "none":
-            unrotated = []
+    """All layers of the model; `ropes` by layer type."""
+    attention, mixtures = _attention(family, config), _moe_layers(family, config)
+    unrotated = [layer for layer, kind in enumerate(attention) if isinstance(kind, DeltaDimensions)]
+    if family.unrotated == "listed":
+        unrotated += config.unrotated_layers()
+    elif family.unrotated == "full":
+        unrotated += [layer for layer, kind in enumerate(attention) if kind.sliding_window is None]
 
-    def rope(layer: int, window: int | None) -> RopeSpec:
-        if layer in unrotated or layer in recurrent:
-            return _UNROTATED
-        return ropes["full_attention" if window is None else "sliding_attention"]
+    def rope(layer: int, kind: AttentionKind) -> RopeSpec:
+        if layer in unrotated:
+            return UNROTATED
+        return ropes["full_attention" if kind.sliding_window is None else "sliding_attention"]
 
     return tuple(
-        LayerSpec(rope=rope(layer, window), window=window, is_moe=layer in mixtures, is_recurrent=layer in recurrent)
-        for layer, window in enumerate(windows)
+        LayerSpec(rope=rope(layer, kind), attention=kind, is_moe=layer in mixtures)
+        for layer, kind in enumerate(attention)
     )
 
 
@@ -181,7 +196,7 @@ def _check_supported(family: Family, config: DecoderConfig, ropes: Mapping[str, 
 
 
 def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length: int | None = None) -> DecoderSpec:
-    """Of a validated config.json. `max_context_length` lowers the one the checkpoint was trained for."""
+    """The decoder in a validated config.json. `max_context_length` lowers the one it was trained for."""
     family = FAMILIES[architecture]
     ropes = config.ropes()
     _check_supported(family, config, ropes)
@@ -190,29 +205,17 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
         trained = int(trained * (ropes["full_attention"].factor or 1.0))
     context = min(trained, max_context_length or trained)
     _note_longrope(ropes["full_attention"], context)
-    latent = _latent(config) if family.scales == "latent" else None
-    head_dim = latent.rope_dim if latent else config.resolved_head_dim
+    head_dim = _latent(config).rope_dim if family.scales == "latent" else config.resolved_head_dim
     specs = {kind: rope_spec(rope, head_dim, config.max_position_embeddings, context) for kind, rope in ropes.items()}
     stated_bias = None if family.bias_setting is None else getattr(config, family.bias_setting)
     layers = _layers(family, config, specs)
-    num_moe_layers = sum(layer.is_moe for layer in layers)
-    num_delta_layers = sum(layer.is_recurrent for layer in layers)
     return DecoderSpec(
         architecture=architecture,
-        num_layers=config.num_hidden_layers,
-        num_moe_layers=num_moe_layers,
-        **(_mixture(family, config) if num_moe_layers else {}),
+        **(_mixture(family, config) if any(layer.is_moe for layer in layers) else {}),
         **_scales(family, config),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=head_dim,
-        latent=latent,
-        delta=_delta(config) if num_delta_layers else None,
-        num_delta_layers=num_delta_layers,
-        gated_attention=family.delta,
         max_context_length=context,
         layers=layers,
         norm_eps=config.layer_norm_eps if family.layer_norm else config.rms_norm_eps,

@@ -1,4 +1,4 @@
-"""What a family of decoders is: the names of its weights, and how it differs from a plain decoder."""
+"""A family of decoders as data: the names of its weights, and its differences from a plain decoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LayerNames:
     shared_expert_gate: str | None = "mlp.shared_expert_gate"
     sinks: str = "self_attn.sinks"
     delta: str = "linear_attn"
-    """What stands in a layer's attention's place."""
+    """The gated delta rule, in layers that have one in place of attention."""
 
 
 Windows = Literal["all", "qwen", "listed", "unrotated", "alternating", "pattern"]
@@ -40,10 +40,10 @@ Windows = Literal["all", "qwen", "listed", "unrotated", "alternating", "pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What sets a family apart."""
+    """One family."""
 
     model_type: str
-    """What config.json calls it."""
+    """Its name in config.json."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that config.json may leave out, where transformers fills in something else than `DecoderConfig` does. A
     null is not left out."""
@@ -56,9 +56,9 @@ class Family:
     qkv_bias: bool = False
     """Whether they have one where config.json does not say."""
     output_bias: bool = True
-    """Where config.json asks for an `attention_bias`, the attention's output projection has one too."""
+    """The attention's output projection has a bias too where config.json asks for an `attention_bias`."""
     scales: Literal["none", "gemma", "granite", "cohere", "latent"] = "none"
-    """What is multiplied by factors, and where they come from: see `_scales`."""
+    """Rule for factors of attention, embedding, residual stream and logits: see `_scales`."""
     norm_offset: float = 0.0
     layer_norm: bool = False
     parallel_blocks: bool = False
@@ -67,10 +67,10 @@ class Family:
     unrotated: Literal["none", "listed", "full"] = "none"
     """Layers without a rotary embedding: those that config.json lists, or those that see everything."""
     windows: Windows = "all"
-    """Which layers slide where config.json has no `layer_types`: see `DecoderConfig.windows`."""
+    """Rule for sliding layers where config.json has no `layer_types`: see `DecoderConfig.windows`."""
     delta: bool = False
     """Layers of type `linear_attention` have a gated delta rule; the others' attention is gated."""
     moe: Literal["mixtral", "qwen", "gpt_oss", "deepseek_v2", "deepseek_v3"] | None = None
-    """How config.json describes the mixtures of experts; None: all MLPs are dense."""
+    """Form of the mixtures of experts in config.json; None: all MLPs are dense."""
     sinks: bool = False
     """See `DecoderSpec`."""

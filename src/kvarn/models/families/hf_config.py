@@ -70,7 +70,7 @@ class RopeParameters(CheckpointFile):
     long_factor: list[Positive] | None = Field(None, max_length=512)
 
     full_attention: RopeParameters | None = None
-    """Where layer types differ (Gemma 3), each has its own."""
+    """Each layer type's own, where they differ (Gemma 3)."""
     sliding_attention: RopeParameters | None = None
 
     @model_validator(mode="after")
@@ -88,14 +88,14 @@ class CheckpointKind(CheckpointFile):
     dtype: Annotated[str, BeforeValidator(_dtype)] = Field(
         "float32", validation_alias=AliasChoices("dtype", "torch_dtype")
     )
-    """Of the stored weights. What they are served in is a setting."""
+    """Type of the stored weights."""
     quantization_config: QuantizationConfig | None = Field(
         None, validation_alias=AliasChoices("quantization_config", "compression_config")
     )
 
 
 class HfConfig(CheckpointKind):
-    """What config.json says of any model."""
+    """config.json of any model."""
 
     eos_token_id: EndTokens = Field([])
     vocab_size: Vocabulary
@@ -133,7 +133,7 @@ class EncoderConfig(HfConfig):
     position_embedding_type: str = "absolute"
 
     id2label: Annotated[dict[str, str], Field(max_length=2**20)] | None = None
-    """Of a classifier; absent, it has two labels."""
+    """Labels of a classifier; absent: two."""
 
     classifier_pooling: Literal["cls", "mean"] = "cls"
     classifier_bias: bool = False

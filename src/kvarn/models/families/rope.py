@@ -103,7 +103,7 @@ def _yarn_attention_factor(factor: float, parameters: RopeParameters) -> float:
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
-    """How much attention is sharpened for a context stretched by `factor`."""
+    """The sharpening of attention for a context stretched by `factor`."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""How checkpoints store quantized weights: one file a format."""
+"""Formats of stored weights, one file each."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
 
 _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in its word, counted from the lowest bits, each of eight outputs is."""
+"""Place in its word of each of eight outputs, counted from the lowest bits."""
 
 
 class AwqFormat(WeightFormat):

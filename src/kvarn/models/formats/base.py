@@ -1,4 +1,4 @@
-"""What every format of stored weights offers."""
+"""Plain weights, the base of all formats."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class WeightFormat:
-    """How a checkpoint stores the weights of linear layers: as numbers, one float tensor each.
+    """Weights of linear layers stored as numbers, one float tensor each.
 
     Quantized formats derive from it: layers that they left plain are read so.
     """
 
     name: ClassVar[str] = ""
-    """Of the method that quantized the checkpoint; empty where weights are plain."""
+    """Name of the method that quantized the checkpoint; empty: weights are plain."""
     packed_suffix: ClassVar[str] = ".weight"
-    """Of the tensor that holds a layer's values."""
+    """Suffix of the tensor that holds a layer's values."""
     beside_weights: ClassVar[tuple[str, ...]] = ()
     """Suffixes of tensors that belong to a weight, and stand for no numbers of their own."""
 

@@ -15,7 +15,7 @@ BlockSide = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class QuantizedWeights(CheckpointFile):
-    """How compressed-tensors quantized the weights of a group of layers."""
+    """Weights of a group of layers of compressed-tensors."""
 
     num_bits: Bits = 8
     type: str = "int"
@@ -25,7 +25,7 @@ class QuantizedWeights(CheckpointFile):
 
     @property
     def resolved_strategy(self) -> str:
-        """Where config.json names none, it follows from the size of groups."""
+        """The strategy, which follows from the size of groups where config.json names none."""
         return self.strategy or ("group" if (self.group_size or 0) > 0 else "channel")
 
 
@@ -47,7 +47,7 @@ class QuantizationConfig(CheckpointFile):
     w_bit: Bits | None = None
     group_size: GroupSize | None = None
     weight_block_size: list[BlockSide] | None = Field(None, min_length=2, max_length=2)
-    """Of fp8: outputs and inputs that share a scale."""
+    """fp8: outputs and inputs that share a scale."""
     q_group_size: GroupSize | None = None
     sym: bool | None = None
     version: str | None = None

@@ -33,7 +33,7 @@ class QuantizedValues:
     """[in] int64: the group of each input, where they are not simply in order."""
 
     def weight(self, name: str, warn: Warn) -> Weight:
-        """As int4 or int8 where the kernels have that form, else as the numbers it stands for, with a warning."""
+        """Make int4 or int8 where the kernels have that form, else plain numbers, with a warning."""
         middle = 1 << (self.bits - 1)
         zeros = None if self.zeros is None or bool((self.zeros == middle).all()) else self.zeros
         if self.bits == 8 and self.scales.shape[1] == 1 and zeros is None:

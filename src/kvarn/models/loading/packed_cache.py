@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import IO, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.operations import Kernels
@@ -170,7 +170,7 @@ def code_digest() -> str:
 
 
 def origin_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """What tells one state of a checkpoint's files from another: path, size and time of the last change of each."""
+    """Identify a state of a checkpoint's files: path, size and time of the last change of each."""
     stats = [(file.resolve(), file.stat()) for file in sorted(files)]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 
@@ -180,7 +180,7 @@ def _remove_abandoned(directory: Path, prefix: str) -> None:
     for part in directory.iterdir():
         if part.name.startswith(prefix):
             with contextlib.suppress(FileNotFoundError):  # its writer has just finished, or another process was faster
-                if time.time() - part.stat().st_mtime > FRESH_S:
+                if SYSTEM_CLOCK.time() - part.stat().st_mtime > FRESH_S:
                     part.unlink()
 
 

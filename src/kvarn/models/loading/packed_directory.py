@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from kvarn.clock import SYSTEM_CLOCK
 
 SUFFIX = ".safetensors"
 FRESH_S = 3600.0
@@ -25,7 +26,7 @@ class KeptFile(NamedTuple):
     path: Path
     size: int
     used: float
-    """When it was used or written last."""
+    """Time of its last use or write."""
 
 
 def default_directory() -> Path | None:
@@ -55,14 +56,14 @@ def make_room(file: Path, size: int) -> bool:
     disk = shutil.disk_usage(file.parent)
     part = disk.total // _PART
     excess = size + max(sum(each.size for each in others) - part, part - disk.free)
-    removed = _least_recently_used(others, excess, time.time() - FRESH_S)
+    removed = _least_recently_used(others, excess, SYSTEM_CLOCK.time() - FRESH_S)
     for path in removed or ():
         path.unlink(missing_ok=True)
     return removed is not None
 
 
 def _least_recently_used(files: Iterable[KeptFile], excess: int, before: float) -> list[Path] | None:
-    """Which to remove for `excess` bytes, of those used before a time; None where they are not enough."""
+    """Files to remove for `excess` bytes, of those used before a time; None where they are not enough."""
     chosen: list[Path] = []
     for each in sorted(files, key=lambda each: each.used):
         if excess > 0 and each.path.suffix == SUFFIX and each.used < before:

@@ -23,7 +23,7 @@ from kvarn.models.parallel.tensor import Parallel, ParallelError, Shard
 Role = Literal["layer", "expert", "head", "router"]
 
 HEAD_QUANTIZATION: Quantization | None = "int8"
-"""What the output head becomes, in all modes; None: it stays plain. docs/quantization.md: what it costs and saves."""
+"""Form of the output head in all modes; None: it stays plain. docs/quantization.md: costs and savings."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +65,7 @@ class Grouped:
 
 
 RowOrder = Interleaved | Grouped
-"""How rows stand otherwise than the kernels take them."""
+"""Orders of rows in which the kernels do not take them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +93,16 @@ class LinearSpec:
     activation: Activation | None = None
     """The two outputs are gate and up: the layer gives activation(gate) * up."""
     interleaved: tuple[RowOrder | None, ...] = ()
-    """Of each tensor; empty: of none."""
+    """Order of each tensor's rows; empty: as the kernels take them."""
     expert: int | None = None
     """Each tensor holds the weights of all experts: which of them. Its name is without a suffix."""
     role: Role = "layer"
-    """What decides on quantization at load, and whether adapters can change it: only what is a layer's own. A router
-    stays plain: its choice of experts flips on small errors; and so do the rates of a recurrent state, in which errors
-    add up."""
+    """Decides on quantization at load; adapters change only role `layer`. A router stays plain, since its choice of
+    experts flips on small errors; so do the rates of a recurrent state, in which errors add up."""
 
     @property
     def name(self) -> str:
-        """Of the layer among all."""
+        """The layer's name among all."""
         name = "+".join(self.names)
         return name if self.expert is None else f"{name}.{self.expert}"
 
@@ -151,7 +150,7 @@ class WeightLoader:
 
     @property
     def quantization(self) -> str:
-        """How weights are held: as they are quantized at load, by the checkpoint's own method, or empty."""
+        """The checkpoint's own method, or the quantization at load, or empty."""
         return self._format.name or self._quantization or ""
 
     @property
@@ -225,7 +224,7 @@ class WeightLoader:
         return layer
 
     def _form_of(self, role: Role) -> torch.dtype | Quantization:
-        """What plain weights become."""
+        """The form that plain weights get."""
         if self._quantization is None or role == "router":
             return self.dtype
         return (HEAD_QUANTIZATION if role == "head" else self._quantization) or self.dtype

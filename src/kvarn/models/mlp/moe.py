@@ -11,7 +11,7 @@ import torch
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Kernels
-from kvarn.models.attention.grouped import LayerStep
+from kvarn.models.attention import LayerStep
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader
 from kvarn.models.mlp.experts import Experts
@@ -28,7 +28,7 @@ class DenseMlp:
     gate_up: Linear
     down: Linear
     gate: ClampedSwiglu | None = None
-    """What joins gate and up; None: their product does."""
+    """Joins gate and up; None: their product does."""
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +76,7 @@ class DenseMlp:
         return self.down(inner, add_to=add_to, adapters=adapters)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """What this rank has of the result [T, hidden]: all of it, or its part of the sum over ranks."""
+        """This rank's part of the sum over ranks [T, hidden], or all of it."""
         inner = self._gate(self.gate_up(x))
         return self.down.partial(inner) if isinstance(self.down, RowParallelLinear) else self.down(inner)
 
@@ -148,8 +148,8 @@ class MoeMlp:
         )
 
     def forward(self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, step: LayerStep) -> torch.Tensor:
-        """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens; adapters change the shared
-        one alone."""
+        """See `DenseMlp.forward`. Each visited expert runs once, over all of its tokens. Adapters change the shared one
+        only."""
         if norm is not None:
             x = self.kernels.rms_norm(x, norm)
         spec = self.spec
@@ -167,7 +167,7 @@ class MoeMlp:
         return out.to(x.dtype) if add_to is None else add_to.add_(out)
 
     def _shared(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor | None:
-        """What the expert that all visit gives, [T, hidden] float32."""
+        """The shared expert's result [T, hidden] float32."""
         if self.shared is None:
             return None
         shared = self.shared.forward(x, step=step).float()

@@ -1,4 +1,4 @@
-"""Which ranks hold which experts of a layer, and which of them computes a token (as DeepSeek's EPLB).
+"""Placement of a layer's experts on ranks, and of tokens on those (as DeepSeek's EPLB).
 
 Ranks hold whole experts. Where experts are hot, the busiest rank holds the others up; so some are held by several
 ranks, which share their tokens. Pure.
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Of one layer."""
+    """Ranks of each expert of one layer."""
 
     ranks: tuple[tuple[int, ...], ...]
     """By expert: the ranks that hold it, in ascending order; at least one."""

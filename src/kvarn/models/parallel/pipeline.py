@@ -22,7 +22,7 @@ class Neighbours(Protocol):
         ...
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """What the stage before sends next."""
+        """Take the next tensor of the stage before."""
         ...
 
 

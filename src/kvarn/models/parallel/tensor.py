@@ -23,7 +23,7 @@ DEGREES = (1, 2, 4, 8)
 
 
 class Collectives(Protocol):
-    """How the ranks that share each layer talk. Each call is made by all of them, in the same order."""
+    """Communication of the ranks that share each layer. All of them make each call, in the same order."""
 
     def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
         """Give a rank this tensor and take its own, of the same shape and type."""
@@ -48,9 +48,9 @@ class Shard:
     """One rank's part of a dimension of a weight."""
 
     size: int
-    """Of the whole dimension."""
+    """Size of the whole dimension."""
     held: range
-    """What the rank holds of it."""
+    """The rank's part."""
     divided: bool = False
     """Sums over it are taken part by part."""
 
@@ -69,7 +69,7 @@ class Shard:
         return Shard(self.size * count, range(self.held.start * count, self.held.stop * count), self.divided)
 
     def part_numbers(self) -> range:
-        """Which of the `PARTITION` parts of the whole dimension the rank holds."""
+        """The rank's parts, of the `PARTITION` parts of the whole dimension."""
         return range(self.held.start * PARTITION // self.size, self.held.stop * PARTITION // self.size)
 
     def parts(self, group: int = 0) -> list[range]:
@@ -116,7 +116,7 @@ class Parallel:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the rank's weights depend on."""
+        """Everything that the rank's weights depend on."""
         placed = sorted(self.expert_load.items()), self.redundant_experts
         of_experts = placed if self.expert_parallel else ()
         return self.rank, self.world_size, self.divides, of_experts, self.stage.index, self.stage.count
@@ -152,7 +152,7 @@ class Parallel:
         return Shard(num_kv_heads, range(head, head + 1))
 
     def expert_placement(self, layer: int, num_experts: int) -> ExpertPlacement:
-        """Which ranks hold each expert of a layer: all of them a part of it, unless `expert_parallel`."""
+        """The ranks of each expert of a layer: all hold a part of it, unless `expert_parallel`."""
         if not self.expert_parallel:
             return ExpertPlacement((tuple(range(self.world_size)),) * num_experts)
         tokens = self.expert_load.get(layer, ())

@@ -17,15 +17,29 @@ ReportPending = Callable[[int], None]
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica takes requests."""
+    """State of a replica. Clients see `STARTING`, `READY`, `DRAINING`, `DOWN` and `GONE`; the others are steps that its
+    supervisor tells apart."""
 
+    PENDING = "pending"
+    """A process has been asked for."""
     STARTING = "starting"
+    """The process loads the model."""
+    WARM = "warm"
+    """The weights are mapped, and nothing of the model is made: it waits to be activated."""
     READY = "ready"
+    """Requests are taken."""
+    FALLING_ASLEEP = "falling asleep"
+    """No new requests are taken; when the running ones have ended, the weights leave the GPU."""
+    ASLEEP = "asleep"
+    """The weights are in main memory, and nothing is left on the GPU: it waits to be activated."""
     DRAINING = "draining"
-    """It answers what it has, and takes nothing new."""
+    """No new requests are taken; the process ends when the running ones have ended or moved."""
+    STOPPING = "stopping"
+    """The process has been told to end, and is killed if it does not."""
     DOWN = "down"
+    """The process is gone. Another is asked for, after a pause where several ended before they had answered."""
     GONE = "gone"
-    """It will not come back."""
+    """No process is left, and none will follow."""
 
 
 class RequestRefusedError(Exception):

@@ -10,15 +10,15 @@ import gc
 import importlib
 import signal
 import sys
-import time
 from types import ModuleType
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.replica.server.parent import exit_with_parent
 
 
 def main(arguments: list[str]) -> int:
     """Import what an engine needs, then become the one that the parent wants; returns the exit status."""
-    began = time.monotonic()
+    began = SYSTEM_CLOCK.now()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent()
     # Imports allocate a few hundred thousand objects and free almost none: collecting while they run is a fifth of

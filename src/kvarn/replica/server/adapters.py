@@ -7,7 +7,6 @@ request is given it when it comes, and keeps it whatever becomes of the name.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.adapters import LoraConfig
 from kvarn.kernels.device.memory import GIB
 from kvarn.models.adapters import LoadedAdapter
@@ -235,7 +235,7 @@ class AdapterHost:
             rank=loaded.rank,
             nbytes=loaded.packed.nbytes,
             kv_blocks=self._pool.num_blocks(loaded.digest),
-            loaded_at=int(time.time()),
+            loaded_at=int(SYSTEM_CLOCK.time()),
         )
         self._names[loaded.digest] = info.name
         if before is not None:

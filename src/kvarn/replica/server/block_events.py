@@ -7,10 +7,10 @@ for a snapshot again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
-from kvarn.engine.held_blocks import BlockPlace, HeldBlocks
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.engine.memory.block_inventory import BlockInventory, BlockPlace
 from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
 SEND_EVERY_S = 0.02
@@ -32,14 +32,14 @@ class BlockEventPublisher:
         self,
         places: Sequence[BlockPlace],
         send: Callable[[int, BlockEvents], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self._places = places
-        self._held: HeldBlocks | None = None
+        self._held: BlockInventory | None = None
         """None while nobody wants events."""
         self._send = send
         self._clock = clock
-        self._epoch = time.time_ns()
+        self._epoch = int(SYSTEM_CLOCK.time() * 1e9)
         self._sequences: dict[int, int] = {}
         """Number of the next event, by gateway process that wants events."""
         self._due_s = 0.0
@@ -52,7 +52,7 @@ class BlockEventPublisher:
             self._sequences.pop(gateway, None)
         else:
             if self._held is None:
-                self._watch(HeldBlocks())
+                self._watch(BlockInventory())
             assert self._held is not None, "it is watched"
             stored, removed, names = self._held.snapshot()
             self._tell_all(stored, removed)  # the others: the snapshot holds these changes
@@ -80,7 +80,7 @@ class BlockEventPublisher:
             for gateway in list(self._sequences):
                 self._tell(gateway, stored, removed)
 
-    def _watch(self, held: HeldBlocks | None) -> None:
+    def _watch(self, held: BlockInventory | None) -> None:
         self._held = held
         for place in self._places:
             place.watch(held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.held_blocks import BlockPlace
+from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.wire.messages import (
     Embed,
     Embedded,
@@ -44,7 +44,7 @@ class EmbedService:
         runner: EncoderRunner,
         config: EngineConfig,
         card: ModelCard,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.card = card
         self.sleep = None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
-from kvarn.engine.held_blocks import BlockPlace
-from kvarn.replica.server.prefill_client import PrefillClient
+from kvarn.engine.memory.block_inventory import BlockPlace
+from kvarn.replica.server.prefill.client import PrefillClient
+from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -46,6 +47,7 @@ class GenerateService:
         costs: Bytes and operations of a step, for the gauges.
         adapter_host: Makes what loads and unloads adapters; None: there are none.
         prefill_client: Connection to the engine that computes prompts for this one.
+        prefill_server: Sends prompts' blocks to another engine.
         experts: Counts of tokens by expert.
         closing: Called at shutdown, after the executor's.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
@@ -60,16 +62,18 @@ class GenerateService:
         costs: DecoderCosts | None = None,
         adapter_host: Callable[[EngineCore], AdapterHost] | None = None,
         prefill_client: PrefillClient | None = None,
+        prefill_server: PrefillServer | None = None,
         experts: ExpertLoads | None = None,
         closing: Sequence[Callable[[], None]] = (),
         sleep: Callable[[], SleepingModel] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=parts.namespace)
         self.parts = parts
         self._costs = costs
         self._prefill_client = prefill_client
+        self._prefill_server = prefill_server
         self._experts = experts
         self._closing = closing
         self._core = EngineCore(parts, clock)
@@ -146,6 +150,8 @@ class GenerateService:
         """Run one step: changes of adapters, refusals, then all deltas in one message."""
         told = self._poll_adapters()
         output = self._core.step()
+        if self._prefill_server is not None:
+            self._prefill_server.after_step(self._core, output.deltas)
         if not output.computed and not output.refused:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
@@ -218,8 +224,8 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
     checked what holds for every model."""
     if request.grammar is not None and not has_grammars:
         return "this engine keeps answers to no grammar"
-    if not all(card.has_tokens(drawn or ()) for drawn in request.drawn):
-        return f"drawn must be in 0 to {card.vocab_size - 1}"
+    if not all(card.has_tokens(drawn or ()) for drawn in request.resume_token_ids):
+        return f"resume_token_ids must be in 0 to {card.vocab_size - 1}"
     if not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids

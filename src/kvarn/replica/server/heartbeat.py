@@ -6,10 +6,10 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.replica.session_work import session_work
 from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Context, Outbox, OutboxKeys
 from kvarn.wire.supervision import Heartbeat
@@ -46,7 +46,7 @@ class HeartbeatThread(threading.Thread):
         """What it says of the engine."""
         self._loading = False
         self._stopped = threading.Event()
-        self._heard_at = time.monotonic()
+        self._heard_at = SYSTEM_CLOCK.now()
         self._step = 0
         self._step_began: float | None = None
 
@@ -57,7 +57,7 @@ class HeartbeatThread(threading.Thread):
 
     def heard(self, address: str) -> bool:
         """The supervisor has sent word; returns whether it is another one than before."""
-        self._heard_at = time.monotonic()
+        self._heard_at = SYSTEM_CLOCK.now()
         is_new, self._address = address != self._address, address
         return is_new
 
@@ -68,13 +68,13 @@ class HeartbeatThread(threading.Thread):
         try:
             yield
         finally:
-            self._heard_at = time.monotonic()
+            self._heard_at = SYSTEM_CLOCK.now()
             self._loading = False
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
         """Around each step of the loop. It writes attributes that threads may read."""
-        self._step_began = time.monotonic()
+        self._step_began = SYSTEM_CLOCK.now()
         try:
             yield
         finally:
@@ -90,7 +90,7 @@ class HeartbeatThread(threading.Thread):
                 outbox.close(drop=True)
                 address = self._address
                 outbox = Outbox(self._context, address, SUPERVISOR_LINGER_MS, self._keys)
-            began, now = self._step_began, time.monotonic()
+            began, now = self._step_began, SYSTEM_CLOCK.now()
             busy_s = 0.0 if began is None else now - began
             may_hear = self._orphan_timeout_s > 0 and not self._loading
             unheard_s = max(0.0, now - busy_s - self._heard_at) if may_hear else 0.0

@@ -14,12 +14,13 @@ import torch
 
 from kvarn import __version__
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.device.memory import GIB
 from kvarn.kvstore import DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
+from kvarn.kvstore.tier import Tier
 from kvarn.models import Decoder
 from kvarn.models.loading.packed_cache import code_digest, origin_of
+from kvarn.shapes import BLOCK_SIZE
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _CHUNK_BYTES = 1 << 22
@@ -82,13 +83,13 @@ def build_tiers(
         *(model.dtype, model.kv_dtype, model.quantization, model.spec, weights_digest(checkpoint, directory), *sums),
     ):
         digest.update(f"{part}\0".encode())
-    disk = None if directory is None else _open_disk(config, directory, name, digest.digest(), size)
-    return BuiltTiers(TieredStore(memory, disk), f"{name}/{digest.hexdigest()}", digest.digest(), size, slots)
+    tiers: list[Tier] = []
+    if directory is not None and config.disk_gib:
+        tiers.append(_open_disk(config, directory, name, digest.digest(), size))
+    return BuiltTiers(TieredStore(memory, tiers), f"{name}/{digest.hexdigest()}", digest.digest(), size, slots)
 
 
-def _open_disk(config: KVTiersConfig, directory: Path, name: str, digest: bytes, size: int) -> DiskTier | None:
-    if not config.disk_gib:
-        return None
+def _open_disk(config: KVTiersConfig, directory: Path, name: str, digest: bytes, size: int) -> DiskTier:
     keys = None if config.encryption_key_file is None else Path(config.encryption_key_file).expanduser()
     capacity = int(config.disk_gib * GIB)
     disk = DiskTier(

@@ -4,9 +4,9 @@ who is answered."""
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.replica.endpoint import CurveKeys
 from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.embed import EmbedService
@@ -23,6 +23,7 @@ from kvarn.replica.transport import (
 )
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
+    OWN_PROCESS,
     Abort,
     AdapterChanged,
     Adapters,
@@ -230,7 +231,7 @@ class EngineLoop:
                 self._blocks.send_due(idle=True)
 
     def _finished(self) -> bool:
-        is_due = self._drain_at is not None and time.monotonic() >= self._drain_at
+        is_due = self._drain_at is not None and SYSTEM_CLOCK.now() >= self._drain_at
         if (self._drain_requested or is_due) and not self._draining:
             self._drain()
         return self._stopped or (self._draining and not self._service.has_work())
@@ -278,10 +279,10 @@ class EngineLoop:
                 self._owes_ready = message.knows != "ready"
             case Drain():
                 self._heartbeat.draining, self.sleeps = True, False
-                self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
+                self._drain_at = self._drain_at or SYSTEM_CLOCK.now() + _ON_THEIR_WAY_S
             case Sleep():
                 self.sleeps = True
-                self._drain_at = self._drain_at or time.monotonic() + _ON_THEIR_WAY_S
+                self._drain_at = self._drain_at or SYSTEM_CLOCK.now() + _ON_THEIR_WAY_S
             case Stop():
                 self._stopped, self.sleeps = True, False
             case UnreadableRequest():
@@ -305,7 +306,8 @@ class EngineLoop:
         """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
         heard from its heartbeats."""
         for gateway in self._router.joined:
-            self._forget(gateway)
+            if gateway != OWN_PROCESS:
+                self._forget(gateway)
         self._router.supervised_by(address)
 
     def _forget(self, gateway: int) -> None:

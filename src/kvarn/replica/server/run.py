@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.server.embed import EmbedService
@@ -46,14 +46,14 @@ def run_engine(began: float) -> int:
     """Build the service that standard input describes and serve until stopped or drained; returns the exit status.
 
     Args:
-        began: `time.monotonic()` when the process began to import.
+        began: `Clock.now` when the process began to import.
     """
-    imported = time.monotonic()
+    imported = SYSTEM_CLOCK.now()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return 0  # the parent gave up
     spec = msgspec.json.decode(line, type=ReplicaSpec)
-    received = time.monotonic()
+    received = SYSTEM_CLOCK.now()
     exit_when_closed(sys.stdin.fileno())
     configure_logging(spec.log_level, form=spec.log_format)
     pin_to_cpus(spec.cpus)
@@ -106,22 +106,22 @@ def _serve(
     while True:
         with reading:
             if waiting is not None:
-                began = time.monotonic()
+                began = SYSTEM_CLOCK.now()
                 if not wait_until_activated(waiting, inbox, router, heartbeat):
                     return
-                phases = phases | {"wait to be activated": time.monotonic() - began}
+                phases = phases | {"wait to be activated": SYSTEM_CLOCK.now() - began}
             with heartbeat.loading():
                 service = make(partial(_report, router))
-        total_s = time.monotonic() - since
+        total_s = SYSTEM_CLOCK.now() - since
         sleep = _turn_loop(service, phases, total_s, inbox, router, heartbeat)
         if sleep is None:
             return
         del service
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to drain, and the handler holds the service
-        since = time.monotonic()
+        since = SYSTEM_CLOCK.now()
         with heartbeat.loading():
             sleeping = sleep()
-        phases = {"fall asleep": time.monotonic() - since}
+        phases = {"fall asleep": SYSTEM_CLOCK.now() - since}
         router.disconnect_all()
         log.info(
             "weights moved to main memory", extra={"model": spec.model_config.name, "moved_bytes": sleeping.nbytes}

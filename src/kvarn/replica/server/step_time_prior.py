@@ -1,4 +1,4 @@
-"""What steps are expected to take before the first one: the roofline of this model on this machine.
+"""Expected step times before the first step: the roofline of this model on this machine.
 
 The floor of a step (`kvarn.costs`) over the speed of the model's own products, divided by a stated efficiency. The
 products are timed on the weights themselves, which the warm-up has just read whole: nothing is allocated, weights that
@@ -9,11 +9,11 @@ timed by its own clock: it computes a product of few rows in less time than the 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.costs.step_times import ExpectedStep, StepShape, typical_steps
@@ -34,7 +34,7 @@ _LARGEST_PRODUCT = 512 * 1024**2
 _MANY_ON_GPU = 2048
 """Rows that fill a GPU."""
 _REPEATS = 5
-"""Of captured products."""
+"""Repetitions of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
 
@@ -46,7 +46,7 @@ def product_speeds(
     device: torch.device | None = None,
     recorder: GraphRecorder | None = None,
 ) -> Ceilings:
-    """How fast some products read their weights and compute: the best of what fits into some hundredths of a second.
+    """Speeds at which some products read weights and compute: the best within some hundredths of a second.
 
     Args:
         products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
@@ -115,11 +115,11 @@ def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> flo
     """The highest amount of work a second among products of x, until the time is spent."""
     if not is_host_memory(x):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
-    best, ends = 0.0, time.perf_counter() + _BUDGET_S
+    best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S
     for product, amount in products:
-        began = time.perf_counter()
+        began = SYSTEM_CLOCK.now()
         _finish(product(x))
-        now = time.perf_counter()
+        now = SYSTEM_CLOCK.now()
         best = max(best, amount / (now - began))
         if now > ends:
             break

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvarn.store.models.base import Base
+from kvarn.store.models.changes import Change
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
-from kvarn.store.models.deployments import Deployment, DeploymentVersion
+from kvarn.store.models.deployments import Deployment, DeploymentVersion, VersionNumber
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk, Upload
 from kvarn.store.models.leases import Lease
 from kvarn.store.models.rollouts import RolloutSamples, StoredRollout
@@ -16,7 +17,6 @@ from kvarn.store.models.tenants import (
     ProjectMember,
     PromptSample,
     RateLimit,
-    Revision,
     User,
 )
 from kvarn.store.models.usage import (
@@ -39,6 +39,7 @@ __all__ = [
     "BilledEvent",
     "BilledHour",
     "Budget",
+    "Change",
     "Conversation",
     "ConversationItem",
     "Deployment",
@@ -53,7 +54,6 @@ __all__ = [
     "ProjectMember",
     "PromptSample",
     "RateLimit",
-    "Revision",
     "RolloutSamples",
     "StoredCompletion",
     "StoredResponse",
@@ -63,4 +63,5 @@ __all__ = [
     "UsageHour",
     "UsagePeriod",
     "User",
+    "VersionNumber",
 ]

@@ -1,4 +1,4 @@
-"""What all tables have in common. Times are whole seconds since 1970 (UTC) where the name ends in `_at`."""
+"""Columns that tables have in common. Times are whole seconds since 1970 (UTC) where the name ends in `_at`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Base(DeclarativeBase):
 
 
 class Owned:
-    """What a project owns: nobody else finds it."""
+    """An object of a project: nobody else finds it."""
 
     noun: ClassVar[str]
-    """What it is called in messages."""
+    """Name of the kind in messages."""
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
@@ -49,7 +49,7 @@ class Owned:
 
 
 class CountedOwned(Owned):
-    """What a project owns and one number says the size of."""
+    """An object other than a file."""
 
     counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for in its organisation's stored bytes (`repositories/stored_bytes.py`)."""
+    """Bytes that count for its organisation: its content and a flat rate."""

@@ -18,6 +18,7 @@ class Conversation(CountedOwned, Base):
     __table_args__ = (
         Index("ix_conversations_project_id_created_at", "project_id", "created_at"),
         Index("ix_conversations_organization_id_changed_at", "organization_id", "changed_at"),
+        Index("ix_conversations_organization_id_counted_bytes", "organization_id", "counted_bytes"),
     )
 
     created_at: Mapped[Seconds]
@@ -29,7 +30,7 @@ class Conversation(CountedOwned, Base):
     locked_by: Mapped[Id | None] = mapped_column(index=True)
     """The response that is being made in it: a conversation has one writer at a time."""
     locked_until: Mapped[Seconds | None]
-    """When the lock falls off by itself, should its gateway have died."""
+    """End of the lock, should its gateway have died."""
 
 
 class ConversationItem(Base):
@@ -44,7 +45,7 @@ class ConversationItem(Base):
     created_at: Mapped[Seconds]
     item: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for; a part of what its conversation does."""
+    """Part of its conversation's bytes."""
 
 
 class StoredResponse(CountedOwned, Base):
@@ -55,6 +56,7 @@ class StoredResponse(CountedOwned, Base):
     __table_args__ = (
         Index("ix_responses_project_id_created_at", "project_id", "created_at"),
         Index("ix_responses_organization_id_created_at", "organization_id", "created_at"),
+        Index("ix_responses_organization_id_counted_bytes", "organization_id", "counted_bytes"),
     )
 
     created_at: Mapped[Seconds] = mapped_column(index=True)
@@ -63,16 +65,16 @@ class StoredResponse(CountedOwned, Base):
     previous_response_id: Mapped[Id | None]
     conversation_id: Mapped[Id | None]
     input_items: Mapped[list[Any]] = mapped_column(ExactJson)
-    """What this turn added, in OpenAI's shape."""
+    """Items that this turn added, in OpenAI's shape."""
     body: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The response object, its output among it."""
     request: Mapped[dict[str, Any]] = mapped_column(ExactJson)
-    """What was asked, for a background run that has to begin again."""
+    """The request, for a background run that has to begin again."""
     cuts: Mapped[list[Any]] = mapped_column(ExactJson)
-    """Where the stream was cut into deltas: for each item of the output its deltas' lengths, in characters and in
-    tokens with log-probabilities. With it the same stream can be sent again."""
+    """Lengths of the deltas of each item of the output, in characters and in tokens with log-probabilities: the same
+    stream can be sent again."""
     attempts: Mapped[int] = mapped_column(default=0)
-    """How often a background run was begun."""
+    """Number of times that a background run was begun."""
     leased_by: Mapped[Id | None]
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
@@ -86,6 +88,7 @@ class StoredCompletion(CountedOwned, Base):
     __table_args__ = (
         Index("ix_stored_completions_project_id_created_at", "project_id", "created_at"),
         Index("ix_stored_completions_organization_id_created_at", "organization_id", "created_at"),
+        Index("ix_stored_completions_organization_id_counted_bytes", "organization_id", "counted_bytes"),
     )
 
     created_at: Mapped[Seconds] = mapped_column(index=True)

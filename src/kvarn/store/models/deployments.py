@@ -17,15 +17,25 @@ class Deployment(Base):
 
     model: Mapped[Name] = mapped_column(primary_key=True)
     version: Mapped[int]
-    """That serves."""
+    """The version that serves."""
     previous_version: Mapped[int | None]
-    """That served before it: where a rollback goes."""
+    """The version that served before: a rollback goes there."""
     replicas: Mapped[int | None]
     """Set by `scale`; None: as the version says."""
     adapters: Mapped[list[Any] | None]
     """Loaded at run time: every replica of every version has them. Each an `AdapterInfo`."""
     changed_at: Mapped[Seconds]
     changed_by: Mapped[Name]
+
+
+class VersionNumber(Base):
+    """The newest version that a model ever had: numbers are not used again, not even after its deployment was deleted,
+    whose replicas may still drain."""
+
+    __tablename__ = "version_numbers"
+
+    model: Mapped[Name] = mapped_column(primary_key=True)
+    last_version: Mapped[int]
 
 
 class DeploymentVersion(Base):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, CountedOwned, ExactJson, Id, Name, Number, Owned, Seconds
 
+PROCESSED, INCOMPLETE, PART = "processed", "incomplete", "part"
+"""The states of a file; a part of an upload that is whole is none that can be seen."""
+
 
 class File(Owned, Base):
-    """A file a client uploaded, or a batch wrote. Its content lies in `file_chunks`."""
+    """A file a client uploaded, or a batch wrote."""
 
     __tablename__ = "files"
     noun = "file"
@@ -29,13 +32,15 @@ class File(Owned, Base):
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
     """Nobody sees it from then on; the sweep deletes it."""
     counted: Mapped[bool] = mapped_column(default=True)
-    """Whether it counts in `stored_bytes`: what a batch writes does so once it is published."""
+    """Whether it counts in its organisation's `file_bytes`: what a batch writes does so once it is published."""
+    in_blobs: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether its content lies at `store.blobs`; else in `file_chunks`."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
     """The upload whose part it is: nobody sees it, and it goes with that."""
 
 
 class FileChunk(Base):
-    """A part of a file: what every gateway can read without a shared directory."""
+    """A part of a file whose content lies in the database."""
 
     __tablename__ = "file_chunks"
 
@@ -74,7 +79,7 @@ class Batch(CountedOwned, Base):
     )
 
     key_id: Mapped[Id | None]
-    """Whose scopes and limits hold."""
+    """The key whose scopes and limits hold."""
     endpoint: Mapped[str] = mapped_column(String(64))
     input_file_id: Mapped[Id]
     output_file_id: Mapped[Id | None]
@@ -84,7 +89,7 @@ class Batch(CountedOwned, Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds]
     times: Mapped[dict[str, Any]]
-    """When each state was reached: `in_progress_at`, `completed_at`, …"""
+    """Times at which states were reached: `in_progress_at`, `completed_at`, …"""
     errors: Mapped[list[Any]] = mapped_column(ExactJson)
     extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The client's `metadata`."""
@@ -101,8 +106,6 @@ class Batch(CountedOwned, Base):
     leased_by: Mapped[str | None] = mapped_column(String(64))
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
-    reserved_bytes: Mapped[Number] = mapped_column(default=0)
-    """Those of `counted_bytes` that are kept free for its lines, until all are there."""
 
 
 class BatchLine(Base):

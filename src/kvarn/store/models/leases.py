@@ -9,7 +9,7 @@ from kvarn.store.models.base import Base, Number
 
 
 class Lease(Base):
-    """Who does a piece of work, and until when nobody else begins it."""
+    """The holder of a piece of work, which nobody else begins before its end."""
 
     __tablename__ = "leases"
 

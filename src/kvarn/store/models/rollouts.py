@@ -11,32 +11,31 @@ from kvarn.store.models.base import Base, Name, Seconds, Sequence
 
 
 class StoredRollout(Base):
-    """The latest rollout of a model. One gateway process judges it and writes `state`; the others follow."""
+    """The latest rollout of a model. The leader writes `state`; other gateway processes follow."""
 
     __tablename__ = "rollouts"
 
     model: Mapped[Name] = mapped_column(primary_key=True)
-    """What clients ask for."""
+    """Name of the deployment."""
     state: Mapped[dict[str, Any]]
     """The `Rollout`."""
     command: Mapped[str | None]
-    """What an administrator asks of whoever judges it, and has not been done yet."""
+    """An administrator's command that the leader has not carried out yet."""
     commanded_by: Mapped[Name | None]
     changed_at: Mapped[Seconds]
     candidate_version: Mapped[int | None]
-    """The deployment's version that runs beside the one that serves. None: the rollout is between served models, or
-    its candidate needs no replicas any more."""
+    """The deployment's version that runs beside the one that serves. None: it needs no replicas any more."""
     candidate_share: Mapped[float | None] = mapped_column(Double)
     """Share of the requests for which that version shall have replicas."""
 
 
 class RolloutSamples(Base):
-    """What a gateway process that does not judge has seen of a rollout. Whoever judges takes it and deletes it."""
+    """Samples that a gateway process leaves for the leader, which counts and deletes them."""
 
     __tablename__ = "rollout_samples"
 
     id: Mapped[Sequence] = mapped_column(primary_key=True)
     model: Mapped[Name]
     began: Mapped[float] = mapped_column(Double)
-    """When the rollout began, Unix seconds: which one it is."""
+    """Start of the rollout, Unix seconds: tells rollouts of a model apart."""
     samples: Mapped[list[Any]]

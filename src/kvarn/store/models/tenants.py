@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
@@ -27,8 +28,17 @@ class Organization(Base):
     """Secret under which its prompts are cached."""
     retention_days: Mapped[int | None]
     """Days that conversations, responses and files are kept; None: the server's setting."""
-    stored_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
-    """Of all that it stores (`repositories/stored_bytes.py`)."""
+    file_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
+    """Bytes of its files (`repositories/stored_bytes.py`)."""
+    other_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
+    """Bytes of all else that it stores, as summed last."""
+    summed_at: Mapped[Number] = mapped_column(default=0, server_default="0")
+    """Time of that sum, in milliseconds since 1970."""
+
+    @hybrid_property
+    def stored_bytes(self) -> int:
+        """Bytes of all that it stores."""
+        return self.file_bytes + self.other_bytes
 
 
 class Project(Base):
@@ -92,7 +102,7 @@ class ApiKey(Base):
     digest: Mapped[str] = mapped_column(String(64))
     """SHA-256 of the whole key, hexadecimal. The key has 256 random bits: no slow hash is needed."""
     redacted: Mapped[str] = mapped_column(String(32))
-    """What may be shown of it."""
+    """The key as it may be shown."""
     role: Mapped[str] = mapped_column(String(16))
     scopes: Mapped[dict[str, Any]]
     """`models`, `endpoints`, `adapters`: lists; one that is missing restricts nothing."""
@@ -135,20 +145,19 @@ class AuditEntry(Base):
     actor_key_id: Mapped[Id | None]
     """None: the command line on the server's machine, or an open server."""
     actor: Mapped[Name]
-    """Who, in words."""
     actor_organization_id: Mapped[Id | None]
-    """Whose administrator: another's is not named to the log's own. None: the server itself."""
+    """Organisation of the actor; the log does not name another's administrator. None: the server itself."""
     actor_user_id: Mapped[Id | None]
-    """Whose key it was. No reference: what somebody did stays known when they are deleted."""
+    """Owner of the key. No reference: the entry outlives the user."""
     actor_email: Mapped[str | None] = mapped_column(String(320))
-    """Of the user; None for a service account."""
+    """Address of the user; None for a service account."""
     object_id: Mapped[Id]
     project_id: Mapped[Id | None]
     detail: Mapped[dict[str, Any]]
     in_project: Mapped[Project | None] = relationship(
         primaryjoin="foreign(AuditEntry.project_id) == Project.id", lazy="joined", viewonly=True
     )
-    """As it is today; None: it is gone."""
+    """The project as it is today; None: it is gone."""
 
     @property
     def names_actor(self) -> bool:
@@ -157,20 +166,14 @@ class AuditEntry(Base):
         return self.actor_organization_id in (None, self.organization_id)
 
 
-class Revision(Base):
-    """One row: the number that every change of what known keys may do advances (`repositories/tenants/revision.py`)."""
-
-    __tablename__ = "revisions"
-
-    name: Mapped[Id] = mapped_column(primary_key=True)
-    number: Mapped[Number]
-
-
 class PromptSample(Base):
     """A prompt that a project allowed to be kept; encrypted."""
 
     __tablename__ = "prompt_samples"
-    __table_args__ = (Index("ix_prompt_samples_organization_id_created_at", "organization_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_prompt_samples_organization_id_created_at", "organization_id", "created_at"),
+        Index("ix_prompt_samples_organization_id_counted_bytes", "organization_id", "counted_bytes"),
+    )
 
     id: Mapped[Sequence] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))

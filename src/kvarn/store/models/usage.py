@@ -9,7 +9,7 @@ from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
 
 
 class UsageEvent(Base):
-    """What one request did. Written once, never changed."""
+    """Usage of one request. Written once, never changed."""
 
     __tablename__ = "usage_events"
     __table_args__ = (
@@ -120,7 +120,7 @@ class Budget(Base):
     unit: Mapped[str] = mapped_column(String(16))
     """`cost` (billionths of the currency's unit) or `tokens`."""
     currency: Mapped[str | None] = mapped_column(String(3))
-    """Of a budget of money: `metering.currency` when it was made."""
+    """Currency of a budget of money: `metering.currency` when it was made."""
     period: Mapped[str] = mapped_column(String(16))
     """`day`, `month` (UTC) or `total`."""
     hard_limit: Mapped[Number | None]
@@ -136,7 +136,7 @@ class Budget(Base):
         return None if self.holder_id == self.organization_id else self.holder_id
 
     def amount(self, tokens: int, cost: int) -> int:
-        """What counts of these."""
+        """The amount that the budget counts."""
         return tokens if self.unit == "tokens" else cost
 
 
@@ -170,7 +170,7 @@ class BilledHour(Base):
 
 
 class ErasedOrganization(Base):
-    """An organisation whose usage has been erased: what of it comes later (from a spool, from Kafka) is dropped."""
+    """An organisation whose usage has been erased: the sweep deletes what comes later, from a spool or from Kafka."""
 
     __tablename__ = "erased_organizations"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import AuditEntry, Deployment, DeploymentVersion, StoredRollout
+from kvarn.store.models import Deployment, DeploymentVersion, StoredRollout, VersionNumber
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
@@ -49,8 +49,8 @@ async def current_versions(session: AsyncSession) -> list[tuple[Deployment, Depl
 
 
 async def read_desired(store: Store) -> list[dict[str, Any]]:
-    """What shall be served: model, version, replicas, spec, fingerprints and adapters of each deployment; no spec: the
-    configuration's. Where a version is rolled out, `candidate` has its version, spec and fingerprints, and the share of
+    """Desired state: model, version, replicas, spec, fingerprints and adapters of each deployment; no spec: the
+    configuration's. While a version is rolled out, `candidate` has its version, spec and fingerprints, and the share of
     the requests that it shall be able to answer.
 
     Raises:
@@ -109,13 +109,7 @@ async def add_version(change: AuditedChange, model: str, spec: dict[str, Any]) -
         await session.flush()
     elif found.version and (await get_version(session, model, found.version)).spec == spec:
         return found, found.version
-    # As the audit log knows: a number is not used again where a deployment was deleted, whose replicas may still drain.
-    created = select(func.count()).where(
-        AuditEntry.organization_id == DEFAULT_ORGANIZATION,
-        AuditEntry.type == "deployment.created",
-        AuditEntry.object_id == model,
-    )
-    version = ((await session.execute(created)).scalar() or 0) + 1
+    version = await _next_version(session, model)
     session.add(
         DeploymentVersion(
             model=model, version=version, spec=spec, created_at=change.now, created_by=change.actor.name[:256]
@@ -123,6 +117,15 @@ async def add_version(change: AuditedChange, model: str, spec: dict[str, Any]) -
     )
     change.record("deployment.created", DEFAULT_ORGANIZATION, model, version=version)
     return found, version
+
+
+async def _next_version(session: AsyncSession, model: str) -> int:
+    numbers = await session.get(VersionNumber, model, with_for_update=True)
+    if numbers is None:
+        numbers = VersionNumber(model=model, last_version=0)
+        session.add(numbers)
+    numbers.last_version += 1
+    return numbers.last_version
 
 
 async def promote(session: AsyncSession, model: str, stable: int, candidate: int, now: int, by: str) -> None:

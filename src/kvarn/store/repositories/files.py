@@ -1,5 +1,4 @@
-"""Files: what clients uploaded and what batches wrote. Their content lies in the database, in chunks, so that every
-gateway can read it.
+"""Files: what clients uploaded and what batches wrote. A row says what a file is; its content is in `contents.py`.
 
 Of uploads that come at the same time none passes the bound of its organisation's account (`stored_bytes.py`): what is
 not whole yet counts, too.
@@ -8,35 +7,29 @@ not whole yet counts, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from kvarn.store.blobs import CHUNK_BYTES, BlobWriter
 from kvarn.store.engine import Store
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch, File, FileChunk, Upload
+from kvarn.store.models import Batch, File, Upload
+from kvarn.store.models.files import INCOMPLETE, PROCESSED
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.contents import add_chunks, delete_content
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
 
-CHUNK_BYTES = 256 * 1024
-"""Size of all chunks of a file but its last."""
-PROCESSED, INCOMPLETE, PART = "processed", "incomplete", "part"
-"""The states of a file; a part of an upload that is whole is none that can be seen."""
 MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
 
-_CHUNKS_AT_ONCE = 16
-"""Chunks deleted in one transaction."""
-
-
-_FLUSH_CHUNKS = 4
-"""Chunks written in one transaction."""
+_FLUSH_BYTES = 4 * CHUNK_BYTES
+"""Written at once."""
 _ABANDONED_S = 24 * 3600
 """A file that was not published a day after it was begun belongs to a process that died."""
 
@@ -59,6 +52,7 @@ class FileWriter:
         self._part_of = part_of
         self._id: str | None = None
         self._buffer = bytearray()
+        self._blob: BlobWriter | None = None
         self._position = 0
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -70,28 +64,35 @@ class FileWriter:
         """
         self.size += len(data)
         self._buffer += data
-        while len(self._buffer) >= _FLUSH_CHUNKS * CHUNK_BYTES:
-            await self._flush(_FLUSH_CHUNKS)
+        while len(self._buffer) >= _FLUSH_BYTES:
+            await self._flush(_FLUSH_BYTES)
 
     async def finish(self) -> str:
         """Write what is left; the file's id, to be published. Raises as `write` does."""
-        await self._flush(-(-len(self._buffer) // CHUNK_BYTES))
+        await self._flush(len(self._buffer))
         assert self._id is not None
+        if self._blob is not None:
+            await self._blob.close()
         return self._id
 
     async def discard(self) -> None:
-        """Leave nothing of it in the database, even where the caller is being cancelled."""
+        """Leave nothing of it, even where the caller is being cancelled."""
         if self._id is not None:
-            await asyncio.shield(drop_file(self._store, self._id))
+            await asyncio.shield(self._discard(self._id))
 
-    async def _flush(self, count: int) -> None:
+    async def _discard(self, file_id: str) -> None:
+        if self._blob is not None:
+            with suppress(StoreAwayError):
+                await self._blob.close()
+        await drop_file(self._store, file_id)
+
+    async def _flush(self, size: int) -> None:
         if self._id is None:
             self._id = await self._begin()
-        chunks = [bytes(self._buffer[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) for i in range(count)]
-        if chunks:
-            await self._append(self._id, chunks)
-        self._position += count
-        del self._buffer[: count * CHUNK_BYTES]
+        data = bytes(self._buffer[:size])
+        if data:
+            await self._append(self._id, data)
+        del self._buffer[:size]
 
     async def _begin(self) -> str:
         now, upload = int(self._store.now()), self._part_of
@@ -106,28 +107,28 @@ class FileWriter:
             created_at=now,
             expires_at=now + _ABANDONED_S if upload is None else upload.expires_at,
             counted=self._counted,
+            in_blobs=self._store.blobs is not None,
             upload_id=None if upload is None else upload.id,
         )
         async with self._transaction(ROW_BYTES) as session:
             session.add(file)
         return file.id
 
-    async def _append(self, file_id: str, chunks: Sequence[bytes]) -> None:
-        size = sum(map(len, chunks))
-        longer = update(File).where(File.id == file_id).values(size=File.size + size).returning(File.id)
-        async with self._transaction(size) as session:
+    async def _append(self, file_id: str, data: bytes) -> None:
+        blobs = self._store.blobs
+        longer = update(File).where(File.id == file_id).values(size=File.size + len(data)).returning(File.id)
+        async with self._transaction(len(data)) as session:
             if await session.scalar(longer) is None:
                 raise _given_up(file_id)
-            session.add_all(
-                [
-                    FileChunk(file_id=file_id, position=self._position + i, content=chunk)
-                    for i, chunk in enumerate(chunks)
-                ]
-            )
+            if blobs is None:
+                self._position += add_chunks(session, file_id, self._position, data)
+        if blobs is not None:
+            self._blob = self._blob or await blobs.create(file_id)
+            await self._blob.write(data)
 
     def _transaction(self, size: int) -> AbstractAsyncContextManager[AsyncSession]:
         own = self._owner.organization_id
-        return storing(self._store, own, size) if self._counted else self._store.transaction()
+        return storing_file(self._store, own, size) if self._counted else self._store.transaction()
 
 
 async def publish_file(
@@ -170,24 +171,6 @@ async def list_files(
         return await read_page(session, query, cursor, (File.created_at, File.id))
 
 
-async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
-    """The content of a file, chunk by chunk; between two chunks no connection is held.
-
-    Raises:
-        NotFoundError: The file was deleted meanwhile.
-    """
-    read = position = 0
-    while read < file.size:
-        async with store.reading() as session:
-            query = select(FileChunk.content).where(FileChunk.file_id == file.id, FileChunk.position == position)
-            content = await session.scalar(query)
-        if content is None:
-            raise NotFoundError(f"The file {file.id} was deleted while it was read.")
-        yield content
-        read += len(content)
-        position += 1
-
-
 async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: bool = False) -> None:
     """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end.
 
@@ -212,27 +195,16 @@ async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: b
 
 async def drop_file(store: Store, file_id: str) -> None:
     """Delete a file that nobody sees, and its content, in steps of bounded size."""
-    await _drop_content(store, file_id)
+    await delete_content(store, file_id)
     async with store.transaction() as session:
         gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size, File.counted)
         file = (await session.execute(gone)).one_or_none()
         if file is not None and file.counted:
-            await count_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
+            await count_file_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
 
 
 def _given_up(file_id: str) -> NotFoundError:
     return NotFoundError(f"The file {file_id} was given up before its end.")
-
-
-async def _drop_content(store: Store, file_id: str) -> None:
-    while True:
-        async with store.transaction() as session:
-            chunks = select(FileChunk.position).where(FileChunk.file_id == file_id).limit(_CHUNKS_AT_ONCE)
-            positions = list(await session.scalars(chunks))
-            doomed = delete(FileChunk).where(FileChunk.file_id == file_id, FileChunk.position.in_(positions))
-            await session.execute(doomed)
-        if len(positions) < _CHUNKS_AT_ONCE:
-            return
 
 
 def _keeping_batch(owner: Owner, file_id: str | InstrumentedAttribute[str]) -> Select[str]:

@@ -12,13 +12,22 @@ from sqlalchemy import delete, select
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import AuditEntry, Base, BilledEvent, BilledHour, UsageEvent, UsageHour, UsagePeriod
+from kvarn.store.models import (
+    Base,
+    BilledEvent,
+    BilledHour,
+    Change,
+    ErasedOrganization,
+    UsageEvent,
+    UsageHour,
+    UsagePeriod,
+)
+from kvarn.store.repositories.changes import DELETED, add_change
 from kvarn.store.repositories.retention import STORED, Condition, delete_rows, drop_plain
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
 from kvarn.store.repositories.usage.events import note_erased
 
-_DELETED = "organization.deleted"
 _FEW_OBJECTS, _MANY_ROWS = 25, 1000
 """Deleted in one transaction: of what tenants stored, which may be large, and of its usage."""
 
@@ -28,8 +37,8 @@ USAGE: Final[Mapping[type[Base], str]] = {
     UsagePeriod: "period",
     BilledHour: "hour_at",
 }
-"""What it used, with the column of time: it says nothing of what was said, so an organisation's end leaves it for the
-last invoice, unless it is asked to go too. An erasure deletes them in this order."""
+"""Tables of usage, with their columns of time. They stay for the last invoice unless their erasure is requested, which
+deletes them in this order."""
 
 
 async def delete_organization(
@@ -70,7 +79,8 @@ async def delete_organization(
         organization = await get_organization(change.session, organization_id)
         await change.session.delete(organization)  # its projects, users, keys, limits and budgets go with it
         data = {"name": organization.name, "erase_usage": erase_usage}
-        change.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
+        change.record("organization.deleted", DEFAULT_ORGANIZATION, organization_id, data=data)
+        add_change(change.session, organization_id, DELETED, change.now)
 
 
 async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:
@@ -93,26 +103,29 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
     return deleted
 
 
-async def deleted_organizations(store: Store, since_s: int) -> list[tuple[str, int]]:
-    """Ids of the organisations that were deleted at a time (in seconds) or later, each with the time."""
-    at = AuditEntry.effective_at
-    query = select(AuditEntry.object_id, at).where(
-        AuditEntry.organization_id == DEFAULT_ORGANIZATION, at >= since_s, AuditEntry.type == _DELETED
-    )
+async def delete_erased_usage(store: Store) -> int:
+    """Delete usage that came after its organisation's erasure; how many rows there were."""
     async with store.reading() as session:
-        return [(row[0], row[1]) for row in await session.execute(query.order_by(at))]
+        erased = list(await session.scalars(select(ErasedOrganization.id)))
+    return sum([await _delete_usage(store, organization_id) for organization_id in erased])
 
 
 async def _erase_usage(store: Store, organization_id: str) -> None:
     await note_erased(store, organization_id)
+    await _delete_usage(store, organization_id)
+
+
+async def _delete_usage(store: Store, organization_id: str) -> int:
+    deleted = 0
     for model, along in USAGE.items():
         drop = _drop_events if model is UsageEvent else drop_plain
-        await delete_rows(store, model, along, _theirs(model, organization_id), at_once=_MANY_ROWS, drop=drop)
+        theirs = _theirs(model, organization_id)
+        deleted += await delete_rows(store, model, along, theirs, at_once=_MANY_ROWS, drop=drop)
+    return deleted
 
 
 async def _drop_events(store: Store, model: type[Base], condition: Condition) -> int:
-    """What says that they have been billed first: no foreign key leads there, since a consumer may have a database of
-    its own."""
+    """Delete their `billed_events` first: no foreign key leads there, for a consumer may have a database of its own."""
     async with store.transaction() as session:
         events = select(UsageEvent.id).where(condition)
         await session.execute(delete(BilledEvent).where(BilledEvent.event_id.in_(events)))
@@ -121,11 +134,7 @@ async def _drop_events(store: Store, model: type[Base], condition: Condition) ->
 
 async def _was_here(store: Store, organization_id: str) -> bool:
     """Whether there was such an organisation, or is usage of it: a consumer's own database knows of nothing else."""
-    deleted = select(AuditEntry.id).where(
-        AuditEntry.organization_id == DEFAULT_ORGANIZATION,
-        AuditEntry.type == _DELETED,
-        AuditEntry.object_id == organization_id,
-    )
+    deleted = select(Change.number).where(Change.kind == DELETED, Change.organization_id == organization_id)
     traces = [select(model.__table__.c[along]).where(_theirs(model, organization_id)) for model, along in USAGE.items()]
     async with store.reading() as session:
         for query in (deleted, *traces):

@@ -20,9 +20,9 @@ class RejectedSamples:
     """Samples that were not kept, and why."""
 
     full: int = 0
-    """Of organisations that would store more than they may."""
+    """Samples of organisations that would store more than they may."""
     failed: int = 0
-    """Of organisations whose samples could not be written at all."""
+    """Samples that could not be written at all."""
     error: Exception | None = None
     """Why the last of those could not."""
 

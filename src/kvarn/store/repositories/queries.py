@@ -10,9 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id
-from kvarn.store.models.base import CountedOwned, Owned
+from kvarn.store.models.base import Owned
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.stored_bytes import count_bytes
 
 FoundT = TypeVar("FoundT")
 OwnedT = TypeVar("OwnedT", bound=Owned)
@@ -29,7 +28,7 @@ def owned_by(owner: Owner, model: type[OwnedT]) -> Select[OwnedT]:
 
 
 async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *, to_change: bool = False) -> FoundT:
-    """What a query selects; with `to_change` it is locked until the transaction ends.
+    """The object that a query selects; with `to_change` it is locked until the transaction ends.
 
     Raises:
         NotFoundError: Nothing; `missing` is the message.
@@ -56,9 +55,8 @@ async def read_owned(store: Store, owner: Owner, model: type[OwnedT], object_id:
         return await find_owned(session, owner, model, object_id)
 
 
-async def delete_owned(store: Store, owner: Owner, model: type[CountedOwned], object_id: str) -> None:
+async def delete_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> None:
     """Delete an object with what belongs to it. Raises NotFoundError."""
     async with store.transaction() as session:
         found = await find_owned(session, owner, model, object_id, to_change=True)
         await session.delete(found)
-        await count_bytes(session, owner.organization_id, -found.counted_bytes)

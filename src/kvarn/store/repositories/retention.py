@@ -1,4 +1,4 @@
-"""What is deleted after how long: one table of what organisations store, and one loop that deletes by it.
+"""Retention: one table of the kinds of stored objects, and one loop that deletes by it.
 
 Everything else that names an organisation goes with its row, by foreign keys; its usage stays for the last invoice
 (`organization_deletion.py`).
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, true, tuple_, update
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
@@ -27,11 +26,11 @@ from kvarn.store.models import (
     StoredResponse,
     Upload,
 )
+from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.batches.lines import delete_lines
 from kvarn.store.repositories.conversations.background_responses import RUNNING
-from kvarn.store.repositories.files import INCOMPLETE, drop_file
-from kvarn.store.repositories.stored_bytes import count_bytes
+from kvarn.store.repositories.files import drop_file
 
 Condition = ColumnElement[bool]
 DropRows = Callable[[Store, type[Base], Condition], Awaitable[int]]
@@ -47,12 +46,6 @@ async def drop_plain(store: Store, model: type[Base], condition: Condition) -> i
     key = inspect(model).primary_key[0]
     async with store.transaction() as session:
         return len((await session.execute(delete(model).where(condition).returning(key))).all())
-
-
-async def drop_counted(store: Store, model: type[Base], condition: Condition) -> int:
-    """As `drop_plain`, of what counts in its organisation's stored bytes."""
-    async with store.transaction() as session:
-        return await _delete_counted(session, model, condition)
 
 
 async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
@@ -71,19 +64,8 @@ async def drop_batches(store: Store, _: type[Base], condition: Condition) -> int
         found = list(await session.scalars(select(Batch.id).where(condition)))
     for batch_id in found:
         await delete_lines(store, batch_id)
-        await drop_counted(store, Batch, Batch.id == batch_id)
+        await drop_plain(store, Batch, Batch.id == batch_id)
     return len(found)
-
-
-async def _delete_counted(session: AsyncSession, model: type[Base], condition: Condition) -> int:
-    columns = model.__table__.c
-    gone = delete(model).where(condition).returning(columns.organization_id, columns.counted_bytes)
-    rows, freed = (await session.execute(gone)).all(), Counter[str]()
-    for organization_id, size in rows:
-        freed[organization_id] += size
-    for organization_id in sorted(freed):  # in this order for all: two of them never wait for each other
-        await count_bytes(session, organization_id, -freed[organization_id])
-    return len(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +74,18 @@ class StoredKind:
 
     model: type[Base]
     days: Callable[[RetentionConfig], int | None]
-    """How long the server's configuration keeps them; None: for ever."""
+    """Days that the server's configuration keeps them; None: for ever."""
     age: str = "created_at"
     """Column of the time from which on the days are counted."""
     expires_at: str | None = None
     """Column of the time at which an object goes that says so itself. The server's days are not for those."""
     may_go: Callable[[int], Condition] = lambda _: true()
     """Holds at this moment (seconds since 1970) for those that may go at their age at all."""
-    drop: DropRows = drop_counted
+    drop: DropRows = drop_plain
 
     @property
     def name(self) -> str:
-        """Of its table."""
+        """Name of its table."""
         return str(self.model.__tablename__)
 
 
@@ -127,7 +109,7 @@ STORED: Final = (
 
 @dataclass(slots=True)
 class SweepResult:
-    """What came of a sweep, by kind."""
+    """Results of a sweep, by kind."""
 
     deleted: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Exception] = field(default_factory=dict)

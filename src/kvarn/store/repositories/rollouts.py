@@ -1,4 +1,4 @@
-"""Rollouts: the state that whoever judges one writes, what the others have seen, and the commands they leave."""
+"""Rollouts: the state that the leader writes, and the samples and commands that the others leave."""
 
 from __future__ import annotations
 
@@ -27,22 +27,28 @@ async def save_rollout(
     *,
     candidate: tuple[int, float] | None = None,
 ) -> None:
-    """Write what became of a rollout; commands stay. `candidate`: the version that runs beside the one that serves, and
-    the share of the requests for which it shall have replicas."""
+    """Write the state of a rollout; commands stay. `candidate`: the version that runs beside the one that serves, and
+    the share of the requests for which it needs replicas."""
     version, share = candidate or (None, None)
     values = {"state": state, "changed_at": now, "candidate_version": version, "candidate_share": share}
     statement = insert(session, StoredRollout).values(model=model, **values)
     await session.execute(statement.on_conflict_do_update(index_elements=["model"], set_=values))
 
 
+async def delete_rollout(session: AsyncSession, row: StoredRollout) -> None:
+    """Delete a rollout, unless another one has taken its place meanwhile."""
+    same = (StoredRollout.model == row.model) & (StoredRollout.changed_at == row.changed_at)
+    await session.execute(delete(StoredRollout).where(same))
+
+
 async def take_command(session: AsyncSession, model: str, command: str) -> None:
-    """A command was carried out, unless another has come meanwhile."""
+    """Remove a command that was carried out, unless another one has come."""
     same = (StoredRollout.model == model) & (StoredRollout.command == command)
     await session.execute(update(StoredRollout).where(same).values(command=None, commanded_by=None))
 
 
 async def leave_command(change: AuditedChange, model: str, command: str) -> bool:
-    """Leave a command for whoever judges the rollout; False where the model has had none."""
+    """Leave a command for the leader; returns whether the model has a rollout."""
     values = {"command": command, "commanded_by": change.actor.name[:256]}
     statement = update(StoredRollout).where(StoredRollout.model == model).values(values)
     found = await change.session.execute(statement.returning(StoredRollout.model))
@@ -50,20 +56,20 @@ async def leave_command(change: AuditedChange, model: str, command: str) -> bool
 
 
 def note_rollout(change: AuditedChange, model: str, action: str, **detail: Any) -> None:
-    """Write into the audit log what an administrator did."""
+    """Record an administrator's action in the audit log."""
     change.record(f"rollout.{action}", DEFAULT_ORGANIZATION, model, **detail)
 
 
 def add_samples(session: AsyncSession, model: str, began: float, samples: list[Any]) -> None:
-    """Leave what was seen of a rollout for whoever judges it."""
+    """Leave samples of a rollout for the leader."""
     session.add(RolloutSamples(model=model, began=began, samples=samples))
 
 
 async def list_samples(session: AsyncSession) -> Sequence[RolloutSamples]:
-    """What was left and is not counted yet, oldest first."""
+    """Samples that are not counted yet, oldest first."""
     return (await session.scalars(select(RolloutSamples).order_by(RolloutSamples.id))).all()
 
 
 async def delete_samples(session: AsyncSession, ids: Collection[int]) -> None:
-    """Samples are counted: in the transaction that writes what became of their rollouts."""
+    """Delete counted samples, in the transaction that writes their rollouts."""
     await session.execute(delete(RolloutSamples).where(RolloutSamples.id.in_(ids)))

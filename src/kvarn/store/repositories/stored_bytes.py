@@ -1,32 +1,43 @@
-"""The account of what each organisation has stored (`Organization.stored_bytes`): bytes of files, responses,
-conversations, completions, batches and prompt samples together.
+"""Bytes that each organisation stores: `file_bytes`, exact, counted in the transactions that write and delete files;
+and `other_bytes`, the sum over all other rows, made every `SUM_EVERY_S` seconds by one process of the deployment.
 
-Every row that tenants store counts for its content and a flat rate for the row. It is counted in the transaction that
-writes it, remembers what it counted for (`counted_bytes`; files and lines of batches know it by their own sizes), and
-gives exactly that back in the transaction that deletes it. So the account is the sum over the rows at every moment,
-whatever is killed.
+A row remembers what it counts for (`counted_bytes`): its content and a flat rate. Between two sums each process adds
+what it admits itself (`kvarn.store.quota`), so an organisation passes its bound by no more than what the other
+processes write in that time, and what models write.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import func, select, text, update
+from sqlalchemy import bindparam, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
-from kvarn.store.models import Organization
+from kvarn.store.models import (
+    Batch,
+    Conversation,
+    Organization,
+    PromptSample,
+    StoredCompletion,
+    StoredResponse,
+    Upload,
+)
 from kvarn.store.repositories.dialect import is_postgresql
 
 ROW_BYTES = 1024
-"""What an object counts for besides its content: a file of one byte takes hardly less."""
-PART_BYTES = 256
-"""What an item of a conversation, or a line of a batch, counts for besides its content."""
+"""Bytes that an object counts for besides its content: a file of one byte takes hardly less."""
+ITEM_BYTES = 256
+"""Bytes that an item of a conversation counts for besides its content."""
+SUM_EVERY_S = 30.0
+
+_SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample)
 
 
 def json_bytes(*values: Any) -> int:
@@ -36,19 +47,33 @@ def json_bytes(*values: Any) -> int:
 
 @asynccontextmanager
 async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerator[AsyncSession, None]:
-    """A transaction that writes bytes within the store's bound, and counts them at its end. Where there is no room for
-    them it is refused before it writes any: what is undone stays on PostgreSQL's disk until it is vacuumed.
-
-    Few of an organisation are at it at once in each gateway: the others wait without a connection.
-
-    Args:
-        organization_id: Whose they are.
-        size: How many; 0 where only the block knows, which then ends with `count_bytes`.
+    """A transaction that writes rows of `size` bytes, refused before it writes any where they do not fit.
 
     Raises:
-        StorageFullError: It would store more than it may.
+        StorageFullError: The organisation would store more than it may.
         StoreBusyError: Others of the organisation write for too long.
     """
+    async with _writing(store, organization_id) as session:
+        store.quota.admit(organization_id, size)
+        yield session
+
+
+@asynccontextmanager
+async def storing_file(store: Store, organization_id: str, size: int) -> AsyncGenerator[AsyncSession, None]:
+    """A transaction that writes `size` bytes of files, and counts them at its end. Raises as `storing`."""
+    async with _writing(store, organization_id) as session:
+        if is_postgresql(session):  # a holder of the row's lock that stands still delays others by this, not for long
+            await session.execute(text("SET LOCAL lock_timeout = '500ms'"))
+        store.quota.check(organization_id, size)
+        yield session
+        await count_file_bytes(session, organization_id, size, store.quota.max_bytes)
+    store.quota.add_file(organization_id, size)
+
+
+@asynccontextmanager
+async def _writing(store: Store, organization_id: str) -> AsyncGenerator[AsyncSession, None]:
+    """A transaction of a writer who has a bound. Few of an organisation write at once in each gateway: the others wait
+    without a connection."""
     try:
         async with asyncio.timeout(store.timeout_s):
             await store.writers.acquire(organization_id)
@@ -56,32 +81,23 @@ async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerat
         raise StoreBusyError(f"no turn to write came within {store.timeout_s:g} s") from error
     try:
         async with store.transaction() as session:
-            if store.max_stored_bytes is not None:
-                await check_quota(session, organization_id, size, store.max_stored_bytes)
+            await _read_balance(store, session, organization_id)
             yield session
-            await count_bytes(session, organization_id, size, store.max_stored_bytes)
     finally:
         store.writers.release(organization_id)
 
 
-async def check_quota(session: AsyncSession, organization_id: str, size: int, max_bytes: int) -> None:
-    """Begin a transaction that writes within a bound: as `storing` does, where that cannot be used."""
-    if is_postgresql(session):  # whoever holds a lock and stands still holds the others up for half a second each
-        await session.execute(text("SET LOCAL lock_timeout = '500ms'"))
-    stored = await _read(session, organization_id)
-    if size > 0 and stored + size > max_bytes:
-        raise StorageFullError(stored, max_bytes, size)
-
-
-async def count_bytes(session: AsyncSession, organization_id: str, size: int, max_bytes: int | None = None) -> None:
-    """Count bytes for an organisation, as the last thing in a transaction, and once: so nobody deadlocks, and the
-    account is held for the shortest time.
+async def count_file_bytes(
+    session: AsyncSession, organization_id: str, size: int, max_bytes: int | None = None
+) -> None:
+    """Count bytes of files, as the last thing in a transaction, and once: so nobody deadlocks, and the organisation's
+    row is locked for the shortest time.
 
     Args:
         session: The transaction that writes them, or deletes them.
         organization_id: Whose they are.
         size: How many; below zero for what is deleted.
-        max_bytes: Bytes that the organisation may store; None: no bound, as for an answer that has been made.
+        max_bytes: Bytes that the organisation may store; None: no bound, as for results that have been made.
 
     Raises:
         StorageFullError: It would store more than `max_bytes`. Nobody is refused who stores less than before.
@@ -89,27 +105,53 @@ async def count_bytes(session: AsyncSession, organization_id: str, size: int, ma
     await session.flush()
     if not size:
         return
-    stored = Organization.stored_bytes + size
-    statement = update(Organization).where(Organization.id == organization_id).values(stored_bytes=stored)
+    statement = update(Organization).where(Organization.id == organization_id)
     if max_bytes is not None and size > 0:
-        statement = statement.where(stored <= max_bytes)
-    counted = await (await session.connection()).execute(statement)
+        statement = statement.where(Organization.stored_bytes + size <= max_bytes)
+    values = statement.values(file_bytes=Organization.file_bytes + size)
+    counted = await (await session.connection()).execute(values)
     if max_bytes is not None and counted.rowcount == 0:
-        raise StorageFullError(await _read(session, organization_id), max_bytes, size)
+        stored = await session.scalar(select(Organization.stored_bytes).where(Organization.id == organization_id)) or 0
+        raise StorageFullError(stored, max_bytes, size)
+
+
+async def sum_stored_bytes(store: Store) -> None:
+    """Sum what all organisations store besides files. Raises `StoreAwayError` where the database does not answer."""
+    began, sums = int(store.now() * 1000), Counter[str]()
+    async with store.reporting() as session:
+        organizations = list(await session.scalars(select(Organization.id).order_by(Organization.id)))
+        for model in _SUMMED:
+            rows = select(model.organization_id, func.sum(model.counted_bytes)).group_by(model.organization_id)
+            for organization_id, size in await session.execute(rows):
+                sums[organization_id] += int(size)
+    if not organizations:
+        return
+    statement = (
+        update(Organization.__table__)  # type: ignore[arg-type]
+        .where(Organization.id == bindparam("of"))
+        .values(other_bytes=bindparam("size"), summed_at=began)
+    )
+    async with store.transaction() as session:
+        given = [{"of": organization_id, "size": sums[organization_id]} for organization_id in organizations]
+        await (await session.connection()).execute(statement, given)
+
+
+async def update_balance(store: Store, organization_id: str, size: int) -> None:
+    """Ask what an organisation stores, unless `size` bytes are known to fit, on a connection that its own writers do
+    not take. Raises `StoreAwayError` where the database does not answer."""
+    async with store.quota.balance(organization_id).asking:
+        if not store.quota.is_known(organization_id, size):
+            async with store.reporting() as session:
+                await _read_balance(store, session, organization_id)
 
 
 async def count_organizations_over(store: Store, size: int) -> int:
-    """How many organisations have stored more than so many bytes. Raises as `read_stored_bytes` does."""
+    """Number of organisations that store more than so many bytes. Raises as `update_balance`."""
     async with store.reporting() as session:
-        return await session.scalar(select(func.count()).where(Organization.stored_bytes > size)) or 0
+        return await session.scalar(select(func.count()).where(size < Organization.stored_bytes)) or 0
 
 
-async def read_stored_bytes(store: Store, organization_id: str) -> int:
-    """Bytes that an organisation has stored, on a connection that its own writers do not take. Raises `StoreAwayError`
-    where the database does not answer."""
-    async with store.reporting() as session:
-        return await _read(session, organization_id)
-
-
-async def _read(session: AsyncSession, organization_id: str) -> int:
-    return await session.scalar(select(Organization.stored_bytes).where(Organization.id == organization_id)) or 0
+async def _read_balance(store: Store, session: AsyncSession, organization_id: str) -> None:
+    query = select(Organization.stored_bytes, Organization.summed_at).where(Organization.id == organization_id)
+    stored, summed_at = (await session.execute(query)).one_or_none() or (0, 0)
+    store.quota.note(organization_id, stored, summed_at)

@@ -16,10 +16,12 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StoreError
 from kvarn.store.ids import new_id
 from kvarn.store.models import File, Upload
+from kvarn.store.models.files import PART
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import PART, FileWriter, drop_file, publish_file, read_content
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import FileWriter, drop_file, publish_file
 from kvarn.store.repositories.queries import find_owned
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing
 
 PENDING, COMPLETING, COMPLETED, CANCELLED = "pending", "completing", "completed", "cancelled"
 LIFETIME_S = 3600
@@ -124,7 +126,7 @@ async def join_parts(
             file = await publish_file(session, file_id, **name, now=now, expires_at=expires_at)
             file.counted = True
             await session.execute(update(Upload).where(Upload.id == upload.id).values(status=COMPLETED))
-            await count_bytes(session, owner.organization_id, file.size + ROW_BYTES)
+            await count_file_bytes(session, owner.organization_id, file.size + ROW_BYTES)
     except BaseException:
         await writer.discard()
         await asyncio.shield(_reopen(store, upload.id))

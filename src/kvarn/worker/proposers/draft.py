@@ -8,7 +8,6 @@ recently used sequence is forgotten, and computed again when needed.
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -17,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.proposers.pass_times import PassTimes
 
 Ints = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class _Row:
 
 
 class DraftProposer:
-    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
 
     Args:
         model: The draft model. Its tokens must be those of the large one.
@@ -104,9 +104,9 @@ class DraftProposer:
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
         for _ in range(self.WARM_CALLS):
             for length in shortest:
-                began = time.perf_counter()
+                began = SYSTEM_CLOCK.now()
                 self._draw(self._tensor(row), batch, [length])
-                shortest[length] = min(shortest[length], time.perf_counter() - began)
+                shortest[length] = min(shortest[length], SYSTEM_CLOCK.now() - began)
         one, many = shortest.values()
         a_pass = max(0.0, many - one) / (self.WARM_TOKENS - 1)
         self._times.observe(1, a_pass)
@@ -127,7 +127,7 @@ class DraftProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence that is not caught up with yet gets no guess."""
-        began = time.perf_counter()
+        began = SYSTEM_CLOCK.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
         if not rows:
@@ -141,7 +141,7 @@ class DraftProposer:
             row.draft.guess = tokens[:-1]
             guesses[row.index] = Guess(tokens)
         if len(token_ids) <= 2 * len(rows):  # else it took long to catch up
-            took = time.perf_counter() - began - self.call_s
+            took = SYSTEM_CLOCK.now() - began - self.call_s
             self._times.observe(len(rows), max(0.0, took) / len(drawn))
         return guesses
 

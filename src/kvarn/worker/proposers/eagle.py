@@ -7,20 +7,20 @@ a fork and a return after preemption need nothing of it. Guesses go into spare b
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Items
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
 from kvarn.models.eagle import EagleHead
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.kv_blocks import copy_blocks
 from kvarn.worker.proposers.pass_times import PassTimes
 from kvarn.worker.step_batch import StepBatch
@@ -108,7 +108,7 @@ class EagleProposer:
             hidden_states: Filled by the forward pass.
             tables: The executor's block tables, by slot; kept for `propose`.
         """
-        began = time.perf_counter()
+        began = SYSTEM_CLOCK.now()
         self._tables = tables
         following, ends = self._following(rows, batch, drawn)
         hidden = self._head.read(hidden_states.joined())
@@ -121,7 +121,7 @@ class EagleProposer:
             first = int(batch.query_starts[index])
             if row.slot in self._entered:
                 self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
-        self.overhead_s += 0.05 * (time.perf_counter() - began - self.overhead_s)
+        self.overhead_s += 0.05 * (SYSTEM_CLOCK.now() - began - self.overhead_s)
 
     def _following(
         self, rows: Items[Row], batch: StepBatch, drawn: Items[Items[int]]
@@ -171,14 +171,14 @@ class EagleProposer:
         tables = self._spare_tables([sequence.slot or 0 for sequence in sequences], known)
         guessed = [[token] for token in self._head.guess(hidden).tolist()]
         for depth in range(1, lengths[0]):
-            began = time.perf_counter()
+            began = SYSTEM_CLOCK.now()
             active = sum(1 for length in lengths if length > depth)
             tokens = torch.tensor([tokens[-1] for tokens in guessed[:active]], device=self._device)
             batch = self._batch(known[:active] - 2 + depth, tables[:active])
             hidden = self._head.forward(hidden[:active].clone(), tokens, batch, self._cache)
             for own, token in zip(guessed, self._head.guess(hidden).tolist(), strict=False):
                 own.append(token)
-            self._times.observe(active, time.perf_counter() - began)
+            self._times.observe(active, SYSTEM_CLOCK.now() - began)
         for index, own in zip(rows, guessed, strict=True):
             guesses[index] = Guess(own)
         return guesses
@@ -189,10 +189,10 @@ class EagleProposer:
         batch = self._batch(np.zeros(1, dtype=np.int64), np.full((1, 1), self._num_blocks, dtype=np.int32))
         times: list[float] = []
         for _ in range(8):
-            began = time.perf_counter()
+            began = SYSTEM_CLOCK.now()
             hidden = self._head.forward(self._head.nothing(), token, batch, self._cache)
             self._head.guess(hidden)
-            times.append(time.perf_counter() - began)
+            times.append(SYSTEM_CLOCK.now() - began)
         self._times.observe(1, min(times))
 
     def _is_followed(self, sequence: Sequence) -> bool:

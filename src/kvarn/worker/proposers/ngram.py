@@ -13,15 +13,15 @@ behind it.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope
@@ -99,7 +99,7 @@ class _Text:
 
 
 class NgramProposer:
-    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
 
     Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
     """
@@ -137,9 +137,9 @@ class NgramProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`."""
-        began = time.perf_counter()
+        began = SYSTEM_CLOCK.now()
         guesses = [self._guess(sequence, limit) for sequence, limit in wanted]
-        self._times.observe(1, (time.perf_counter() - began) / max(1, len(wanted)))
+        self._times.observe(1, (SYSTEM_CLOCK.now() - began) / max(1, len(wanted)))
         return guesses
 
     def seconds(self, num_sequences: int) -> float:

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import Row
+from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvarn.worker.step_batch import StepBatch

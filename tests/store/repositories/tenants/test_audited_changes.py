@@ -12,15 +12,14 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
+from kvarn.store.repositories.changes import read_news
 from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.tenants import revision
 from kvarn.store.repositories.tenants.administrators import has_admin_key
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.tenants.projects import add_project, archive_project
 from kvarn.store.repositories.tenants.rate_limits import set_limit
-from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.store.repositories.tenants.users import add_user, list_users
 from new_tenants import create_organization
 
@@ -98,18 +97,18 @@ async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) 
     assert sorted(kinds) == sorted(["project.created", "project.archived", *["api_key.created"] * made])
 
 
-async def test_every_act_that_changes_what_keys_may_do_advances_the_revision(store: Store, monkeypatch) -> None:
-    monkeypatch.setattr(revision, "_STRIDE", 1)
+async def test_every_change_of_what_keys_may_do_is_in_the_feed(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
     async with store.reading() as session:
-        before = await read_revision(session)
+        before = (await read_news(session, None)).position
     limits = [
         lambda change, model=model: set_limit(change, organization_id, organization_id, model, {"concurrency": 1})
         for model in "abcdefgh"
     ]
     await at_once(store, *limits, *[lambda change: add_project(change, organization_id, "p")] * 2)
     async with store.reading() as session:
-        assert await read_revision(session) == before + 8
+        told = await read_news(session, before)
+    assert told.organizations == {organization_id} and told.position.number == before.number + 8
 
 
 async def test_an_organisation_is_deleted_once(store: Store) -> None:

@@ -3,13 +3,13 @@ platform administrators."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import ValidationError
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import changed, model_of, spec_of
@@ -18,7 +18,7 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import QueryModel
 from kvarn.gateway.routes.rollouts import give_command, rollout_config
 from kvarn.gateway.state import Gateway
-from kvarn.rollouts.controller import UnknownRolloutError
+from kvarn.rollouts.controller import RolloutRefusedError
 from kvarn.rollouts.rollout import Rollout
 from kvarn.routing.model_choice import split_version
 from kvarn.store.models import Deployment, DeploymentVersion
@@ -104,8 +104,8 @@ async def _roll_out(
         why = f"version {deployment.version} of {model.name!r}, which serves, has the same settings"
         raise invalid_request(why, "settings")
     try:
-        rollout = admin.gateway.rollouts.of_versions(model.name, deployment.version, version, config, admin.actor.name)
-    except UnknownRolloutError as error:
+        rollout = admin.gateway.rollouts.begin(model.name, deployment.version, version, config, admin.actor.name)
+    except RolloutRefusedError as error:
         raise ApiError(409, str(error), code="conflict") from None
     note_rollout(change, model.name, "started", candidate=rollout.candidate)
     candidate = version, rollout.next_share
@@ -133,7 +133,7 @@ async def _check_room(gateway: Gateway, model: ModelConfig, body: DeploymentCrea
 def _refuse_while_rolled_out(gateway: Gateway, model: str) -> None:
     try:
         gateway.rollouts.refuse_under_way(model)
-    except UnknownRolloutError as error:
+    except RolloutRefusedError as error:
         raise ApiError(409, str(error), code="conflict") from None
 
 
@@ -153,7 +153,7 @@ async def roll_back_deployment(admin: PlatformAdminDep, body: DeploymentRollback
     """Have the version serve that did before, or the one that is named. While a version is rolled out, the one that
     serves answers all requests again at once."""
     rollout = admin.gateway.rollouts.rollouts.get(body.model)
-    if rollout is not None and rollout.versions is not None and not rollout.ended:
+    if rollout is not None and not rollout.ended:
         if body.version not in (None, rollout.versions[0]):
             _refuse_while_rolled_out(admin.gateway, body.model)
         await give_command(admin, body.model, "rollback")
@@ -193,7 +193,7 @@ async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
     autoscaling, shared = admin.gateway.autoscaling, admin.gateway.shared
     if autoscaling is None and shared is not None and not shared.is_main:
         raise unavailable("Another process of this server looks after the fleet. Try again.", "not_here")
-    ago, now = time.monotonic(), time.time()
+    ago, now = SYSTEM_CLOCK.now(), SYSTEM_CLOCK.time()
     data: list[DecisionObject] = [
         {
             "object": "deployment.decision",
@@ -286,7 +286,6 @@ def _object(
     ]
     number = 0 if deployment is None else deployment.version
     rollout = gateway.rollouts.rollouts.get(name)
-    rollout = rollout if rollout is not None and rollout.versions is not None else None
     settings = version.spec if version is not None else spec_of(served.config) if served is not None else {}
     wanted = None if deployment is None else deployment.replicas
     return {
@@ -311,7 +310,6 @@ def _problem(gateway: Gateway, name: str) -> str | None:
 
 
 def _describe_rollout(rollout: Rollout) -> DeploymentRollout:
-    assert rollout.versions is not None, "a deployment's rollout is between versions"
     return {
         "version": rollout.versions[1],
         "phase": rollout.phase.value,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Depends
 from pydantic import Field, model_validator
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import Flag, QueryModel, Text, Texts, Time, check_query
@@ -103,7 +103,7 @@ class BucketQuery(QueryModel):
             ApiError: 400, `page` is not a cursor of this query.
         """
         start = self.start_time
-        end = max(int(time.time()) + 1, start + 1) if self.end_time is None else self.end_time
+        end = max(int(SYSTEM_CLOCK.time()) + 1, start + 1) if self.end_time is None else self.end_time
         name = self._chosen("bucket_width")
         width = _WIDTHS_S[name]
         first = self._first_bucket(end, width)

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.replica.server.ranks.parts import device_of, keeps_blocks, layout_of
 from kvarn.replica.spec import ReplicaSpec
@@ -175,10 +175,10 @@ class RankProcesses:
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
-        deadline = time.monotonic() + _END_S
+        deadline = SYSTEM_CLOCK.now() + _END_S
         for process in self._processes:
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - SYSTEM_CLOCK.now()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -197,6 +197,6 @@ class RankProcesses:
             "a rank of the model has ended; the engine process exits",
             extra={"rank": rank, "pid": process.pid, "status": status},
         )
-        time.sleep(_NOTICE_S)
+        SYSTEM_CLOCK.sleep(_NOTICE_S)
         if not self._closing:
             os._exit(EXIT_RANK_LOST)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import BLOCK_SIZE, ModelConfig
-from kvarn.costs.decoder import DecoderCosts, kv_bytes_per_token, loaded_costs
+from kvarn.config.schema import ModelConfig
+from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import Executor
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.masks import GrammarMasks
@@ -28,18 +28,19 @@ from kvarn.replica.server.experts import ExpertLoads
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.planned_context import with_planned_context
-from kvarn.replica.server.prefill_client import PrefillClient
-from kvarn.replica.server.prefill_server import PrefillServer
+from kvarn.replica.server.prefill.client import PrefillClient
+from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.replica.server.ranks.parts import context_of, executor_type, keeps_blocks, layout_of
 from kvarn.replica.server.ranks.processes import Begin, KeptBlocks, Loaded, RankProcesses
 from kvarn.replica.server.sleep import Rebuild, SleepingModel
-from kvarn.replica.server.startup.memory import plan_memory, ranks_per_head
+from kvarn.replica.server.startup.memory import plan_memory
 from kvarn.replica.server.startup.phases import Phases, model_card
 from kvarn.replica.server.startup.proposer import build_proposer
 from kvarn.replica.server.startup.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.startup.warm_up import compile_ahead, warm_up
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, configured_adapters
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import TextError
 from kvarn.worker.executor import InProcessExecutor
@@ -72,7 +73,7 @@ def build_decoder(
         masks = _grammar_masks(spec, model.spec.vocab_size)
     others = [] if ranks is None else ranks.await_loaded()
     sizes = [block_bytes(model.new_kv_cache(1)), *(each.block_bytes for each in others)]
-    block = block_parts(layout, ranks_per_head(model, layout), sizes)
+    block = block_parts(layout, model.spec.cache_copies(layout.tensor_parallel_size), sizes)
     tiers = None
     if keeps_blocks(spec):
         with phases("open the KV tiers"):
@@ -107,7 +108,7 @@ def build_decoder(
         prefill_peer=prefill_client,
         disaggregation=config.disaggregation,
         micro_batches=config.pipeline_parallel_size,
-        num_snapshots=None if model.spec.delta is None else plan.num_snapshots,
+        num_snapshots=plan.num_snapshots if model.spec.has_states else None,
     )
     card = model_card(
         model,
@@ -127,6 +128,7 @@ def build_decoder(
         costs=_joint_costs(model, others, layout) if others else model.costs,
         adapter_host=partial(_host_adapters, model, built, spec, phases) if has_adapters else None,
         prefill_client=prefill_client,
+        prefill_server=prefill_server,
         experts=experts,
         closing=[*closing, masks.shutdown],
         sleep=partial(SleepingModel, model, rebuild) if may_sleep else None,
@@ -245,7 +247,7 @@ def _joint_costs(model: Decoder, others: Sequence[Loaded], layout: RankLayout) -
         model.spec,
         layer_bytes=(model.layer_bytes + sum(each.layer_bytes for each in others)) // copies,
         head_bytes=(model.head_bytes + sum(each.head_bytes for each in others)) // copies,
-        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
+        kv_bytes_per_token=model.spec.kv_bytes_per_token(model.kv_dtype),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvarn.config.schema import BLOCK_SIZE, ModelConfig
-from kvarn.costs.decoder import kv_bytes_per_token
+from kvarn.config.schema import ModelConfig
 from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder, load_model
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.memory import plan_cache
 from kvarn.worker.proposers.draft import DraftProposer
 
@@ -47,13 +47,13 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
         raise DraftModelError(
             f"the draft model {directory} generates no text: choose a smaller model of the same family"
         )
-    if draft.spec.delta is not None:
+    if draft.spec.has_states:
         raise DraftModelError(
             f"the draft model {directory} has recurrent states, which cannot go back behind a guess that was wrong: "
             "choose one without, or the method ngram"
         )
     memory = draft.kernels.memory_bytes()
-    block_gib = kv_bytes_per_token(draft.spec, draft.kv_dtype) * BLOCK_SIZE / GIB
+    block_gib = draft.spec.kv_bytes_per_token(draft.kv_dtype) * BLOCK_SIZE / GIB
     length = min(draft.spec.max_context_length, config.max_context_length or model.spec.max_context_length)
     one_context = -(-length // BLOCK_SIZE) * block_gib
     default = max(min(num_blocks * block_gib, memory / GIB / _SHARE), one_context)

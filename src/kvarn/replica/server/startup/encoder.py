@@ -13,9 +13,7 @@ from kvarn.worker.encoder_runner import EncoderRunner
 
 def kind_of_encoder(model: Encoder | CausalEncoder) -> str:
     """Kind of service: vectors of texts, or scores of pairs."""
-    if isinstance(model, CausalEncoder):
-        return "embed" if model.head is None else "score"
-    return "embed" if model.spec.classifier is None else "score"
+    return "embed" if model.head is None else "score"
 
 
 def build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: Phases) -> EmbedService:

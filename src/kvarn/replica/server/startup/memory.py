@@ -10,7 +10,6 @@ from kvarn.models import Decoder
 from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.server.ranks.processes import Loaded
 from kvarn.worker.memory import CachePlan, GpuBudget, plan_cache, step_bytes
-from kvarn.worker.ranks.collectives import RankLayout
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +36,5 @@ def plan_memory(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -
         may_lower_context=config.max_context_length is None,
         weight_bytes=sum(each.layer_bytes + each.head_bytes for each in held),
         gpu=gpu,
-        copies=layout.prefill_context_parallel_size * ranks_per_head(model, layout),
+        copies=layout.prefill_context_parallel_size * model.spec.cache_copies(layout.tensor_parallel_size),
     )
-
-
-def ranks_per_head(model: Decoder, layout: RankLayout) -> int:
-    """Number of ranks that share layers and hold the same key/value heads."""
-    return max(1, layout.tensor_parallel_size // (1 if model.spec.latent else model.spec.num_kv_heads))

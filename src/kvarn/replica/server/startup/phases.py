@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.replica.spec import ReportProgress
 from kvarn.wire.messages import ModelCard
@@ -22,10 +22,10 @@ class Phases:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Report that a phase begins; keep its seconds when it ends."""
-        began = time.monotonic()
+        began = SYSTEM_CLOCK.now()
         self._report(phase, 0.0)
         yield
-        self.seconds[phase] = time.monotonic() - began
+        self.seconds[phase] = SYSTEM_CLOCK.now() - began
 
 
 def model_card(model: Decoder | Encoder | CausalEncoder, phases: Phases, **fields: Any) -> ModelCard:
@@ -37,7 +37,6 @@ def model_card(model: Decoder | Encoder | CausalEncoder, phases: Phases, **field
         kernels=model.kernels.name,
         vocab_size=model.spec.vocab_size,
         num_parameters=model.spec.num_parameters,
-        load_s=phases.seconds["load weights"],
         start_s=phases.seconds,
         **fields,
     )

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from kvarn.config.schema import ModelConfig
-from kvarn.engine.proposer import Proposer
+from kvarn.engine.proposals.proposer import Proposer
 from kvarn.models import Decoder
 from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.startup.draft import load_draft
@@ -24,7 +24,7 @@ def build_proposer(
     """Make the proposer that is configured, loading its draft model or head; None for none. Raises as `load_draft`."""
     if config.speculation.chosen == "none":
         return None
-    if model.spec.delta is not None:
+    if model.spec.has_states:
         log.info("no speculation: the model has recurrent states", extra={"model": config.name})
         return None
     if config.speculation.chosen == "ngram":

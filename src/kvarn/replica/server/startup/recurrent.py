@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from kvarn.config.schema import ModelConfig
-from kvarn.costs.decoder import state_bytes
 from kvarn.models import Decoder, UnsupportedModelError
 
 _MIB = 1024**2
@@ -14,7 +13,7 @@ log = logging.getLogger(__name__)
 
 def check_recurrent(model: Decoder, config: ModelConfig) -> None:
     """Raise UnsupportedModelError if a model has recurrent states and a setting that does not work with them."""
-    if model.spec.delta is None:
+    if not model.spec.has_states:
         return
     problems = {
         "kv_tiers": (config.kv_tiers is not None, "blocks without the states at their end cannot be begun with"),
@@ -35,7 +34,7 @@ def check_recurrent(model: Decoder, config: ModelConfig) -> None:
 
 def with_planned_states(model: Decoder, config: ModelConfig, max_num_seqs: int, num_snapshots: int) -> ModelConfig:
     """The configuration with as many sequences as the memory has room for; logs their number and that of snapshots."""
-    if model.spec.delta is None:
+    if not model.spec.has_states:
         return config
     extra = {"model": config.name}
     if max_num_seqs < config.engine.max_num_seqs:
@@ -47,7 +46,7 @@ def with_planned_states(model: Decoder, config: ModelConfig, max_num_seqs: int, 
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_num_seqs": max_num_seqs})})
     log.info(
         f"recurrent states of {max_num_seqs} sequences and {num_snapshots} snapshots for the prefix cache, "
-        f"{state_bytes(model.spec) / _MIB:.1f} MiB each",
+        f"{model.spec.state_bytes / _MIB:.1f} MiB each",
         extra=extra,
     )
     return config

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
 from kvarn.replica.server.cpu import usable_cores
+from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.sampling import SamplingParams
 
 _THREADS = 8

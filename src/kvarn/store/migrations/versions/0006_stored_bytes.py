@@ -1,4 +1,4 @@
-"""What an organisation has stored is a column of its row, not the sum of several rows."""
+"""Stored bytes of an organisation: a column of its row, not the sum of several rows."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StoreError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch, BatchLine, UsageEvent
+from kvarn.store.models import Batch, UsageEvent
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.files import delete_file, publish_file
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import delete_owned, find_one, find_owned, owned_by, read_owned
-from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, json_bytes, storing
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is in its life."""
+    """State of a batch."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -43,16 +43,6 @@ class BatchStatus(StrEnum):
 OVER = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 """States that a batch never leaves."""
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
-
-
-LINE_BYTES = (
-    PART_BYTES
-    + func.length(BatchLine.custom_id)
-    + func.length(BatchLine.model)
-    + func.length(BatchLine.body)
-    + func.coalesce(func.length(BatchLine.answer), 0)
-)
-"""As `Line.counted_bytes`, once it has an answer with that."""
 
 
 class LeaseLostError(StoreError):
@@ -96,7 +86,6 @@ async def create_batch(
         output_expires_after_s=output_expires_after_s,
         total=total,
         counted_bytes=counted,
-        reserved_bytes=input_bytes,
     )
     async with storing(store, batch.organization_id, counted) as session:
         session.add(batch)
@@ -239,7 +228,7 @@ async def move_batch(
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)
         if batch.status in origin:
-            await _enter(session, batch, status, int(store.now()), values)
+            _enter(batch, status, int(store.now()), values)
     return batch
 
 
@@ -253,8 +242,7 @@ async def finish_batch(
     kept_s: int | None,
     **values: Any,
 ) -> Batch:
-    """The end of a batch: its files can be seen from the moment on at which it is over, and count for what its lines,
-    which are to be deleted, do no more. One that is in none of the
+    """End a batch: its files can be seen, and count, from the moment on at which it is over. One that is in none of the
     states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
 
     Args:
@@ -274,34 +262,27 @@ async def finish_batch(
         batch = await _locked(session, holder, batch_id)
         if batch.status not in origin:
             return batch
-        lines = select(func.sum(LINE_BYTES)).where(BatchLine.batch_id == batch_id)
-        growth = -int(await session.scalar(lines) or 0)
+        written = 0
         for column, fields in files.items():
             expires_at = now + kept_s if kept_s else None
             file = await publish_file(session, now=now, expires_at=expires_at, purpose="batch_output", **fields)
             setattr(batch, column, file.id)
             if not file.counted:
                 file.counted = True
-                growth += file.size + ROW_BYTES
+                written += file.size + ROW_BYTES
         batch.leased_by = batch.leased_until = None
-        await _enter(session, batch, status, now, values, growth)
+        _enter(batch, status, now, values)
+        await count_file_bytes(session, batch.organization_id, written)
     return batch
 
 
-async def _enter(
-    session: AsyncSession, batch: Batch, status: BatchStatus, now: int, values: dict[str, Any], besides: int = 0
-) -> None:
-    """Bring it into a state, as the last thing in a transaction, which has `besides` bytes to count. What was wrong
-    with it may be as long as a file; what it has reserved for lines it needs no more."""
-    growth = -batch.reserved_bytes
-    growth += json_bytes(values["errors"]) - json_bytes(batch.errors) if "errors" in values else 0
+def _enter(batch: Batch, status: BatchStatus, now: int, values: dict[str, Any]) -> None:
     batch.status = status
     batch.times = {**batch.times, f"{status}_at": now}
     for name, value in values.items():
         setattr(batch, name, value)
-    batch.counted_bytes += growth
-    batch.reserved_bytes = 0
-    await count_bytes(session, batch.organization_id, growth + besides)
+    if status in OVER:  # its lines are about to be deleted
+        batch.counted_bytes = ROW_BYTES + json_bytes(batch.extra, batch.errors)
 
 
 async def _locked(session: AsyncSession, holder: str, batch_id: str) -> Batch:

@@ -1,7 +1,4 @@
-"""The requests of a batch, and their answers.
-
-A line counts in its organisation's stored bytes by what stands in it; see `stored_bytes.py`.
-"""
+"""The requests of a batch, and their answers. Both count in `Batch.counted_bytes`: the requests by the input's size."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, updat
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
-from kvarn.store.repositories.batches.batches import LINE_BYTES, OVER, BatchStatus, LeaseLostError, change_batch
-from kvarn.store.repositories.stored_bytes import PART_BYTES, check_quota, count_bytes
+from kvarn.store.repositories.batches.batches import LeaseLostError, change_batch
 
 _DELETED_AT_ONCE = 500
 _LAST = (1 << 63) - 1
@@ -27,20 +23,15 @@ class Line:
     """A request of a batch."""
 
     line: int
-    """Of the input file, from 1."""
+    """Number in the input file, from 1."""
     custom_id: str
     body: bytes
     model: str = ""
     """The one that is to answer it; empty where it names none that could be served."""
 
-    @property
-    def counted_bytes(self) -> int:
-        """What it counts for without an answer."""
-        return PART_BYTES + len(self.custom_id) + len(self.model) + len(self.body)
-
 
 class OpenLine(NamedTuple):
-    """Where a request without an answer stands: small, whatever the request's size."""
+    """Place of a request without an answer: small, whatever the request's size."""
 
     model: str
     line: int
@@ -52,7 +43,7 @@ FIRST = OpenLine("", 0)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a line."""
+    """Result of a line."""
 
     line: int
     failed: bool
@@ -73,25 +64,13 @@ class Result(NamedTuple):
 
 
 async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
-    """Write requests. They take what their batch has reserved for them, as far as it goes.
-
-    Raises:
-        LeaseLostError: The batch is gone.
-        StorageFullError: The batch's organisation would store more than it may.
-    """
+    """Write requests. Raises `LeaseLostError` where the batch was deleted."""
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
-    size = sum(line.counted_bytes for line in lines)
     async with store.transaction() as session:
         batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
         if batch is None:
             raise LeaseLostError(f"the batch {batch_id} was deleted")
-        reserved = min(batch.reserved_bytes, size)
-        if store.max_stored_bytes is not None:
-            await check_quota(session, batch.organization_id, size - reserved, store.max_stored_bytes)
         await session.execute(insert(BatchLine), rows)
-        batch.reserved_bytes -= reserved
-        batch.counted_bytes -= reserved
-        await count_bytes(session, batch.organization_id, size - reserved, store.max_stored_bytes)
 
 
 async def open_lines(
@@ -172,7 +151,7 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
             statement = update(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line == bindparam("of"))
             await (await session.connection()).execute(statement, rows)
         failed = sum(answer.failed for answer in kept)
-        batch = await change_batch(
+        return await change_batch(
             session,
             holder,
             batch_id,
@@ -181,9 +160,8 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
             input_tokens=Batch.input_tokens + sum(answer.input_tokens for answer in kept),
             cached_tokens=Batch.cached_tokens + sum(answer.cached_tokens for answer in kept),
             output_tokens=Batch.output_tokens + sum(answer.output_tokens for answer in kept),
+            counted_bytes=Batch.counted_bytes + sum(len(answer.content) for answer in kept),
         )
-        await count_bytes(session, batch.organization_id, sum(len(answer.content) for answer in kept))
-        return batch
 
 
 async def read_results(store: Store, batch_id: str, after: int, count: int) -> list[Result]:
@@ -199,19 +177,12 @@ async def read_results(store: Store, batch_id: str, after: int, count: int) -> l
 
 
 async def delete_lines(store: Store, batch_id: str) -> None:
-    """Delete all lines of a batch, in steps of bounded size. While it is being checked they leave it what they took,
-    for it is checked again; once it is over they count no more."""
+    """Delete all lines of a batch, in steps of bounded size."""
     while True:
         async with store.transaction() as session:
-            batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
             query = select(BatchLine.line).where(BatchLine.batch_id == batch_id).limit(_DELETED_AT_ONCE)
             lines = list(await session.scalars(query))
             gone = delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines))
-            freed = sum(await session.scalars(gone.returning(LINE_BYTES)))
-            if batch is not None and batch.status == BatchStatus.VALIDATING:
-                batch.reserved_bytes += freed
-                batch.counted_bytes += freed
-            elif batch is not None and batch.status not in OVER:
-                await count_bytes(session, batch.organization_id, -freed)
+            await session.execute(gone)
         if len(lines) < _DELETED_AT_ONCE:
             return

@@ -18,7 +18,7 @@ from kvarn.store.repositories.conversations.conversations import Lock, unlock_co
 from kvarn.store.repositories.conversations.histories import Item
 from kvarn.store.repositories.conversations.responses import new_response, response_bytes
 from kvarn.store.repositories.queries import find_owned
-from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes, storing
+from kvarn.store.repositories.stored_bytes import json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
 """States of responses that have not ended."""
@@ -99,13 +99,11 @@ async def note_begun(store: Store, gateway_id: str, body: dict[str, Any]) -> Non
     """The model has begun to write a background response: `body` is how it stands."""
     async with store.transaction() as session:
         ours = (StoredResponse.id == body["id"], StoredResponse.leased_by == gateway_id)
-        found = select(StoredResponse.organization_id, StoredResponse.body).where(*ours).with_for_update()
-        row = (await session.execute(found)).one_or_none()
-        if row is not None:
-            growth = json_bytes(body) - json_bytes(row.body)
+        before = await session.scalar(select(StoredResponse.body).where(*ours).with_for_update())
+        if before is not None:
+            growth = json_bytes(body) - json_bytes(before)
             values = {"status": body["status"], "body": body, "counted_bytes": StoredResponse.counted_bytes + growth}
             await session.execute(update(StoredResponse).where(*ours).values(values))
-            await count_bytes(session, row.organization_id, growth)
 
 
 async def release_response(store: Store, gateway_id: str, response_id: str) -> None:
@@ -132,9 +130,7 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
             return row
         before, row.status, row.body = row.body, "cancelled", {**row.body, "status": "cancelled"}
         row.leased_by = row.leased_until = None
-        growth = json_bytes(row.body) - json_bytes(before)
-        row.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth)
+        row.counted_bytes += json_bytes(row.body) - json_bytes(before)
     if row.conversation_id is not None:
         await unlock_conversation(store, Lock(row.conversation_id, response_id))
     return row

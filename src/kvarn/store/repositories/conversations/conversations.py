@@ -16,7 +16,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_owned, is_owned_by
-from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
+from kvarn.store.repositories.stored_bytes import ITEM_BYTES, ROW_BYTES, json_bytes, storing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,12 @@ async def update_conversation(
 
     Raises:
         NotFoundError: The owner has no such conversation.
-        StorageFullError: They are longer, and its organisation would store more than it may.
     """
-    async with storing(store, owner.organization_id, 0) as session:
+    async with store.transaction() as session:
         conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
-        growth = json_bytes(metadata) - json_bytes(conversation.extra)
+        conversation.counted_bytes += json_bytes(metadata) - json_bytes(conversation.extra)
         conversation.extra = metadata
         conversation.changed_at = int(store.now())
-        conversation.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, store.max_stored_bytes)
     return conversation
 
 
@@ -165,7 +162,6 @@ async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id:
         await session.delete(row)
         conversation.changed_at = int(store.now())
         conversation.counted_bytes -= row.counted_bytes
-        await count_bytes(session, owner.organization_id, -row.counted_bytes)
     return conversation
 
 
@@ -200,12 +196,9 @@ async def unlock_conversation(store: Store, lock: Lock) -> None:
         await _unlock(session, lock)
 
 
-async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> int:
+async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> None:
     """Add a response's items to its conversation and let go of it, within the caller's transaction. Where the
     conversation has been deleted meanwhile there is nothing to add to: deletion wins.
-
-    Returns:
-        Bytes that the caller is to count for the organisation.
 
     Raises:
         ConversationLockedError: The hold ran out, and the conversation has gone on without this response.
@@ -213,19 +206,15 @@ async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: li
     try:
         conversation = await find_owned(session, owner, Conversation, lock.conversation_id, to_change=True)
     except NotFoundError:
-        return 0
+        return
     if items and conversation.locked_by != lock.response_id:
         raise ConversationLockedError(f"The conversation {lock.conversation_id!r} has gone on without this response.")
-    added = await append_items(session, conversation, items, now)
+    await append_items(session, conversation, items, now)
     await _unlock(session, lock)
-    return added
 
 
-async def append_items(session: AsyncSession, conversation: Conversation, items: list[Item], now: int) -> int:
+async def append_items(session: AsyncSession, conversation: Conversation, items: list[Item], now: int) -> None:
     """Add items at the end of a conversation that is held for a change.
-
-    Returns:
-        Bytes that the caller is to count for the organisation.
 
     Raises:
         ConflictError: It has an item of one of the ids already.
@@ -237,22 +226,20 @@ async def append_items(session: AsyncSession, conversation: Conversation, items:
     if len(set(ids)) < len(ids) or await session.scalar(known):
         raise ConflictError("Two items would have the same 'id': leave it out, and each gets its own.")
     of_it = {"conversation_id": conversation.id, "created_at": now}
-    sizes = [PART_BYTES + json_bytes(item) for item in items]
+    sizes = [ITEM_BYTES + json_bytes(item) for item in items]
     rows = [
         {**of_it, "id": item["id"], "position": position, "item": item, "counted_bytes": size}
         for position, (item, size) in enumerate(zip(items, sizes, strict=True), start=conversation.num_items)
     ]
     if rows:
         await session.execute(insert(ConversationItem), rows)
-    added = sum(sizes)
     conversation.num_items += len(items)
-    conversation.counted_bytes += added
+    conversation.counted_bytes += sum(sizes)
     conversation.changed_at = now
-    return added
 
 
 def _bytes_of(items: list[Item]) -> int:
-    return sum(PART_BYTES + json_bytes(item) for item in items)
+    return sum(ITEM_BYTES + json_bytes(item) for item in items)
 
 
 async def _unlock(session: AsyncSession, lock: Lock) -> None:

@@ -18,7 +18,7 @@ from kvarn.store.errors import StoreError
 Item = dict[str, Any]
 
 MAX_HISTORY_BYTES = 16 * 1024 * 1024
-"""Of JSON that a history may have."""
+"""Bytes of JSON that a history may have."""
 
 MAX_HISTORY_ITEMS = 4096
 """Items that a history may have; a message counts once for each of its parts. Making a chat of so many takes some

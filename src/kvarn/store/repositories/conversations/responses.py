@@ -24,7 +24,7 @@ from kvarn.store.repositories.conversations.histories import (
     text_of,
 )
 from kvarn.store.repositories.queries import is_owned_by
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 
 MAX_CHAIN = 1000
 """Turns that a chain may have."""
@@ -35,7 +35,7 @@ _MEASURE = select(
     func.sum(func.json_array_length(StoredResponse.input_items)),
     func.sum(size_of(StoredResponse.input_items) + size_of(StoredResponse.body)),
 ).select_from(StoredResponse)
-"""How many responses, items that they were given (what they said is counted when it is read), characters of JSON."""
+"""Numbers of responses, of input items (outputs are counted when they are read), of characters of JSON."""
 
 _KEPT_TURN = select(
     StoredResponse.id, StoredResponse.status, text_of(StoredResponse.input_items), text_of(StoredResponse.body)
@@ -52,9 +52,9 @@ class Ended:
     cuts: list[Any]
     previous_response_id: str | None = None
     lock: Lock | None = None
-    """Of its conversation."""
+    """Lock of its conversation."""
     new_items: list[Item] = field(default_factory=list)
-    """What it adds to its conversation."""
+    """Items that it adds to its conversation."""
 
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
@@ -114,17 +114,15 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
 
     It has been made: it is kept however much its organisation has stored.
     """
-    counted = response_bytes(ended.body, ended.input_items, ended.cuts) if stored else 0
     async with store.transaction() as session:
         if stored:
             conversation_id = ended.lock.conversation_id if ended.lock else None
+            counted = response_bytes(ended.body, ended.input_items, ended.cuts)
             row = new_response(owner, ended.body, ended.input_items, conversation_id, counted)
             row.previous_response_id, row.cuts = ended.previous_response_id, ended.cuts
             session.add(row)
-        added = counted
         if ended.lock is not None:
-            added += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
-        await count_bytes(session, owner.organization_id, added)
+            await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
 
 
 async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id: str) -> bool:
@@ -134,14 +132,12 @@ async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id
         False where it is no longer this gateway's to write: it was cancelled, deleted, or taken over.
     """
     mine = StoredResponse.id == ended.id, StoredResponse.leased_by == gateway_id
-    known = select(StoredResponse.counted_bytes, text_of(StoredResponse.request)).where(*mine).with_for_update()
+    known = select(text_of(StoredResponse.request)).where(*mine).with_for_update()
     content = response_bytes(ended.body, ended.input_items, ended.cuts)
     async with store.transaction() as session:
-        queued = (await session.execute(known)).one_or_none()
-        if queued is None:
+        request = await session.scalar(known)
+        if request is None:
             return False
-        counted, request = queued
-        growth = content + len(request.encode()) - counted
         written = update(StoredResponse).where(*mine)
         await session.execute(
             written.values(
@@ -150,17 +146,16 @@ async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id
                 cuts=ended.cuts,
                 leased_by=None,
                 leased_until=None,
-                counted_bytes=counted + growth,
+                counted_bytes=content + len(request.encode()),
             )
         )
         if ended.lock is not None:
-            growth += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
-        await count_bytes(session, owner.organization_id, growth)
+            await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
     return True
 
 
 def response_bytes(*content: Any) -> int:
-    """What a response of this content counts for in its organisation's stored bytes."""
+    """Bytes that a response of this content counts for."""
     return ROW_BYTES + json_bytes(*content)
 
 

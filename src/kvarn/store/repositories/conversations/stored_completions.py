@@ -11,7 +11,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.dialect import has_entry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_owned, owned_by
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 
 
 async def add_completion(
@@ -40,7 +40,6 @@ async def add_completion(
                 counted_bytes=counted,
             )
         )
-        await count_bytes(session, owner.organization_id, counted)
 
 
 async def list_completions(
@@ -67,18 +66,15 @@ async def change_metadata(
 
     Raises:
         NotFoundError: There is none of this id, or it is not theirs.
-        StorageFullError: They are longer, and its organisation would store more than it may.
     """
-    async with storing(store, owner.organization_id, 0) as session:
+    async with store.transaction() as session:
         stored = await find_owned(session, owner, StoredCompletion, completion_id, to_change=True)
         extra = _without_nul(metadata)
-        growth = json_bytes(extra) - json_bytes(stored.extra)
+        stored.counted_bytes += json_bytes(extra) - json_bytes(stored.extra)
         stored.extra = extra
-        stored.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, store.max_stored_bytes)
         return stored
 
 
 def _without_nul(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What PostgreSQL can search in: its JSONB has no NUL character, so U+FFFD stands for it."""
+    """Metadata in which PostgreSQL can search: its JSONB has no NUL character, so U+FFFD stands for it."""
     return {key.replace("\0", "\ufffd"): value.replace("\0", "\ufffd") for key, value in metadata.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import ApiKey, AuditEntry, User
-from kvarn.store.repositories.tenants.revision import advance_revision, lock_revision
+from kvarn.store.repositories.changes import KEYS, add_change, lock_changes
 
 _NO_NEWS = frozenset(
     {
@@ -26,6 +26,7 @@ _NO_NEWS = frozenset(
         "deployment.rolled_back",
         "deployment.scaled",
         "organization.created",
+        "organization.deleted",
         "organization.usage_erased",
         "project.created",
         "prompts.read",
@@ -39,22 +40,22 @@ _NO_NEWS = frozenset(
         "user.added",
     }
 )
-"""Changes after which every key grants what it did when it was seen before. All others make the gateways read keys
-again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
+"""Changes after which every key grants what it did when it was seen before. All others make the gateways read the
+organisation's keys again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts."""
+    """The one who makes a change."""
 
     name: str
     """In words, such as `command line (root)`."""
     key_id: str | None = None
     """The key that was used."""
     organization_id: str | None = None
-    """Whose administrator; None: the server itself."""
+    """The organisation it administers; None: the server itself."""
     user_id: str | None = None
-    """Whose key it is: `acting` finds out."""
+    """Owner of the key, read when the change begins."""
     email: str | None = None
     """Theirs, likewise."""
 
@@ -67,8 +68,8 @@ class AuditedChange:
     actor: Actor
     now: int
     """Seconds since 1970."""
-    concerns_keys: bool = False
-    """Whether keys may grant something else than before: then all gateways read them again."""
+    changed: set[str] = field(default_factory=set)
+    """Organisations whose keys may grant something else than before: all gateways read those again."""
 
     def record(
         self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
@@ -84,7 +85,7 @@ class AuditedChange:
             detail: What else there is to say, in the shape of OpenAI's event.
         """
         if kind not in _NO_NEWS:
-            self.concerns_keys = True
+            self.changed.add(organization_id)
         for reader in {organization_id, self.actor.organization_id or organization_id}:
             entry = AuditEntry(
                 id=new_id("audit_log-"),
@@ -110,11 +111,11 @@ async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedCh
     Changes happen one after the other, in all gateways: what a change has looked at is still so when it ends.
     """
     async with store.transaction() as session:
-        await lock_revision(session)
+        await lock_changes(session)
         change = AuditedChange(session, await _known(session, actor), int(store.now()))
         yield change
-        if change.concerns_keys:
-            await advance_revision(session)
+        for organization_id in sorted(change.changed):
+            add_change(session, organization_id, KEYS, change.now)
 
 
 async def _known(session: AsyncSession, actor: Actor) -> Actor:

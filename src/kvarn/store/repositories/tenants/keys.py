@@ -25,12 +25,12 @@ _ORDER = (ApiKey.created_at, ApiKey.id)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRequest:
-    """What a new key shall be."""
+    """Request for a new key."""
 
     name: str
     role: Role = Role.SERVICE
     user_id: str | None = None
-    """Whose it is: a user or a service account of the organisation."""
+    """Its owner: a user or a service account of the organisation."""
     scopes: Scopes = UNRESTRICTED
     lifetime_s: int | None = None
     """Seconds after which it expires; None: never."""
@@ -157,7 +157,7 @@ def is_in_force(key: ApiKey, now: float) -> bool:
 
 
 def scopes_as_json(scopes: Scopes) -> dict[str, Any]:
-    """As a row holds them: what is not restricted is left out."""
+    """Scopes as a row holds them: without those that restrict nothing."""
     parts = {"models": scopes.models, "endpoints": scopes.endpoints, "adapters": scopes.adapters}
     return {name: list(values) for name, values in parts.items() if values is not None}
 

@@ -17,8 +17,9 @@ from kvarn.store.repositories.tenants.rate_limits import limits_of
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the database says of a key."""
+    """A key's row, with the principal that it acts for."""
 
+    organization_id: str
     digest: str
     """SHA-256 of the key."""
     principal: Principal | None
@@ -26,12 +27,12 @@ class Grant:
     expires_at: int | None
 
     def principal_at(self, now: float) -> Principal | None:
-        """Whom it acts for at a later time."""
+        """The principal at a later time."""
         return self.principal if self.expires_at is None or now < self.expires_at else None
 
 
 async def find_grant(session: AsyncSession, lookup: str, now: float) -> Grant | None:
-    """What a key grants at the time `now`, found by its first part; None where no key begins so."""
+    """The grant of a key at the time `now`, found by its first part; None where no key begins so."""
     return await _find(session, ApiKey.lookup == lookup, now)
 
 
@@ -76,11 +77,11 @@ async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -
     key, project, organization = row
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
-        return Grant(key.digest, None, key.expires_at)
+        return Grant(organization.id, key.digest, None, key.expires_at)
     principal = await _principal_of(session, organization, project, key.id)
     scopes = scopes_from_json(key.scopes)
     principal = replace(principal, role=_role(key), user_id=key.user_id, key_id=key.id, scopes=scopes)
-    return Grant(key.digest, principal, key.expires_at)
+    return Grant(organization.id, key.digest, principal, key.expires_at)
 
 
 async def _principal_of(

@@ -11,12 +11,10 @@ from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
 from kvarn.store.repositories.dialect import insert
 from kvarn.store.repositories.usage import rollups
-from kvarn.store.repositories.usage.events import without_erased
 
 
 async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
-    """Count events into their hours, in one transaction. Those that have been counted before are left out, and those
-    of organisations whose usage has been erased.
+    """Count events into their hours, in one transaction. Those that have been counted before are left out.
 
     Returns:
         How many were new.
@@ -27,9 +25,7 @@ async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
     if not events:
         return 0
     async with store.transaction() as session:
-        unique = {event.id: event for event in await without_erased(session, events)}
-        if not unique:
-            return 0
+        unique = {event.id: event for event in events}
         statement = insert(session, BilledEvent).on_conflict_do_nothing(index_elements=["event_id"])
         now = int(store.now())
         rows = [{"event_id": key, "billed_at": now} for key in sorted(unique)]

@@ -27,7 +27,7 @@ async def read_budgets(store: Store) -> tuple[list[Budget], dict[str, int]]:
 
 
 async def spent(session: AsyncSession, rules: Sequence[Budget], now: float) -> dict[str, int]:
-    """What was spent of these budgets in the periods in which `now` lies, as far as the ledger has it."""
+    """Amounts that the ledger has spent of these budgets in the periods in which `now` lies."""
     periods = {rule.period: period_name(rule.period, now) for rule in rules}
     organizations = {rule.organization_id for rule in rules}
     query = select(UsagePeriod).where(UsagePeriod.period.in_(periods.values()))

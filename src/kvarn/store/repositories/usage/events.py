@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import chain
 
 import msgspec
-from sqlalchemy import select, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,10 +13,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import UnstorableError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import ErasedOrganization, OutboxEntry, UsageEvent, UsageHour, UsagePeriod
-from kvarn.store.repositories.dialect import insert, is_postgresql
+from kvarn.store.repositories.dialect import insert
 from kvarn.store.repositories.usage import rollups
-
-_log = logging.getLogger("kvarn.store")
 
 _DATA_AT_FAULT = ("22", "23")
 """Classes of SQLSTATE: data exception, integrity constraint violation."""
@@ -26,7 +22,7 @@ _DATA_AT_FAULT = ("22", "23")
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
     """Write events in one transaction with their outbox entries and the sums of their hours and periods. One whose id
-    is in the ledger already changes nothing, and one of an organisation whose usage has been erased is dropped.
+    is in the ledger already changes nothing.
 
     Args:
         events: At most some hundreds.
@@ -49,10 +45,10 @@ async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence
 
 
 async def _record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None) -> set[str]:
+    if not events:
+        return set()
     async with store.transaction() as session:
-        rows = {event.id: event for event in reversed(await without_erased(session, events))}  # the first of each id
-        if not rows:
-            return set()
+        rows = {event.id: event for event in reversed(events)}  # the first of each id
         statement = insert(session, UsageEvent).on_conflict_do_nothing(index_elements=["id"]).returning(UsageEvent.id)
         # Sorted: two gateways that write the same events lock them in the same order.
         given = [msgspec.structs.asdict(rows[key]) for key in sorted(rows)]
@@ -93,25 +89,7 @@ def _hour_of(event: LedgerEvent) -> rollups.Key:
 
 
 async def note_erased(store: Store, organization_id: str) -> None:
-    """From here on no event of this organisation is written: what stands in the tables now may be deleted for good."""
+    """Have the sweep delete whatever usage of this organisation still comes, from a spool or from Kafka."""
     async with store.transaction() as session:
-        if is_postgresql(session):
-            # Waits for all who looked and have not yet written; whoever is to look waits for us. Who only reads, as a
-            # backup does, waits for nobody. SQLite has one writer at a time anyway.
-            await session.execute(text(f"LOCK TABLE {ErasedOrganization.__tablename__} IN EXCLUSIVE MODE"))
         statement = insert(session, ErasedOrganization).on_conflict_do_nothing(index_elements=["id"])
         await session.execute(statement, [{"id": organization_id, "erased_at": int(store.now())}])
-
-
-async def without_erased(session: AsyncSession, events: Sequence[LedgerEvent]) -> list[LedgerEvent]:
-    """Those that may be written in this transaction; the log says how many others there were."""
-    if is_postgresql(session):
-        await session.execute(text(f"LOCK TABLE {ErasedOrganization.__tablename__} IN ROW SHARE MODE"))
-    organizations = {event.organization_id for event in events}
-    query = select(ErasedOrganization.id).where(ErasedOrganization.id.in_(organizations))
-    erased = set(await session.scalars(query))
-    if not erased:
-        return list(events)
-    kept = [event for event in events if event.organization_id not in erased]
-    _log.warning("usage events of erased organizations dropped", extra={"events": len(events) - len(kept)})
-    return kept

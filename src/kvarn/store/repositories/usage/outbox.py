@@ -24,7 +24,7 @@ async def forget(store: Store, numbers: Collection[int]) -> None:
 
 
 async def waiting(store: Store) -> tuple[int, int | None]:
-    """How many entries there are, and when the oldest was written (seconds since 1970)."""
+    """Number of entries, and the time at which the oldest was written (seconds since 1970)."""
     async with store.reading() as session:
         query = select(func.count(), func.min(OutboxEntry.created_at)).select_from(OutboxEntry)
         count, since = (await session.execute(query)).one()

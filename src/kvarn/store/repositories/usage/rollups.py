@@ -15,7 +15,7 @@ from kvarn.store.repositories.dialect import insert
 Key = tuple[int | str, ...]
 """Values of a table's primary key, in its columns' order."""
 Amounts = tuple[int, ...]
-"""What is added to its other columns, in their order."""
+"""Amounts that are added to its other columns, in their order."""
 
 
 async def add(session: AsyncSession, table: type[Base], amounts: Iterable[tuple[Key, Amounts]]) -> None:

@@ -1,0 +1,146 @@
+"""The load of one engine: its latest statistics, and what this gateway has sent it and seen end since.
+
+Statistics come a few times a second; in between, a gateway that only looked at them would send everything it has to an
+engine that seems idle. Others may send to the same engine: the statistics count theirs too. Admission and the choice of
+a replica both read this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvarn.admission.predictor import Load, Mix, Predictor
+from kvarn.config.schema import EngineConfig
+from kvarn.shapes import BLOCK_SIZE
+from kvarn.wire.messages import EngineStats
+
+SAME_STEP_S = 0.02
+"""Answers that end this soon after the statistics came ended in the very step that those describe."""
+
+
+class EngineLoad:
+    """One engine, as far as this gateway knows.
+
+    Args:
+        config: How it is configured.
+        tpot_target_s: The target that is sent with each request; None: none.
+    """
+
+    __slots__ = (
+        "_ended_rows",
+        "_tokens_by_priority",
+        "_tpot_target_s",
+        "config",
+        "predictor",
+        "reservations",
+        "reserved_rows",
+        "reserved_tokens",
+        "stats",
+        "updated_s",
+    )
+
+    def __init__(self, config: EngineConfig, tpot_target_s: float | None = None) -> None:
+        self.config = config
+        self._tpot_target_s = tpot_target_s
+        self.predictor: Predictor | None = None
+        """None until the engine has measured how long its steps take."""
+        self.stats = EngineStats()
+        self.updated_s = 0.0
+        self.reservations: set[Reservation] = set()
+        """Requests that the statistics do not count yet."""
+        self.reserved_rows = 0
+        self.reserved_tokens = 0
+        self._tokens_by_priority = Counter[int]()
+        """`reserved_tokens` by priority."""
+        self._ended_rows = 0
+        """Ended sequences that the statistics still count."""
+
+    def update(self, stats: EngineStats, now: float) -> bool:
+        """Take the latest statistics; False where they are known."""
+        if stats is self.stats:
+            return False
+        self.stats, self.updated_s = stats, now
+        times = stats.step_times
+        self.predictor = None if times is None else Predictor(times, self.config, self._tpot_target_s)
+        # What was sent while that step ran waits for the next one: the statistics do not count it yet.
+        for reservation in [each for each in self.reservations if each.sent_s < now - stats.step_s]:
+            reservation.end()
+        self._ended_rows = 0
+        return True
+
+    def reserve(self, tokens: int, rows: int, priority: int = 0) -> Reservation:
+        """Count a request as load from now on; `tokens` of its prompt have to be computed."""
+        return Reservation(self, tokens, rows, priority)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait inside the engine."""
+        return self.stats.waiting > 0
+
+    @property
+    def rows(self) -> int:
+        """Sequences that the engine has."""
+        return max(0, self.stats.running + self.stats.waiting + self.reserved_rows - self._ended_rows)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of prompts that wait inside the engine."""
+        return sum(self.stats.waiting_tokens_by_priority.values())
+
+    @property
+    def free_tokens(self) -> float:
+        """Room in its KV cache, blocks that only the prefix cache holds included; infinite where it is unknown."""
+        if not self.stats.kv_blocks_total:
+            return float("inf")
+        return self.stats.kv_blocks_free * BLOCK_SIZE - self.waiting_tokens
+
+    def ahead_of(self, priority: int, now: float, mix: Mix) -> Load:
+        """Work before a request of this priority."""
+        stats = self.stats
+        rows = self.rows
+        prefill = float(stats.prefill_tokens)
+        prefill += sum(tokens for tier, tokens in stats.waiting_tokens_by_priority.items() if tier <= priority)
+        prefill += sum(tokens for tier, tokens in self._tokens_by_priority.items() if tier <= priority)
+        context = stats.decode_context + max(0, rows - stats.decode_rows) * mix.prompt_tokens
+        if self.predictor is not None:  # what it has probably computed since the statistics were made
+            speed = self.predictor.prefill_speed(self.predictor.token_s(mix), stats.decode_rows, stats.decode_context)
+            prefill = max(0.0, prefill - (now - self.updated_s) * speed)
+        decoding = min(rows, stats.decode_rows + (rows - stats.decode_rows) // 2)
+        # Those that are here grow by half an answer each.
+        free = self.free_tokens - self.reserved_tokens - rows * mix.output_tokens / 2
+        return Load(rows, decoding, context, prefill, free)
+
+
+class Reservation:
+    """A request's load on an engine, until the engine's statistics count it or it is over."""
+
+    __slots__ = ("_load", "_priority", "_rows", "_tokens", "sent_s")
+
+    def __init__(self, load: EngineLoad, tokens: int, rows: int, priority: int) -> None:
+        self._load = load
+        self._tokens = tokens
+        self._rows = rows
+        self._priority = priority
+        self.sent_s = float("inf")
+        """Time at which it went to the engine."""
+        load.reservations.add(self)
+        self._count(1)
+
+    def sent(self, now: float) -> None:
+        """The request goes to the engine now."""
+        self.sent_s = now
+
+    def end(self, ended_s: float | None = None) -> None:
+        """Count it no more; may be called again. `ended_s`: when its answer ended, where the statistics that count it
+        shall be corrected."""
+        load = self._load
+        if self in load.reservations:
+            load.reservations.remove(self)
+            self._count(-1)
+        elif ended_s is not None and ended_s > load.updated_s + min(SAME_STEP_S, load.stats.step_s / 2):
+            load._ended_rows += self._rows
+
+    def _count(self, sign: int) -> None:
+        self._load.reserved_tokens += sign * self._tokens
+        self._load.reserved_rows += sign * self._rows
+        self._load._tokens_by_priority[self._priority] += sign * self._tokens

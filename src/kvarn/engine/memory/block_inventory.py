@@ -1,0 +1,81 @@
+"""Which blocks an engine holds, in its prefix cache and in tiers behind it, for whoever wants to know."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Protocol
+
+from kvarn.wire.block_events import NAME_BYTES
+
+
+def packed(names: Iterable[bytes]) -> bytes:
+    """The first bytes of these names, one behind the other."""
+    return b"".join([name[:NAME_BYTES] for name in names])
+
+
+class BlockInventory:
+    """The names of all blocks that are held in one place at least, and what changed since that was last told.
+
+    A block that came and went in between is not mentioned. Thread-safe: tiers have threads of their own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[bytes, int] = {}
+        """In how many places each is."""
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    def add(self, name: bytes) -> None:
+        """A block is in one place more."""
+        with self._lock:
+            places = self._places[name] = self._places.get(name, 0) + 1
+            if places > 1:
+                return
+            if name in self._removed:
+                del self._removed[name]
+            else:
+                self._stored[name] = None
+
+    def drop(self, name: bytes) -> None:
+        """A block is in one place less."""
+        with self._lock:
+            places = self._places[name] = self._places[name] - 1
+            if places:
+                return
+            del self._places[name]
+            if name in self._stored:
+                del self._stored[name]
+            else:
+                self._removed[name] = None
+
+    def __bool__(self) -> bool:
+        return bool(self._stored or self._removed)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def take(self) -> tuple[bytes, bytes]:
+        """Blocks that came and blocks that went, each 8 bytes a block; they are told."""
+        with self._lock:
+            return self._take()
+
+    def snapshot(self) -> tuple[bytes, bytes, bytes]:
+        """The same, and all blocks that are held after these changes."""
+        with self._lock:
+            return *self._take(), packed(self._places)
+
+    def _take(self) -> tuple[bytes, bytes]:
+        told = packed(self._stored), packed(self._removed)
+        self._stored.clear()
+        self._removed.clear()
+        return told
+
+
+class BlockPlace(Protocol):
+    """Where blocks are held."""
+
+    def watch(self, held: BlockInventory | None) -> None:
+        """Add what is held here and, from now on, add and drop what comes and goes; or no more."""
+        ...

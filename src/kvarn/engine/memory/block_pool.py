@@ -1,0 +1,139 @@
+"""Who owns each block of the paged KV cache.
+
+Every block is in exactly one of three places::
+
+    free ──allocate──▶ held (references > 0) ──release──▶ free                  nobody caches it
+      ▲                     ▲        │
+      │                  acquire   release                                      the prefix cache or an adapter does
+      │                     │        ▼
+      └──────uncache─────── idle: cached only, least recently released first
+
+All operations are O(1): the free list is a stack, the idle blocks a linked list in order of release. Blocks are
+interchangeable, so there is no external fragmentation. Where none is free, the block idle for longest is evicted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+from kvarn.engine.errors import IntegrityError, OutOfBlocksError
+
+
+class BlockOwner(Protocol):
+    """Caches contents in blocks: the prefix cache, or the adapters."""
+
+    def evict(self, block: int) -> None:
+        """Forget an idle block's contents, and whatever cannot stay without them, by `uncache`."""
+        ...
+
+
+class BlockPool:
+    """Reference counts and the free list. A reference is one block-table entry of one sequence."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._references = [0] * num_blocks
+        self._owners: list[BlockOwner | None] = [None] * num_blocks
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that are cached and not referenced."""
+        return len(self._idle)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had without preempting anyone."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that sequences reference, each counted once."""
+        return self.num_blocks - len(self._free) - len(self._idle)
+
+    def references(self, block: int) -> int:
+        """Block-table entries that point to the block."""
+        return self._references[block]
+
+    def is_cached(self, block: int) -> bool:
+        """Whether the block has an owner that caches its contents."""
+        return self._owners[block] is not None
+
+    def is_writable(self, block: int) -> bool:
+        """Whether its one holder may write into it: nobody else, and no cache, would see the change."""
+        return self._references[block] == 1 and self._owners[block] is None
+
+    def allocate(self) -> int:
+        """Take a block with one reference. Raises `OutOfBlocksError` where none is free or idle."""
+        if not self._free and not self.evict():
+            raise OutOfBlocksError("no free KV block: preempt a sequence")
+        block = self._free.pop()
+        self._references[block] = 1
+        return block
+
+    def acquire(self, block: int) -> None:
+        """Add a reference to a held or idle block."""
+        if self._references[block] == 0:
+            del self._idle[block]
+        self._references[block] += 1
+
+    def release(self, block: int) -> None:
+        """Drop a reference; the last one makes the block idle if the cache names it, else free."""
+        count = self._references[block] - 1
+        if count < 0:
+            raise IntegrityError(f"block {block} was released more often than it was acquired")
+        self._references[block] = count
+        if count == 0:
+            if self._owners[block] is None:
+                self._free.append(block)
+            else:
+                self._idle[block] = None
+
+    def release_all(self, blocks: Iterable[int]) -> None:
+        """Release each block, in order."""
+        for block in blocks:
+            self.release(block)
+
+    def cache(self, block: int, owner: BlockOwner) -> None:
+        """Have a held block become idle, not free, at its last release."""
+        self._owners[block] = owner
+
+    def evict(self) -> bool:
+        """Have the block that was released longest ago evicted; False where none is idle."""
+        block = next(iter(self._idle), None)
+        owner = None if block is None else self._owners[block]
+        if block is None or owner is None:
+            return False
+        owner.evict(block)
+        return True
+
+    def uncache(self, block: int) -> None:
+        """Free an idle block, whose owner has forgotten it."""
+        del self._idle[block]
+        self._owners[block] = None
+        self._free.append(block)
+
+    def check_integrity(self, expected_references: dict[int, int]) -> None:
+        """Compare with a recount of all references. Raises `IntegrityError` at the first contradiction."""
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise IntegrityError("a block is in the free list twice")
+        for block in range(self.num_blocks):
+            references, expected = self._references[block], expected_references.get(block, 0)
+            if references != expected:
+                raise IntegrityError(f"block {block} counts {references} references, {expected} exist")
+            places = (block in free) + (block in self._idle) + (references > 0)
+            if places != 1:
+                raise IntegrityError(f"block {block} is in {places} places, not in one")
+            if block in self._idle and self._owners[block] is None:
+                raise IntegrityError(f"block {block} is idle, but has no owner")
+            if block in free and self._owners[block] is not None:
+                raise IntegrityError(f"block {block} is free, but has an owner")

@@ -1,0 +1,280 @@
+"""Block tables: how sequences come by their blocks, share them, write into them and give them back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.adapters import AdapterResidency, AdapterStore
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
+from kvarn.engine.memory.snapshots import Snapshots
+from kvarn.engine.memory.tiers import KVTiers
+from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate, StateSave
+from kvarn.engine.request import Sequence
+from kvarn.shapes import BLOCK_SIZE
+
+
+def blocks_for(num_tokens: int) -> int:
+    """Blocks that hold this many tokens."""
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Computed tokens that a waiting sequence would find, and what it would still take."""
+
+    num_computed_tokens: int
+    """Tokens it need not compute."""
+    blocks: list[int]
+    """Blocks that it would share."""
+    nodes: list[PrefixNode]
+    loads: list[bytes]
+    """Names of the blocks behind those, which are loaded from beyond the device."""
+    blocks_needed: int
+    """Available blocks that it uses up once all its known tokens are computed: fresh ones, the copy of a shared
+    one, idle ones that it revives, and those of an adapter that no running sequence has."""
+    shared_tokens: int
+    """Its first tokens whose blocks the prefix cache holds: of a model with recurrent states perhaps more than it need
+    not compute."""
+
+
+class KVCacheManager:
+    """The paged KV cache of one replica, as bookkeeping: the block pool and the prefix cache together."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        prefix_cache: bool,
+        namespace: str = "",
+        tiers: KVTiers | None = None,
+        adapters: AdapterStore | None = None,
+        num_snapshots: int | None = None,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
+        """Of recurrent states; None where the model has none."""
+        self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
+        self.tiers = tiers
+        """Where blocks are kept beyond the device, if anywhere."""
+        self.adapters = AdapterResidency(self.pool, adapters)
+        self._reuse = prefix_cache
+
+    def match_prefix(self, sequence: Sequence) -> PrefixMatch:
+        """The best start for a waiting sequence: its sibling's prompt, or the longest prefix that is cached or stored.
+
+        At least the last known token is left to compute, since the next one is drawn from its logits. While prompt
+        log-probabilities are outstanding, their positions are left to compute too.
+        """
+        request, limit = sequence.request, self._reusable(sequence)
+        nodes = self.cache.match(sequence.tokens, request.scope, limit) if self._reuse else []
+        matched = len(nodes) * BLOCK_SIZE
+        if self.snapshots is not None:
+            nodes = nodes[: self.snapshots.num_usable(nodes)]
+        cached, blocks = len(nodes) * BLOCK_SIZE, [node.block for node in nodes]
+        computed, loads = cached, self._loadable(sequence, limit, len(nodes))
+        if loads:
+            known = sequence.num_computed_tokens or len(sequence.fetch.block_names) * BLOCK_SIZE
+            computed = min(cached + len(loads) * BLOCK_SIZE, known, limit)
+        leader = request.sequences[0]
+        shared = sequence.num_prompt - 1
+        can_fork = (
+            self.snapshots is None  # the leader's states stand for more tokens
+            and sequence is not leader
+            and leader.slot is not None
+            and leader.num_computed_tokens >= sequence.num_prompt
+        )
+        if can_fork and shared > computed:
+            blocks, nodes, loads = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE], []
+            computed = cached = shared
+        return PrefixMatch(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached), matched)
+
+    def _reusable(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed, if their keys and values are anywhere."""
+        request = sequence.request
+        if request.wants_prompt_logprobs and sequence.leads:
+            return len(request.prompt_logprobs) - 1
+        return sequence.num_tokens - 1
+
+    def _loadable(self, sequence: Sequence, limit: int, first: int) -> list[bytes]:
+        """Names of blocks from entry `first` on that are loaded when the sequence starts now."""
+        if self.tiers is None:
+            return []
+        if self._reuse:
+            self.tiers.name(sequence, limit)
+        known = sequence.num_computed_tokens or limit // BLOCK_SIZE * BLOCK_SIZE
+        return self.tiers.loadable(sequence, first, blocks_for(min(known, limit)))
+
+    def prefetch(self, sequence: Sequence, now: float) -> None:
+        """Have a waiting sequence's blocks brought near, unless that was decided already."""
+        if self.tiers is None or sequence.fetch.tried or now < sequence.fetch.again_s:
+            return
+        limit = self._reusable(sequence)
+        if self._reuse:
+            self.tiers.name(sequence, limit)
+        first = len(self.cache.match(sequence.tokens, sequence.request.scope, limit)) if self._reuse else 0
+        self.tiers.begin_fetch(sequence, first, blocks_for(limit), now)
+
+    def must_wait(self, sequence: Sequence, now: float) -> bool:
+        """Whether a sequence that could start should not do so yet, since blocks of it are on their way here."""
+        if self.tiers is None:
+            return False
+        self.prefetch(sequence, now)
+        return self.tiers.must_wait(sequence, now)
+
+    def count_lookup(self, sequence: Sequence) -> None:
+        """Count what a new prompt, which was just placed, looked for in the tiers, and what it found there."""
+        if self.tiers is not None and self._reuse:
+            cached = len(sequence.nodes) * BLOCK_SIZE
+            self.tiers.queries += max(0, sequence.num_prompt - cached)
+            self.tiers.hits += sequence.num_computed_tokens - cached
+
+    def leave_queue(self, sequence: Sequence) -> None:
+        """The sequence waits no more, and for no blocks."""
+        if self.tiers is not None:
+            self.tiers.end_fetch(sequence)
+
+    def _needed(self, sequence: Sequence, blocks: list[int], computed: int) -> int:
+        """Available blocks that it takes to hold all known tokens and its adapter, where `blocks` are shared."""
+        revived = sum(1 for block in blocks if not self.pool.references(block))
+        adapter = self.adapters.blocks_needed(sequence.request.scope.adapter)
+        return blocks_for(sequence.num_tokens) - computed // BLOCK_SIZE + revived + adapter
+
+    def place(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Give the sequence the blocks it shares and loads. Nothing may have been allocated since `match`."""
+        for block in match.blocks:
+            self.pool.acquire(block)
+        self.adapters.acquire(sequence.request.scope.adapter)
+        sequence.num_computed_tokens = match.num_computed_tokens
+        sequence.blocks = list(match.blocks)
+        sequence.nodes = list(match.nodes)
+        if self.snapshots is not None:
+            self.snapshots.start(sequence, match.nodes, match.shared_tokens)
+        sequence.fetch.block_names = []
+        for name in match.loads:
+            assert self.tiers is not None, "only blocks of a tier are loaded"
+            if not self.tiers.connector.reserve(name):  # evicted since it was looked for
+                sequence.num_computed_tokens = min(match.num_computed_tokens, len(sequence.blocks) * BLOCK_SIZE)
+                break
+            block = self.pool.allocate()
+            sequence.blocks.append(block)
+            self.tiers.load(block, name)
+        sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
+
+    def is_reserved(self, sequence: Sequence, end: int) -> bool:
+        """Whether positions `num_computed_tokens` to `end - 1` lie in one block that is writable already.
+
+        So it is for fifteen decodes of sixteen, and `reserve` need not be asked.
+        """
+        index, blocks = sequence.num_computed_tokens // BLOCK_SIZE, sequence.blocks
+        return end <= (index + 1) * BLOCK_SIZE and index < len(blocks) and self.pool.is_writable(blocks[index])
+
+    def reserve(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> None:
+        """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the write.
+
+        The copies that the plan must make are appended to `copies`.
+
+        Raises:
+            OutOfBlocksError: What could be had is kept; call again with the same arguments once there is room.
+        """
+        blocks = sequence.blocks
+        first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
+        for index in range(first, last + 1):
+            if index == len(blocks):
+                blocks.append(self.pool.allocate())
+                sequence.pending_updates.append(BlockUpdate(index, blocks[index]))
+            elif not self.pool.is_writable(blocks[index]):
+                shared, own = blocks[index], self.pool.allocate()
+                copies.append(BlockCopy(shared, own))
+                self._replace(sequence, index, own)
+
+    def can_extend(self, sequence: Sequence, end: int) -> bool:
+        """Whether the blocks for positions up to `end - 1` can be had without preempting anyone."""
+        return blocks_for(end) - len(sequence.blocks) <= self.pool.num_available
+
+    def publish(self, sequence: Sequence) -> None:
+        """Enter newly computed full blocks, of prompt and answer alike, into the prefix cache.
+
+        Where the cache already has a block with these tokens, the sequence adopts it and frees its own, so that two
+        sequences never hold the same tokens twice, and whoever holds a cached block holds the path to it.
+        """
+        nodes, num_full = sequence.nodes, sequence.num_computed_tokens // BLOCK_SIZE
+        if len(nodes) == num_full or not self._reuse:
+            return
+        scope = sequence.request.scope
+        for index in range(len(nodes), num_full):
+            key = tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+            node = self.cache.insert(scope, nodes[-1] if nodes else None, key, sequence.blocks[index])
+            if node.block != sequence.blocks[index]:
+                self.pool.acquire(node.block)
+                self._replace(sequence, index, node.block)
+            elif self.tiers is not None:
+                self.tiers.store(node.block, node.hash, scope)
+            nodes.append(node)
+        if self.snapshots is not None:
+            self.snapshots.publish(sequence)
+
+    def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
+        """Where a step that computes so many tokens of each sequence copies their recurrent states."""
+        return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks from a running sequence, last to first; the prefix cache keeps what it names."""
+        self.adapters.release(sequence.request.scope.adapter)
+        self.pool.release_all(reversed(sequence.blocks))
+        if self.snapshots is not None:
+            self.snapshots.release(sequence)
+        sequence.forget_memory()
+
+    def offload(self, sequence: Sequence) -> None:
+        """Release a preempted sequence's blocks and have their contents stored: `match` will find them again."""
+        if self.tiers is None:
+            raise ValueError("blocks can only be stored by an engine that has a KV connector: pass it one")
+        # Positions from the last known token on belong to steps in flight, whose results are dropped.
+        computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
+        names = self.tiers.suspend(sequence, computed)
+        self.release(sequence)
+        sequence.num_computed_tokens, sequence.fetch.block_names = computed, names
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether there are blocks or adapters for the next plan to store or load."""
+        return self.adapters.has_loads or (self.tiers is not None and self.tiers.has_transfers)
+
+    def drain_transfers(self) -> tuple[list[BlockTransfer], list[BlockTransfer], list[AdapterLoad], list[str]]:
+        """Blocks to store and to load, adapters to load and to drop, for the next plan."""
+        stores, loads = self.tiers.drain() if self.tiers is not None else ([], [])
+        return stores, loads, *self.adapters.drain()
+
+    def forget(self, tenant: str) -> None:
+        """Delete a tenant's blocks wherever they are, but for those that its running sequences hold."""
+        self.cache.forget(tenant)
+        if self.tiers is not None:
+            self.tiers.connector.forget(tenant)
+
+    def _replace(self, sequence: Sequence, index: int, block: int) -> None:
+        self.pool.release(sequence.blocks[index])
+        sequence.blocks[index] = block
+        sequence.pending_updates.append(BlockUpdate(index, block))
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Recount everything from the block tables. Raises `IntegrityError` at the first contradiction."""
+        references: dict[int, int] = {}
+        for sequence in running:
+            if len(sequence.blocks) < blocks_for(sequence.num_computed_tokens):
+                raise IntegrityError(f"{sequence.request.request_id}: computed tokens without a block")
+            if len(sequence.nodes) * BLOCK_SIZE > len(sequence.tokens):
+                raise IntegrityError(f"{sequence.request.request_id}: a block of unknown tokens is in the prefix cache")
+            if len(set(sequence.blocks)) != len(sequence.blocks):
+                raise IntegrityError(f"{sequence.request.request_id}: a block stands in its table twice")
+            if [node.block for node in sequence.nodes] != sequence.blocks[: len(sequence.nodes)]:
+                raise IntegrityError(f"{sequence.request.request_id}: its table strays from its path in the cache")
+            for block in sequence.blocks:
+                references[block] = references.get(block, 0) + 1
+        self.adapters.check_integrity(Counter(each.request.scope.adapter for each in running), references)
+        self.pool.check_integrity(references)
+        if self.snapshots is not None:
+            self.snapshots.check_integrity(running)
+        self.cache.check_integrity()

@@ -1,0 +1,160 @@
+"""Reuse of computed blocks: a radix tree whose edges are the 16 tokens of a block.
+
+A node is one full, computed block; its path from the root spells every token before it. There is a root for each
+(tenant, cache salt, adapter), so a prompt of one tenant or salt can never meet a block of another. Lookup follows the
+tokens themselves; the chained hash is only the block's *name* in other processes, so a collision could never leak a
+block.
+
+Whoever holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so among
+idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction in
+LRU order is O(1) without searching for leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from kvarn.engine.errors import IntegrityError
+from kvarn.engine.memory.block_inventory import BlockInventory
+from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.shapes import BLOCK_SIZE
+from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
+
+
+class PrefixNode:
+    """One cached block. A root has no block and no parent."""
+
+    __slots__ = ("block", "children", "hash", "parent", "scope", "snapshot", "tokens")
+
+    def __init__(
+        self, scope: PrefixScope, parent: PrefixNode | None, tokens: tuple[int, ...], block: int, name: bytes
+    ) -> None:
+        self.scope = scope
+        self.parent = parent
+        self.tokens = tokens
+        self.block = block
+        self.hash = name
+        self.children: dict[tuple[int, ...], PrefixNode] = {}
+        self.snapshot: int | None = None
+        """Of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`); None: there is none."""
+
+
+class PrefixCache:
+    """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle.
+
+    `on_removal` is told of each node that leaves the tree.
+    """
+
+    def __init__(
+        self, pool: BlockPool, namespace: str = "", on_removal: Callable[[PrefixNode], None] | None = None
+    ) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._roots: dict[PrefixScope, PrefixNode] = {}
+        self._by_block: dict[int, PrefixNode] = {}
+        self.evictions = 0
+        self._held: BlockInventory | None = None
+        self._on_removal = on_removal
+
+    def __len__(self) -> int:
+        return len(self._by_block)
+
+    def match(self, tokens: list[int], scope: PrefixScope, max_tokens: int) -> list[PrefixNode]:
+        """The longest cached path that begins `tokens`, of at most `max_tokens` tokens."""
+        nodes: list[PrefixNode] = []
+        node = self._roots.get(scope)
+        end = min(max_tokens, len(tokens))
+        for start in range(0, end - BLOCK_SIZE + 1, BLOCK_SIZE):
+            if node is None:
+                break
+            node = node.children.get(tuple(tokens[start : start + BLOCK_SIZE]))
+            if node is not None:
+                nodes.append(node)
+        return nodes
+
+    def insert(
+        self, scope: PrefixScope, parent: PrefixNode | None, block_tokens: tuple[int, ...], block: int
+    ) -> PrefixNode:
+        """Name a held, full, computed block below `parent` (None: the scope's root), whose path the caller holds.
+
+        Returns the node for these tokens. Where there already is one, its block is the one to use and the
+        caller's own is superfluous.
+        """
+        if parent is None:
+            parent = self._roots.get(scope)
+            if parent is None:
+                parent = self._roots[scope] = PrefixNode(scope, None, (), -1, root_hash(scope, self._namespace))
+        existing = parent.children.get(block_tokens)
+        if existing is not None:
+            return existing
+        node = PrefixNode(scope, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
+        parent.children[block_tokens] = node
+        self._by_block[block] = node
+        self._pool.cache(block, self)
+        if self._held is not None:
+            self._held.add(node.hash)
+        return node
+
+    def evict(self, block: int) -> None:
+        """Free an idle block; see `BlockOwner`."""
+        node = self._by_block.pop(block)
+        if node.children:
+            raise IntegrityError(f"block {block} was to be evicted before the blocks that follow it")
+        self._unlink(node)
+        self._pool.uncache(block)
+        self.evictions += 1
+
+    def forget(self, tenant: str) -> None:
+        """Free a tenant's idle blocks. What follows a block that is held is held too, or was not released yet."""
+        roots = [root for scope, root in self._roots.items() if scope.tenant == tenant]
+        for node in reversed(list(self._walk(roots))):  # what follows a block comes before it
+            if not self._pool.references(node.block):
+                del self._by_block[node.block]
+                self._unlink(node)
+                self._pool.uncache(node.block)
+
+    def names(self) -> Iterator[bytes]:
+        """Of all blocks."""
+        return (node.hash for node in self._by_block.values())
+
+    def watch(self, held: BlockInventory | None) -> None:
+        """See `BlockPlace`."""
+        self._held = held
+        if held is not None:
+            for name in self.names():
+                held.add(name)
+
+    def _unlink(self, node: PrefixNode) -> None:
+        if self._held is not None:
+            self._held.drop(node.hash)
+        if self._on_removal is not None:
+            self._on_removal(node)
+        parent = node.parent
+        if parent is None:
+            raise IntegrityError("a root holds no block and cannot be evicted")
+        del parent.children[node.tokens]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.scope]
+
+    def check_integrity(self) -> None:
+        """Walk the tree and compare it with the pool. Raises `IntegrityError` at the first contradiction."""
+        found = 0
+        for node in self._walk(self._roots.values()):
+            found += 1
+            if self._by_block.get(node.block) is not node or not self._pool.is_cached(node.block):
+                raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
+            parent = node.parent
+            if parent is None or node.hash != chain_hash(parent.hash, node.tokens):
+                raise IntegrityError(f"block {node.block} does not carry the hash of its path")
+            if parent.parent is not None and self._pool.references(parent.block) < self._pool.references(node.block):
+                raise IntegrityError(f"block {node.block} is held by a sequence that does not hold its parent")
+        if found != len(self._by_block):
+            raise IntegrityError(f"the tree reaches {found} of {len(self._by_block)} cached blocks")
+
+    def _walk(self, roots: Iterable[PrefixNode]) -> Iterator[PrefixNode]:
+        """All nodes below these, each before those below it."""
+        stack = list(roots)
+        while stack:
+            for child in stack.pop().children.values():
+                yield child
+                stack.append(child)

@@ -1,0 +1,142 @@
+"""Which waiting sequence fits into the KV cache, and which running one gives way when it is full."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch, blocks_for
+from kvarn.engine.request import Sequence
+from kvarn.shapes import BLOCK_SIZE
+
+
+class GrowthReserve:
+    """The share of the outstanding output tokens that blocks are kept for.
+
+    Nobody knows how long an answer gets. Keeping blocks for `max_tokens` of each wastes most of the memory; keeping
+    none fills it with sequences that soon preempt each other and compute everything twice. So the share of the possible
+    growth that is kept free is learned: it falls slowly while memory suffices, and rises when a sequence had to be
+    preempted (SGLang's `new_token_ratio`).
+    """
+
+    START = 0.1
+    LEAST = 0.02
+    FALL = 0.998
+    """Factor of each step without a preemption: half in about 350 steps."""
+    RISE = 0.02
+    """Added for each step that preempted for want of memory."""
+    LONGEST = 2048
+    """Output tokens counted for one answer at most. Who gives no limit gets the whole context as one, and hardly ever
+    uses it (SGLang clips its estimate in the same way)."""
+
+    def __init__(self) -> None:
+        self.share = self.START
+
+    def observe(self, preempted: bool) -> None:
+        """A step was planned, with or without running out of memory."""
+        if preempted:
+            self.share = min(1.0, self.share + self.RISE)
+        else:
+            self.share = max(self.LEAST, self.share * self.FALL)
+
+    def blocks(self, sequence: Sequence) -> float:
+        """Blocks to keep for the rest of this sequence's answer."""
+        outstanding = sequence.num_prompt + sequence.request.sampling.max_tokens - sequence.num_tokens
+        return self.share * min(outstanding, self.LONGEST) / BLOCK_SIZE
+
+
+class MemoryReserve:
+    """How much of the memory a waiting sequence may take. `running` is the scheduler's own, current collection."""
+
+    def __init__(self, memory: KVCacheManager, running: Collection[Sequence]) -> None:
+        self.growth = GrowthReserve()
+        self.prefix_changes = 0
+        """Counts prompts computed to their end, and adapters loaded: each may be what a waiting sequence needs."""
+        self._memory = memory
+        self._running = running
+
+    def spare_blocks(self) -> float:
+        """Available blocks that nobody is about to need.
+
+        Set aside are those that running sequences still take to their last known token, and some for the growth of
+        their answers.
+        """
+        return self._memory.pool.num_available - sum(self._promised(sequence) for sequence in self._running)
+
+    def wanted_blocks(self, sequence: Sequence, match: PrefixMatch) -> float:
+        """Spare blocks without which a waiting sequence does not start. Alone, it needs none to grow into."""
+        growth = self.growth.blocks(sequence) if self._running else 0.0
+        return match.blocks_needed + growth
+
+    def missing_blocks(self, sequence: Sequence) -> float:
+        """Blocks by which a waiting sequence does not fit; zero or less where it does."""
+        return self.wanted_blocks(sequence, self._memory.match_prefix(sequence)) - self.spare_blocks()
+
+    def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:
+        """Whether a waiting sequence fits once these running ones are gone.
+
+        Blocks that it shares with them are not freed by that: it would hold them itself.
+        """
+        match = self._memory.match_prefix(sequence)
+        shared = set(match.blocks)
+        leaving = Counter(block for other in others for block in other.blocks if block not in shared)
+        freed = sum(1 for block, count in leaving.items() if count == self._memory.pool.references(block))
+        adapters = Counter(other.request.scope.adapter for other in others)
+        freed += self._memory.adapters.blocks_freed(adapters, sequence.request.scope.adapter)
+        promised = sum(self._promised(other) for other in others)
+        return self.wanted_blocks(sequence, match) <= self.spare_blocks() + freed + promised
+
+    def fitting_match(self, sequence: Sequence, spare: float) -> PrefixMatch | None:
+        """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
+        if sequence.seen_prefix_changes == self.prefix_changes and sequence.blocks_wanted > spare:
+            return None
+        match = self._memory.match_prefix(sequence)
+        if self.wanted_blocks(sequence, match) > spare:
+            sequence.blocks_wanted, sequence.seen_prefix_changes = match.blocks_needed, self.prefix_changes
+            return None
+        return match
+
+    def _promised(self, sequence: Sequence) -> float:
+        # Rejected proposals leave blocks behind its last token: it grows into those first.
+        known = blocks_for(sequence.num_tokens) - len(sequence.blocks)
+        return max(0.0, known + self.growth.blocks(sequence))
+
+
+class Preemption(Protocol):
+    """Chooses who gives way, and how."""
+
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
+        """The running sequence that gives way. `running` is not empty."""
+        ...
+
+    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
+        """Take the sequence's blocks. Its tokens stay; it must be able to go on from them later."""
+        ...
+
+
+class RecomputePreemption:
+    """Drop the blocks and compute the tokens again later.
+
+    The full blocks stay in the prefix cache for as long as nobody needs their memory, so often little is computed
+    twice. Tokens do not change: the drawn ones are kept, and sampling depends on positions alone.
+    """
+
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
+        """The lowest priority, then the latest arrival."""
+        return max(running, key=lambda sequence: sequence.rank)
+
+    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
+        """Release all blocks."""
+        memory.release(sequence)
+
+
+class OffloadPreemption(RecomputePreemption):
+    """Have the blocks stored beyond the device and loaded when the sequence goes on. Needs a KV connector.
+
+    What the connector does not hold any more by then is computed again.
+    """
+
+    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
+        """Release all blocks, to be stored by the next step before anything is written into them."""
+        memory.offload(sequence)

@@ -1,0 +1,119 @@
+"""Whether another engine computes a prompt: decided for each request, by the step-time model.
+
+Beside running decodes a prompt is cut into chunks that keep their latency, and still each stretches their steps; and
+behind other prompts it waits. Where another engine of the same model is expected to be done no later, it computes the
+prompt, and its blocks are loaded here as if they came from a tier. An idle engine computes its prompt itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.config.schema import EngineConfig
+from kvarn.costs.prefill_speed import PrefillSpeed
+from kvarn.costs.step_times import pairs
+from kvarn.engine.plan import KVFetch
+from kvarn.engine.request import Sequence, WaitingQueue
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.shapes import BLOCK_SIZE
+
+_SPARE_S = 0.5
+"""Added to what a prompt is expected to take elsewhere, before it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLoad:
+    """What another engine has to do, and how fast it is."""
+
+    waiting_tokens: int
+    """Tokens of prompts that it was asked for and has not sent."""
+    token_s: float
+    """Seconds for each token, the transfer included; 0 before it was measured."""
+
+
+class PrefillPeer(Protocol):
+    """Another engine of the same model, which computes prompts and sends their blocks."""
+
+    def load(self) -> PeerLoad | None:
+        """What it has to do; None where it cannot be reached."""
+        ...
+
+    def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
+        """Have a prompt computed up to the last of the blocks named, and these sent; None where that is not possible.
+
+        See `KVConnector.fetch`.
+        """
+        ...
+
+
+class RemotePrefill:
+    """Asks the peer where that pays.
+
+    Args:
+        peer: The other engine.
+        config: How this engine schedules.
+        step_time: Of this engine; of the peer too, until that was measured.
+        running: The scheduler's own, current collection.
+        queue: The scheduler's own: what waits here, those included for which the peer was asked.
+        chosen: Which prompts it is asked for.
+    """
+
+    def __init__(
+        self,
+        peer: PrefillPeer,
+        config: EngineConfig,
+        step_time: StepTimeModel,
+        running: Collection[Sequence],
+        queue: WaitingQueue,
+        chosen: DisaggregationConfig,
+    ) -> None:
+        self._peer = peer
+        self._config = config
+        self._step_time = step_time
+        self._running = running
+        self._queue = queue
+        self._chosen = chosen
+        self.asked = 0
+        """Prompts that the peer was asked for."""
+
+    def ask(self, sequence: Sequence, first: int, scope: bytes) -> bool:
+        """Have the peer compute a new prompt's blocks from entry `first` on, where that pays: it is its fetch."""
+        names = sequence.fetch.block_names[first:]
+        start, count = first * BLOCK_SIZE, len(names) * BLOCK_SIZE
+        adapter = sequence.request.scope.adapter  # the peer has none
+        if adapter or count < self._chosen.min_tokens or sequence.num_computed_tokens:
+            return False
+        load = self._peer.load()
+        if load is None:
+            return False
+        waiting = sum(self._queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
+        here_s, is_busy = self._here(start, count, max(0, waiting))
+        times = self._step_time.times
+        token_s = load.token_s or (times.fixed_s + times.prompt_s(count, pairs(start, count))) / count
+        there_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
+        if self._chosen.mode == "auto" and not (is_busy and there_s <= here_s):
+            return False
+        fetch = sequence.fetch
+        fetch.pending = self._peer.prefill(sequence, names, scope)
+        fetch.timeout_s = 2 * max(here_s, there_s) + _SPARE_S
+        self.asked += fetch.pending is not None
+        return fetch.pending is not None
+
+    def _here(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
+        """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and
+        whether it has anything else to do."""
+        contexts = []
+        for sequence in self._running:
+            uncomputed = sequence.num_tokens - sequence.num_computed_tokens
+            if uncomputed == 1:
+                contexts.append(sequence.num_tokens)
+            else:
+                waiting += max(0, uncomputed)
+        times, tokens = self._step_time.times, count + waiting
+        work_s = times.prompt_s(count, pairs(start, count)) * tokens / count
+        decode_s = times.decode_s(len(contexts), sum(contexts))
+        speed = PrefillSpeed.beside(decode_s, len(contexts), work_s / tokens, self._config)
+        return speed.seconds(tokens, work_s), waiting > 0 or bool(contexts)

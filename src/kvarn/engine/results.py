@@ -1,0 +1,185 @@
+"""Results of steps: drawn tokens, deltas for the gateways, blocks for the prefix cache, ends of sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvarn.costs.step_times import StepShape
+from kvarn.engine.errors import ProtocolError
+from kvarn.engine.latency_targets import LatencyTargets
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
+from kvarn.engine.memory.pressure import MemoryReserve
+from kvarn.engine.plan import Row, RowResult, StepResult
+from kvarn.engine.proposals.speculation import Speculation
+from kvarn.engine.request import Request, Sequence, WaitingQueue
+from kvarn.engine.running import RunningSequences
+from kvarn.engine.step import SubmittedStep
+from kvarn.engine.tenants import TenantAccounts
+from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
+
+
+@dataclass(slots=True)
+class SchedulerTotals:
+    """Counts since the start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class StepUpdate:
+    """What a step's result changed."""
+
+    shape: StepShape
+    """What was computed."""
+    deltas: list[TokenDelta] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+    """Requests whose last choice ended."""
+
+
+class StepResults:
+    """Takes the results of steps, in the order of their plans. The arguments are the scheduler's own parts."""
+
+    def __init__(
+        self,
+        *,
+        memory: KVCacheManager,
+        running: RunningSequences,
+        queue: WaitingQueue,
+        tenants: TenantAccounts,
+        targets: LatencyTargets,
+        reserve: MemoryReserve,
+        speculation: Speculation | None,
+        totals: SchedulerTotals,
+    ) -> None:
+        self._memory = memory
+        self._running = running
+        self._queue = queue
+        self._tenants = tenants
+        self._targets = targets
+        self._memory_reserve = reserve
+        self._speculation = speculation
+        self._totals = totals
+
+    def take(self, step: SubmittedStep, result: StepResult, now: float) -> StepUpdate:
+        """Apply the result of a step. Raises `ProtocolError` where it does not answer the step's plan."""
+        if result.step != step.plan.step or len(result.rows) != len(step.sequences):
+            raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
+        update, discarded = StepUpdate(step.shape), step.discarded
+        for sequence, row, row_result in zip(step.sequences, step.plan.rows, result.rows, strict=True):
+            if row.slot != row_result.slot:
+                raise ProtocolError(f"step {result.step}: a result for slot {row_result.slot} out of turn")
+            if not discarded or sequence not in discarded:
+                self._take_row(sequence, row, row_result, update, now)
+        return update
+
+    def stop(self, sequence: Sequence, now: float) -> None:
+        """End a running sequence: its slot and blocks are free."""
+        self._memory.release(sequence)
+        self._running.leave(sequence, now)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
+
+    def _take_row(self, sequence: Sequence, row: Row, result: RowResult, update: StepUpdate, now: float) -> None:
+        request = sequence.request
+        delta = apply_result(sequence, row, result)
+        self._memory.publish(sequence)
+        if delta is not None:
+            drawn = len(delta.token_ids)
+            self._totals.output_tokens += drawn
+            self._tenants.charge_output(request.account, drawn)
+            if not request.turn.is_decoding and drawn:
+                delta = _with_events(delta, request.turn.decode(now))
+            update.deltas.append(delta)
+        if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
+            self._memory_reserve.prefix_changes += 1
+        if request.siblings and sequence.num_prompt <= row.start + len(row.token_ids):
+            for sibling in request.fork():
+                self._queue.push(sibling)
+        if row.num_proposals > row.num_forced:
+            self._count_proposals(sequence, row.num_proposals, len(result.token_ids) - 1)
+        if sequence.finish_reason is not None:
+            self._finish(sequence, update, now)
+
+    def _finish(self, sequence: Sequence, update: StepUpdate, now: float) -> None:
+        request = sequence.request
+        self.stop(sequence, now)
+        request.num_unfinished -= 1
+        if not request.num_unfinished:
+            self._targets.learn(request)
+            update.finished.append(request)
+            drawn = sum([each.num_outputs for each in request.sequences])
+            update.deltas[-1] = _with_events(update.deltas[-1], request.turn.finish(now, drawn))
+
+    def _count_proposals(self, sequence: Sequence, proposed: int, accepted: int) -> None:
+        """Learn from what was verified; the tenant is charged for what was computed in vain."""
+        assert self._speculation is not None, "only a proposer makes rows with proposals"
+        self._speculation.observe(sequence, proposed, accepted)
+        turn = sequence.request.turn
+        turn.proposed_tokens += proposed
+        turn.accepted_tokens += accepted
+        self._tenants.charge_rejected(sequence.request.account, proposed - accepted)
+
+
+def _with_events(delta: TokenDelta, events: list[int] | None) -> TokenDelta:
+    if events is None:
+        return delta
+    return msgspec.structs.replace(delta, events=[*(delta.events or ()), *events])
+
+
+def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:
+    """Take the tokens that a row drew, and go back by the proposals that were wrong.
+
+    Returns the delta to send: None where there is nothing to tell.
+    """
+    request = sequence.request
+    if result.prompt_logprobs is not None:
+        _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
+    num_prompt = sequence.num_prompt
+    first = row.start < num_prompt and sequence.leads and len(sequence.tokens) == num_prompt
+    kept = sequence.accept(result.token_ids)
+    if row.sample:
+        sequence.num_pending -= 1
+        if row.num_proposals:
+            rejected = row.num_proposals + 1 - len(result.token_ids)
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens - rejected, len(sequence.tokens))
+    elif request.sampling.max_tokens > 0 or row.start + len(row.token_ids) < len(sequence.tokens):
+        return None
+    else:  # only the prompt was to be computed
+        sequence.finish_reason = FinishReason.LENGTH
+    logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
+    if first:
+        return _first_delta(sequence, kept, logprobs)
+    return TokenDelta(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=kept,
+        logprobs=logprobs,
+        finish_reason=sequence.finish_reason,
+    )
+
+
+def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
+    """The request's first: it carries what is told once."""
+    request = sequence.request
+    return TokenDelta(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=kept,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs if request.sampling.prompt_logprobs is not None else None,
+        finish_reason=sequence.finish_reason,
+        cached_tokens=request.cached_tokens,
+    )
+
+
+def _collect_prompt_logprobs(request: Request, start: int, entries: list[PositionLogprobs]) -> None:
+    """Entry i belongs to prompt position start + 1 + i; positions computed a second time are known already."""
+    known = len(request.prompt_logprobs) - (start + 1)
+    request.prompt_logprobs.extend(entries[known:])
+    request.wants_prompt_logprobs = len(request.prompt_logprobs) < len(request.prompt)

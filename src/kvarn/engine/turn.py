@@ -1,0 +1,182 @@
+"""What the engine tells of a request's time: events, and the phase it is in at each moment.
+
+Times are whole microseconds since the request was accepted, so that the phases sum to the turn exactly. All is added at
+changes of state: nothing is done for a token.
+"""
+
+from __future__ import annotations
+
+from kvarn.observe.timeline import EngineEventKind, Phase
+
+_MAX_CHUNKS = 16
+"""Chunks told one by one; the last of them takes in all that follow."""
+_MAX_LENGTH = 256
+"""Integers of the events that wait to be told; after that, only the first token and the end are added."""
+_ENDS = {
+    Phase.WAIT_MASK: EngineEventKind.MASK_READY,
+    Phase.WAIT_ADAPTER: EngineEventKind.ADAPTER_READY,
+    Phase.WAIT_FETCH: EngineEventKind.FETCH_ENDED,
+}
+"""Events at the end of phases."""
+
+
+class QueueWaits:
+    """Why those in the queue wait whom nothing of their own holds up: one reason for all at each moment.
+
+    A request takes `read` when it begins to wait so and again when it stops: the difference is its own.
+    """
+
+    def __init__(self) -> None:
+        self._us = [0] * len(Phase)
+        self._reason = Phase.WAIT_STEP
+        self._since_us = 0
+
+    def hold(self, reason: Phase, now: float) -> None:
+        """They wait for this reason from now on."""
+        self._hold(reason, _us(now))
+
+    def read(self, now_us: int) -> tuple[int, ...]:
+        """Microseconds by phase up to now."""
+        self._hold(self._reason, now_us)
+        return tuple(self._us)
+
+    def _hold(self, reason: Phase, now_us: int) -> None:
+        self._us[self._reason] += now_us - self._since_us
+        self._reason, self._since_us = reason, now_us
+
+
+class TurnRecorder:
+    """Events and phases of one request."""
+
+    __slots__ = (
+        "_accepted_us",
+        "_chunk",
+        "_chunks",
+        "_events",
+        "_phase",
+        "_queue_mark",
+        "_since_us",
+        "_told_first",
+        "_us",
+        "_waits",
+        "accepted_tokens",
+        "is_decoding",
+        "num_running",
+        "preemptions",
+        "proposed_tokens",
+    )
+
+    def __init__(self, now: float, waits: QueueWaits, waiting: int) -> None:
+        """`now`: seconds, when the request was accepted. `waiting`: sequences in the queue before it."""
+        self._waits = waits
+        self._accepted_us = self._since_us = _us(now)
+        self._us = [0] * len(Phase)
+        self._phase: Phase | None = None
+        """None: it waits in the queue for the reason that `waits` has for all."""
+        self._queue_mark = waits.read(self._since_us)
+        self._events = [int(EngineEventKind.QUEUED), 0, waiting]
+        self._chunk = -1
+        """Where the last chunk's event begins in `_events`; -1: it was told."""
+        self._chunks = 0
+        self._told_first = False
+        self.is_decoding = False
+        """Whether a token was drawn since known ones were computed."""
+        self.num_running = 0
+        """Choices that run."""
+        self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was scheduled."""
+        return self._phase is not None and self._phase >= Phase.PROMPT
+
+    def wait(self, reason: Phase | None, now: float) -> None:
+        """It waits for a reason of its own, or for that of the whole queue (None). Once it has begun it does not."""
+        if reason is not self._phase and not self.has_begun:
+            self._enter(reason, now)
+
+    def fetch_begun(self, blocks: int, now: float) -> None:
+        """Its blocks are brought near."""
+        if not self.has_begun:
+            self._add(now, EngineEventKind.FETCH_BEGUN, blocks)
+
+    def start(self, now: float, computed_tokens: int, loaded_tokens: int, recomputed_tokens: int) -> None:
+        """A choice begins to run: with so many tokens that need not be computed, some of them loaded from a tier, and,
+        where it was preempted, so many that are computed again."""
+        has_begun = self.has_begun
+        self.num_running += 1
+        if self.num_running == 1:
+            self._enter(Phase.PROMPT, now)
+            self.is_decoding = False
+        if not has_begun:
+            self._add(now, EngineEventKind.SCHEDULED, computed_tokens, loaded_tokens)
+        elif recomputed_tokens:
+            self._add(now, EngineEventKind.RESUMED, recomputed_tokens)
+
+    def preempted(self, computed_tokens: int, now: float) -> None:
+        """A choice has given up its slot."""
+        self.preemptions += 1
+        self._add(now, EngineEventKind.PREEMPTED, computed_tokens)
+
+    def stop(self, now: float) -> None:
+        """A choice runs no more."""
+        self.num_running -= 1
+        if not self.num_running:
+            self._enter(Phase.PREEMPTED, now)
+
+    def chunk(self, tokens: int, rows: int, step_tokens: int, now: float) -> None:
+        """A part of its known tokens is computed in a step of so many rows and tokens."""
+        self._chunks += 1
+        if self._chunks > _MAX_CHUNKS and self._chunk >= 0:
+            events, first = self._events, self._chunk + 2
+            for place, number in enumerate((tokens, 1, rows, step_tokens), first):
+                events[place] += number
+            return
+        self._chunk = len(self._events) if len(self._events) < _MAX_LENGTH else -1
+        self._add(now, EngineEventKind.CHUNK, tokens, 1, rows, step_tokens)
+
+    def decode(self, now: float) -> list[int] | None:
+        """A token was drawn after known ones were computed. Returns what is told with the turn's first token."""
+        self._enter(Phase.DECODE, now)
+        self.is_decoding = True
+        if self._told_first:
+            return None
+        self._told_first = True
+        self._events += (int(EngineEventKind.FIRST_TOKEN), _us(now) - self._accepted_us)
+        return self._drain(now)
+
+    def finish(self, now: float, output_tokens: int) -> list[int]:
+        """The last choice has ended. Returns what was not told yet."""
+        self._enter(self._phase, now)
+        numbers = (output_tokens, self.proposed_tokens, self.accepted_tokens, self.preemptions)
+        self._events += (int(EngineEventKind.FINISHED), _us(now) - self._accepted_us, *numbers)
+        return self._drain(now)
+
+    def _enter(self, phase: Phase | None, now: float) -> None:
+        now_us, left = _us(now), self._phase
+        if left is None:
+            for each, (before, after) in enumerate(zip(self._queue_mark, self._waits.read(now_us), strict=True)):
+                self._us[each] += after - before
+        else:
+            self._us[left] += now_us - self._since_us
+            if left in _ENDS and phase is not Phase.WAIT_BLOCKS:
+                self._add(now, _ENDS[left])
+        if phase is None:
+            self._queue_mark = self._waits.read(now_us)
+        self._phase, self._since_us = phase, now_us
+
+    def _add(self, now: float, kind: EngineEventKind, *numbers: int) -> None:
+        if len(self._events) < _MAX_LENGTH:
+            self._events += (int(kind), _us(now) - self._accepted_us, *numbers)
+
+    def _drain(self, now: float) -> list[int]:
+        at_us = _us(now) - self._accepted_us
+        for phase, spent in enumerate(self._us):
+            if spent:
+                self._events += (int(EngineEventKind.SPENT), at_us, phase, spent)
+        events, self._events, self._chunk, self._chunks = self._events, [], -1, 0
+        return events
+
+
+def _us(now: float) -> int:
+    return round(now * 1e6)

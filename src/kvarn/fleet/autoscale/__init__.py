@@ -1,0 +1,1 @@
+"""The number of replicas of each model: a pure autoscaler, and the loop around it."""

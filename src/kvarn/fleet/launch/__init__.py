@@ -1,0 +1,1 @@
+"""Launchers of engine processes: on this machine, or elsewhere."""

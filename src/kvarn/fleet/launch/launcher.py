@@ -1,0 +1,71 @@
+"""The base of launchers, and the engine processes that they start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from kvarn.fleet.placement.places import Places
+from kvarn.replica.endpoint import Endpoint
+from kvarn.replica.spec import ReplicaSpec
+
+
+class LaunchedEngine(Protocol):
+    """One engine process."""
+
+    endpoint: Endpoint
+    pid: int
+    supervisor: str
+    """ZMQ address that its supervisor binds. Messages that the engine sends earlier wait."""
+
+    @property
+    def exited(self) -> asyncio.Future[str | None]:
+        """Resolves when the process is gone for certain: the reason, or None after a clean exit."""
+        ...
+
+    def kill(self) -> None:
+        """Have the process killed; never waits, and may be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Remove what the process left behind; kill it where that cannot fail. Idempotent."""
+        ...
+
+
+class Launcher:
+    """Base of the launchers, which start engine processes for replicas. The runs of a replica are numbered."""
+
+    on_this_machine: bool
+    """The processes run here, and end with this one."""
+    places: Places
+    """Machines and GPUs of the replicas; without machines, room is not counted here."""
+
+    def start(self) -> None:
+        """Begin work in the running event loop."""
+
+    async def stop(self) -> None:
+        """End what `start` began; engine processes of other machines go on."""
+
+    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+        """Start a process.
+
+        Raises:
+            LaunchError: None can be started.
+            OSError: The same.
+        """
+        raise NotImplementedError
+
+    async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
+        """Processes of a replica that an earlier controller started and that may still run, by run."""
+        return {}
+
+    async def replicas(self) -> set[str]:
+        """Names of replicas that an earlier controller started and that may still run.
+
+        Raises:
+            LaunchError: The cluster does not answer.
+        """
+        return set()
+
+    async def end(self, replica: str) -> None:
+        """End the processes of a replica that an earlier controller started and this one does not know."""

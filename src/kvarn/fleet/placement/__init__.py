@@ -1,0 +1,1 @@
+"""Machines, GPUs and cores that replicas are placed on."""

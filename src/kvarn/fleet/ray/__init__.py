@@ -1,0 +1,1 @@
+"""Engine processes as Ray actors."""

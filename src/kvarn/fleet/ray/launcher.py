@@ -1,0 +1,221 @@
+"""The launcher that starts engine processes on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from kvarn.config.fleet import RayConfig
+from kvarn.fleet.channel import Channel, ChannelClosedError
+from kvarn.fleet.errors import LaunchError
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.process_exit import describe_exit, exit_of
+from kvarn.fleet.placement.packing import Needs
+from kvarn.fleet.placement.places import Places
+from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
+from kvarn.fleet.supervision.restart import keep_running
+from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
+from kvarn.replica.spec import ReplicaSpec
+
+_BACKOFF_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class RayEngine:
+    """An engine process on a machine of the cluster. It outlives this process."""
+
+    def __init__(self, place: Place, gateway_host: str, kill: Callable[[], None]) -> None:
+        self.endpoint = msgspec.structs.replace(place.endpoint, gateway_host=gateway_host)
+        self.supervisor = free_address(gateway_host)
+        self.pid = place.pid
+        self.node = place.node
+        """Ray's id of the machine."""
+        self.kill = kill
+        self._exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def exited(self) -> asyncio.Future[str | None]:
+        """See `LaunchedEngine.exited`."""
+        return self._exited
+
+    def close(self) -> None:
+        """See `LaunchedEngine.close`: its actor leaves nothing behind."""
+
+
+class RayLauncher(Launcher):
+    """Finds places through a process of its own, the agent (`ray_agent`). While that or Ray is away, what runs goes on.
+
+    Args:
+        config: The cluster.
+        needs_of: What a replica needs of a machine.
+    """
+
+    on_this_machine = False
+
+    def __init__(self, config: RayConfig, needs_of: Callable[[ReplicaSpec], Needs]) -> None:
+        self._config = config
+        self._needs_of = needs_of
+        self._channel: Channel | None = None
+        self._host = config.listen_address or ""
+        self.places = Places()  # Ray knows the room, and gives places back when engines end
+        self.engines: dict[str, RayEngine] = {}
+        """Running engines by replica and run: `replica#1`."""
+        self._abandoned: set[str] = set()
+        """Engines whose launch was cut short: they are killed once Ray is connected."""
+        self.connected = asyncio.Event()
+        """Set while the agent is connected to Ray."""
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the agent, and again whenever it ends."""
+        if self._task is None:
+            self._task = asyncio.create_task(keep_running(self._run, self._stopping, _BACKOFF_S, self._report))
+
+    async def stop(self) -> None:
+        """End the agent; the engines go on."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.kill()
+        if self._task is not None:
+            await self._task
+
+    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+        """See `Launcher.launch`."""
+        channel = await self._agent()
+        name, supervisor = f"{spec.replica}#{run}", free_address(self._host)
+        remote = msgspec.structs.replace(
+            spec,
+            endpoint=Endpoint(gateway_host=self._host, keys=CurveKeys.make()),
+            supervisor=supervisor,
+            orphan_timeout_s=self._config.orphan_timeout_s,
+            cpus=(),
+        )
+        raw = msgspec.Raw(msgspec.json.encode(remote))
+        request = Launch(name, raw, self._needs_of(spec), self._config.place_timeout_s)
+        try:
+            answer = await channel.call("launch", msgspec.json.encode(request))
+        except ChannelClosedError as error:
+            self._abandoned.add(name)  # it may run all the same
+            raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
+        launched = msgspec.json.decode(answer, type=Launched)
+        if launched.place is None:
+            raise LaunchError(launched.problem)
+        engine = self._engine(name, launched.place)
+        engine.supervisor = supervisor
+        _log.info("engine placed by Ray", extra={"replica": spec.replica, "run": run, "node": engine.node})
+        return engine
+
+    async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
+        """See `Launcher.adopt`. Without Ray nothing is found."""
+        try:
+            places = await self._list(await self._agent())
+        except (ChannelClosedError, LaunchError) as error:
+            _log.warning("running engines cannot be taken over: %s", error)
+            return {}
+        found: dict[int, LaunchedEngine] = {}
+        for name, place in places.items():
+            of, _, run = name.rpartition("#")
+            if of == replica:
+                found[int(run)] = self._engine(name, place)
+        return found
+
+    async def replicas(self) -> set[str]:
+        """See `Launcher.replicas`."""
+        try:
+            return {name.rpartition("#")[0] for name in await self._list(await self._agent())}
+        except ChannelClosedError as error:
+            raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
+
+    async def end(self, replica: str) -> None:
+        """See `Launcher.end`."""
+        for engine in (await self.adopt(replica)).values():
+            engine.kill()
+
+    def _engine(self, name: str, place: Place) -> RayEngine:
+        engine = self.engines[name] = RayEngine(place, self._host, lambda: self._kill(name))
+        return engine
+
+    def _kill(self, name: str) -> None:
+        if self._channel is not None:
+            self._channel.send("kill", name.encode())
+
+    async def _agent(self) -> Channel:
+        try:
+            async with asyncio.timeout(self._config.place_timeout_s):
+                await self.connected.wait()
+        except TimeoutError:
+            raise LaunchError(f"no Ray cluster at {self._config.address!r} (fleet.ray.address)") from None
+        assert self._channel is not None
+        return self._channel
+
+    async def _list(self, channel: Channel) -> dict[str, Place]:
+        return msgspec.json.decode(await channel.call("list"), type=dict[str, Place])
+
+    async def _run(self) -> str | None:
+        """One agent from its start to its end."""
+        own_end, other_end = socket.socketpair()
+        arguments = [str(other_end.fileno()), self._config.address, self._config.namespace]
+        command = [sys.executable, "-P", "-m", "kvarn.fleet.ray.agent", *arguments]
+        environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+        with other_end:
+            process = self._process = subprocess.Popen(  # noqa: ASYNC220  it returns at once
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[other_end.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+        ended = exit_of(process)
+        channel = await Channel.open(own_end, {"ended": self._ended})
+        connecting = asyncio.create_task(self._connect(channel))
+        try:
+            return describe_exit(await ended, "the agent that speaks to Ray")
+        finally:
+            self.connected.clear()
+            self._channel = None
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            process.kill()
+            channel.close()
+
+    async def _connect(self, channel: Channel) -> None:
+        """Wait until the agent has found Ray, then learn which engines are gone meanwhile."""
+        host = (await channel.call("host")).decode()
+        self._host = self._config.listen_address or host
+        if self.engines:
+            running = await self._list(channel)
+            for name in self.engines.keys() - running.keys():
+                self._resolve(Ended(name, "it was gone when Ray was back"))
+        for name in self._abandoned:
+            channel.send("kill", name.encode())
+        self._abandoned.clear()
+        self._channel = channel
+        self.connected.set()
+
+    def _ended(self, body: bytes) -> None:
+        self._resolve(msgspec.json.decode(body, type=Ended))
+
+    def _resolve(self, end: Ended) -> None:
+        engine = self.engines.pop(end.name, None)
+        if engine is not None and not engine.exited.done():
+            engine.exited.set_result(end.reason)
+
+    @property
+    def agent_pid(self) -> int | None:
+        """Id of the process that speaks to Ray."""
+        return None if self._process is None else self._process.pid
+
+    @staticmethod
+    def _report(failure: str | None, backoff_s: float) -> None:
+        _log.error("Ray unreachable, retrying: %s", failure, extra={"tried_again_in_s": backoff_s})

@@ -1,0 +1,41 @@
+"""Messages between the gateway and its Ray agent (`fleet/ray/agent.py`), without importing Ray."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvarn.fleet.placement.packing import Needs
+from kvarn.replica.endpoint import Endpoint
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Start an engine process; answered by `Launched`."""
+
+    name: str
+    spec: msgspec.Raw
+    """JSON of the `ReplicaSpec`."""
+    needs: Needs
+    timeout_s: float
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The place of an engine process."""
+
+    endpoint: Endpoint
+    pid: int
+    node: str
+    """Ray's id of the machine."""
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """The place of a new engine process, or the problem."""
+
+    place: Place | None = None
+    problem: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """An engine process is gone for certain."""
+
+    name: str
+    reason: str | None

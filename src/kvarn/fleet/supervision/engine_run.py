@@ -1,0 +1,204 @@
+"""One run of an engine process, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.replica import ReplicaConfig
+from kvarn.fleet.launch.launcher import LaunchedEngine
+from kvarn.fleet.supervision.start_progress import StartProgress
+from kvarn.replica.session_work import session_work
+from kvarn.replica.transport import ClientTransport
+from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
+from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Heartbeat, Sleep, Supervise, Warm
+
+_LAST_MESSAGES_S = 0.05
+"""After the process has ended, its messages are read until none has come for so long."""
+_KILL_S = 1.0
+"""For how long a killed process's end is awaited: on another machine it may never be known."""
+
+
+EngineReport = Progress | Warm | Ready | Asleep | Heartbeat
+EngineCommand = Activate | Sleep | Drain | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """End of a run."""
+
+    reason: str | None
+    """None: a clean exit."""
+    gone: bool
+    """The process is gone for certain."""
+
+
+class EngineRun:
+    """Reads the messages of a launched process. Kills it if no heartbeat comes, a step or the start takes too long, or
+    a message cannot be read.
+
+    Args:
+        engine: The process.
+        config: Time limits.
+        on_message: Called with each report of the start, the first heartbeat after a computed step, and the heartbeats
+            of an adopted engine that drains.
+        adopted: An earlier controller started the process, so it should be ready.
+    """
+
+    def __init__(
+        self,
+        engine: LaunchedEngine,
+        config: ReplicaConfig,
+        on_message: Callable[[EngineReport], None],
+        *,
+        adopted: bool = False,
+    ) -> None:
+        self._state: Literal["", "warm", "asleep", "ready"] = ""
+        """Last reported state of the engine."""
+        self.engine = engine
+        self._config = config
+        self._start_begins()
+        self._on_message = on_message
+        self._received = self._has_answered = False
+        self._adopted = adopted
+        self._busy_s = self._unheard_s = 0.0
+        self._failed: str | None = None
+        # Both are sent again at each heartbeat over TCP: a broken connection loses messages.
+        self._command: EngineCommand | None = None
+        """The last command."""
+        self._gone: list[int] = []
+        """Gateway processes that are gone."""
+        self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        # A broken connection is made again, and both ends repeat themselves.
+        self._transport = ClientTransport(
+            engine.endpoint, engine.supervisor, self._handle, self._unreadable.set_result, watched=False
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests, or drains."""
+        return self._state == "ready"
+
+    def send(self, command: EngineCommand) -> None:
+        """Send a command, which replaces the one before. The engine may receive it several times."""
+        if isinstance(command, Activate):
+            self._start_begins()
+        self._command = command
+        self._transport.send(command)
+
+    def _start_begins(self) -> None:
+        config = self._config
+        self._starts_by = SYSTEM_CLOCK.now() + config.start_timeout_s
+        self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
+
+    def forget_gateway(self, gateway: int) -> None:
+        """Report to the engine that a gateway process is gone."""
+        self._gone.append(gateway)
+        self._transport.send(Leave(gateways=[gateway]))
+
+    async def wait(self) -> RunEnd:
+        """Wait until the process has ended or is given up."""
+        exited = self.engine.exited
+        watching = asyncio.create_task(self._find_hang())
+        broken: str | None = None
+        try:
+            events: set[asyncio.Future[Any]] = {exited, watching, self._unreadable}
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                if watching.done():
+                    broken = watching.result()
+                else:
+                    broken = f"the engine sent a message that cannot be read: {self._unreadable.result()}"
+                self.engine.kill()
+                await asyncio.wait({exited}, timeout=_KILL_S)
+            if not exited.done():
+                return RunEnd(broken, gone=False)
+            self._received = True
+            while self._received:
+                self._received = False
+                await asyncio.sleep(_LAST_MESSAGES_S)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            self._transport.close()
+        return RunEnd(broken or self._failed or exited.result(), gone=True)
+
+    def _handle(self, message: FromEngine) -> None:
+        self._received = True
+        match message:
+            case Heartbeat():
+                self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
+                self._start.heard(message.work)
+                if (message.draining and self._adopted) or (message.step and not self._has_answered):
+                    self._has_answered = self._has_answered or message.step > 0
+                    self._on_message(message)
+            case Warm() if self._state != "warm":
+                self._state, self._starts_by = "warm", math.inf
+                self._on_message(message)
+            case Asleep() if self._state != "asleep":
+                self._state, self._starts_by = "asleep", math.inf
+                self._on_message(message)
+            case Ready() if self._state != "ready":
+                self._state = "ready"
+                self._on_message(message)
+            case Progress():
+                self._start.reported()
+                self._on_message(message)
+            case Failed():
+                self._failed = message.message
+
+    async def _find_hang(self) -> str:
+        """Wait until the process has to be killed; returns the reason.
+
+        Silence is counted in turns of this loop, not in time: after the gateway itself was held up (or the machine
+        slept), waiting messages are read before the next turn.
+        """
+        config = self._config
+        tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
+        allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
+        silent = deaf = 0
+        while silent < allowed and deaf < allowed:
+            if not self.engine.endpoint.directory:
+                self._repeat()
+            await asyncio.sleep(tick_s)
+            if self._loads and (hangs := await self._check_start(tick_s)) is not None:
+                return hangs
+            if self._busy_s > config.step_timeout_s:
+                return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
+            silent = silent + 1 if self._must_be_heard and not self._received else 0
+            deaf = deaf + 1 if self._unheard_s > config.heartbeat_timeout_s else 0
+            self._received = False
+        what = "was silent" if silent >= allowed else "heard nothing"
+        return f"the engine {what} for {config.heartbeat_timeout_s:g} s"
+
+    @property
+    def _must_be_heard(self) -> bool:
+        """False while it loads a model, which may delay its heartbeat."""
+        return self._adopted or not self._loads
+
+    @property
+    def _loads(self) -> bool:
+        return not self._state or (self._state != "ready" and isinstance(self._command, Activate))
+
+    async def _check_start(self, passed_s: float) -> str | None:
+        """The reason to give up a start; None: it goes on."""
+        if SYSTEM_CLOCK.now() > self._starts_by:
+            return f"the engine was not ready after {self._config.start_timeout_s:g} s"
+        is_here = bool(self.engine.endpoint.directory)
+        if is_here:
+            self._start.seen(await asyncio.to_thread(session_work, self.engine.pid))
+        return self._start.passed(passed_s, is_seen=is_here)
+
+    def _repeat(self) -> None:
+        """Send the supervisor's address, and the last command again."""
+        messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._state)]
+        if self._gone:
+            messages.append(Leave(gateways=self._gone))
+        if self._command is not None:
+            messages.append(self._command)
+        for message in messages:
+            self._transport.send(message)

@@ -1,0 +1,67 @@
+"""Jobs on the database, done by one gateway of a deployment at a time: the retention sweep, sums of what
+organisations store, and moves of file contents out of the database."""
+
+from __future__ import annotations
+
+import logging
+
+from kvarn.config.platform import RetentionConfig
+from kvarn.jobs.named_jobs import NamedJob, NamedWorker
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.repositories.changes import delete_old_changes
+from kvarn.store.repositories.contents import move_contents
+from kvarn.store.repositories.organization_deletion import delete_erased_usage
+from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.stored_bytes import SUM_EVERY_S, sum_stored_bytes
+
+_POLLS = 4
+"""Times in an interval that each gateway looks whether the job is due."""
+_MOVE_EVERY_S = 60.0
+
+_log = logging.getLogger("kvarn.jobs")
+
+
+def stored_bytes_worker(store: Store) -> NamedWorker:
+    """Sums what organisations store; see `repositories/stored_bytes.py`."""
+
+    async def work(_: NamedJob) -> None:
+        await sum_stored_bytes(store)
+
+    poll_s = SUM_EVERY_S / _POLLS
+    return NamedWorker(
+        "sums of stored bytes", store, "stored_bytes", work, lease_s=SUM_EVERY_S, poll_s=poll_s, periodic=True
+    )
+
+
+def content_worker(store: Store) -> NamedWorker:
+    """Moves contents of files to `store.blobs`: those of an earlier version, or of before that was set."""
+
+    async def work(_: NamedJob) -> None:
+        if moved := await move_contents(store):
+            _log.info("moved contents of files out of the database", extra={"files": moved})
+
+    poll_s = _MOVE_EVERY_S / _POLLS
+    return NamedWorker(
+        "moves of file contents", store, "contents", work, lease_s=_MOVE_EVERY_S, poll_s=poll_s, periodic=True
+    )
+
+
+def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
+    """Sweeps once in an interval. Where a kind of object could not be swept, whoever looks next tries again."""
+
+    async def sweep(job: NamedJob) -> None:
+        swept = await delete_expired(store, config)
+        await delete_old_changes(store)
+        await delete_erased_usage(store)
+        deleted = {name: count for name, count in swept.deleted.items() if count}
+        if deleted:
+            _log.info("deleted what had expired", extra=deleted)
+        for name, error in swept.failures.items():
+            trace = None if isinstance(error, StoreAwayError) else error
+            _log.warning("the retention sweep left %s, and tries again: %s", name, error, exc_info=trace)
+        job.failed = bool(swept.failures)
+
+    interval_s = config.sweep_interval_s
+    poll_s = interval_s / _POLLS
+    return NamedWorker("retention sweeps", store, "retention", sweep, lease_s=interval_s, poll_s=poll_s, periodic=True)

@@ -1,0 +1,162 @@
+"""One tier behind memory: the thread that writes to it, and what reading from it takes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Container
+
+from kvarn.engine.plan import BlockTransfer
+from kvarn.kvstore.dropped import DroppedBlocks
+from kvarn.kvstore.memory import MemoryTier
+from kvarn.kvstore.tier import StoredBlock, Tier
+from kvarn.wire.messages import KVTierStats
+
+_BATCH_BYTES = 64 * 1024 * 1024
+"""Written at once, with one `fsync` for each file, at most."""
+_GATHER_S = 0.25
+"""Blocks are gathered for so long before they are written: each `fsync` costs, and takes processor time from a step."""
+FIRST_GUESS = 200e6
+"""Bytes a second read, before it was measured."""
+_SMOOTHING = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class FarTier:
+    """Writes blocks of the memory tier to a tier behind it.
+
+    Args:
+        tier: Becomes its own.
+        memory: Holds the blocks, pinned, until they are written.
+        work: Lock of the memory tier's books and of all here; notified of changes.
+        dropped: Counts blocks that are not written.
+        forgotten: Deleted tenants.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        memory: MemoryTier,
+        work: threading.Condition,
+        dropped: DroppedBlocks,
+        forgotten: Container[str],
+    ) -> None:
+        self.tier = tier
+        self.bytes_per_s = FIRST_GUESS
+        """Measured speed of reading."""
+        self.flushing = 0
+        """Callers that wait until all is written."""
+        self._memory = memory
+        self._work = work
+        self._dropped = dropped
+        self._forgotten = forgotten
+        self._unwritten: deque[BlockTransfer] = deque()
+        self._to_delete: deque[str] = deque()
+        self._writing = self._closed = False
+        self._stored_bytes = self._loaded_bytes = 0
+        self._load_s = 0.0
+        dropped.add(tier.label, "torn", tier.unusable)
+        self._thread = threading.Thread(target=self._write_on, name=f"kvarn-kv-{tier.label}", daemon=True)
+        self._thread.start()
+
+    # With the lock ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is written and deleted."""
+        return not (self._unwritten or self._to_delete or self._writing)
+
+    def queue(self, transfer: BlockTransfer) -> bool:
+        """Have a block written, which the caller pins until then. Half of the memory may wait so; past that: False."""
+        if len(self._unwritten) >= max(1, self._memory.num_slots // 2):
+            self._dropped.add(self.tier.label, "slow")
+            return False
+        self._unwritten.append(transfer)
+        return True
+
+    def forget(self, tenant: str) -> None:
+        """Forget a tenant now; what is kept of it is removed by the thread that writes."""
+        self.tier.forget(tenant)
+        self._to_delete.append(tenant)
+
+    def count_read(self, num_bytes: int, seconds: float) -> None:
+        """A block was read."""
+        self._loaded_bytes += num_bytes
+        self._load_s += seconds
+        self.bytes_per_s += (num_bytes / max(seconds, 1e-6) - self.bytes_per_s) * _SMOOTHING
+
+    def stats(self) -> KVTierStats:
+        """What it holds and has done."""
+        return KVTierStats(
+            capacity_bytes=self.tier.capacity_bytes,
+            used_bytes=self.tier.num_bytes,
+            blocks=len(self.tier),
+            stored_bytes_total=self._stored_bytes,
+            loaded_bytes_total=self._loaded_bytes,
+            load_s_total=self._load_s,
+            evictions_total=self.tier.evictions,
+            dropped_total=self._dropped.counts(self.tier.label),
+        )
+
+    # Without it -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the thread; what it has not written is lost."""
+        with self._work:
+            self._closed = True
+            self._work.notify_all()
+        self._thread.join()
+        self.tier.close()
+
+    def _write_on(self) -> None:
+        while True:
+            with self._work:
+                self._writing = False
+                self._work.notify_all()
+                self._work.wait_for(lambda: self._unwritten or self._to_delete or self._closed)
+                self._work.wait_for(self._must_write, _GATHER_S)
+                if self._closed:
+                    return
+                self._writing = True
+                deletions, batch = list(self._to_delete), self._next_batch()
+                self._to_delete.clear()
+                contents = {transfer.name: self._memory.contents(transfer.name) for transfer in batch}
+            by_tenant: dict[str, list[StoredBlock]] = {}
+            for name, tenant, scope in ((each.name, each.tenant, each.scope) for each in batch):
+                by_tenant.setdefault(tenant, []).append(StoredBlock(name, scope, contents[name]))
+            for tenant, blocks in by_tenant.items():
+                self._write(tenant, blocks)
+            for tenant in deletions:
+                self._delete(tenant)
+            with self._work:
+                for transfer in batch:
+                    self._memory.unpin(transfer.name)
+
+    def _must_write(self) -> bool:
+        """Whether not to gather more: a caller waits for it, or it is a quarter of the memory."""
+        return self._closed or self.flushing > 0 or len(self._unwritten) >= max(1, self._memory.num_slots // 4)
+
+    def _next_batch(self) -> list[BlockTransfer]:
+        """What is written at once. Forgotten tenants' blocks among it are not written: see `_write`."""
+        count = max(1, _BATCH_BYTES // self._memory.block_bytes)
+        return [self._unwritten.popleft() for _ in range(min(count, len(self._unwritten)))]
+
+    def _write(self, tenant: str, blocks: list[StoredBlock]) -> None:
+        if tenant in self._forgotten:
+            return
+        try:
+            self.tier.write(tenant, blocks)
+            with self._work:
+                self._stored_bytes += sum(len(block.contents) for block in blocks)
+        except OSError as error:
+            missing = sum(block.name not in self.tier for block in blocks)
+            self._dropped.failed(self.tier.label, "write", missing, error)
+
+    def _delete(self, tenant: str) -> None:
+        try:
+            self.tier.delete(tenant)
+        except OSError as error:
+            extra = {"tier": self.tier.label, "reason": str(error)}
+            log.error("a deleted tenant's KV blocks could not be removed", extra=extra)

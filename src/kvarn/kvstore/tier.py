@@ -1,0 +1,78 @@
+"""The interface of a tier behind memory. To add one: a class like this, and a row in `replica.server.kv_tiers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from kvarn.engine.memory.block_inventory import BlockInventory
+
+
+class StoredBlock(NamedTuple):
+    """A block to be written."""
+
+    name: bytes
+    scope: bytes
+    contents: memoryview
+
+
+class Tier(Protocol):
+    """Blocks by name, of one model. One thread writes and deletes; others read, ask and forget meanwhile."""
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that it holds at most."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds."""
+        ...
+
+    @property
+    def evictions(self) -> int:
+        """Blocks that made room for others."""
+        ...
+
+    @property
+    def unusable(self) -> int:
+        """Blocks of an earlier process that cannot be used."""
+        ...
+
+    def __contains__(self, name: bytes, /) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, name: bytes, tenant: str, scope: bytes, into: memoryview) -> None:
+        """Read and verify a block's contents.
+
+        Raises:
+            BadBlockError: It is not here, or unusable, and not here any more.
+            OSError: It cannot be read; it is not here any more either.
+        """
+        ...
+
+    def write(self, tenant: str, blocks: Sequence[StoredBlock]) -> None:
+        """Keep a tenant's blocks. Raises OSError where some could not be written; those that were are kept."""
+        ...
+
+    def forget(self, tenant: str) -> None:
+        """No block of the tenant can be found any more."""
+        ...
+
+    def delete(self, tenant: str) -> None:
+        """Forget a tenant and remove all that is kept of it. Raises OSError where some could not be removed."""
+        ...
+
+    def watch(self, held: BlockInventory | None) -> None:
+        """See `BlockPlace`."""
+        ...
+
+    def close(self) -> None:
+        """Let another process use it."""
+        ...

@@ -1,0 +1,81 @@
+"""The attention of a layer: one class for each kind, beside its sizes in `kvarn.shapes.attention`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.operations import HeadProducts
+from kvarn.shapes import KvDtype
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """Shared by layers with equal attention and rotation in one step."""
+
+    plan: Any
+    """Made by `Attention.plan` of such a layer."""
+    rotation: Rotation
+    adapters: AdapterBatch | None
+    """See `PagedBatch.adapters`."""
+    slots: torch.Tensor
+    """See `PagedBatch.slot_mapping`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAttention:
+    """The parts of an attention that kernels may compute together with its whole layer."""
+
+    heads: HeadShape
+    qkv: Linear
+    query_key_norm: Norm | None
+    output: Linear
+
+
+Products: TypeAlias = tuple[Linear, *tuple[Linear | HeadProducts, ...]]
+
+
+class Attention(ABC):
+    """The attention of one layer: this rank's weights. `kvarn.shapes.attention` has its sizes."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def products(self) -> Products:
+        """All of its products. The first takes the hidden state."""
+
+    @property
+    def plain(self) -> PlainAttention | None:
+        """None where it does more than kernels compute together with its layer."""
+        return None
+
+    @abstractmethod
+    def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
+        """An empty cache for so many layers like this one: blocks, or recurrent states."""
+
+    @abstractmethod
+    def plan(self, batch: PagedBatch) -> Any:
+        """The kernels' plan of a step, the same for all layers like this one."""
+
+    @abstractmethod
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None,
+        add_to: torch.Tensor | None,
+        cache: KVCache,
+        layer: int,
+        step: LayerStep,
+    ) -> torch.Tensor:
+        """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given.
+
+        The step's tokens are in the cache's `layer` afterwards. Layers with blocks and layers with states are counted
+        apart.
+        """

@@ -1,0 +1,1 @@
+"""Prompts that one engine computes for another: both ends, and the messages between them."""

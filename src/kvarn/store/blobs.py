@@ -1,0 +1,163 @@
+"""Contents of files outside the database: in a folder, a bucket, whatever fsspec reaches.
+
+A blob is written once, under its file's id, before anybody sees the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL
+
+from kvarn.store.directories import sync_directory
+from kvarn.store.errors import DiskFullError, NotFoundError, StoreAwayError, StoreError
+
+ResultT = TypeVar("ResultT")
+
+CHUNK_BYTES = 256 * 1024
+"""Read at once."""
+IN_DATABASE = "database"
+_FOLDER = ".files"
+"""Ending of the folder beside SQLite's database."""
+
+
+def blobs_of(setting: str | None, database: URL) -> Blobs | None:
+    """The place that the setting `store.blobs` names; None: rows of the database.
+
+    Raises:
+        StoreError: The URL cannot be used, such as without the package that it needs.
+    """
+    if setting == IN_DATABASE or (setting is None and database.get_backend_name() != "sqlite"):
+        return None
+    if setting is None:
+        return Blobs(str(Path(str(database.database)).with_suffix(_FOLDER)))
+    blobs = Blobs(setting)
+    blobs.open()
+    return blobs
+
+
+class Blobs:
+    """A place for contents. Its calls block, so they run in threads.
+
+    Args:
+        url: A folder, or a URL of fsspec's.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._files: tuple[Any, str] | None = None
+
+    def open(self) -> tuple[Any, str]:
+        """The file system and the folder in it, made if missing. fsspec is imported here: most starts need no file.
+
+        Raises:
+            StoreError: The URL cannot be used.
+        """
+        if self._files is None:
+            from fsspec.core import url_to_fs
+
+            try:
+                files, root = url_to_fs(self.url)
+                if self._is_local(files):
+                    Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
+            except (ImportError, ValueError, OSError) as error:
+                raise StoreError(f"store.blobs names {self.url!r}, which cannot be used: {error}") from error
+            self._files = files, root
+        return self._files
+
+    async def create(self, name: str) -> BlobWriter:
+        """Begin a blob, in place of one of that name. Raises `StoreAwayError`."""
+
+        def create() -> BlobWriter:
+            files, root = self.open()
+            return BlobWriter(files.open(f"{root}/{name}", "wb"), Path(root) if self._is_local(files) else None)
+
+        return await _in_thread(create)
+
+    async def read(self, name: str, begin: int = 0) -> AsyncGenerator[bytes, None]:
+        """A blob's content from a byte on, piece by piece.
+
+        Raises:
+            NotFoundError: There is none of that name.
+            StoreAwayError: It cannot be read.
+        """
+
+        def start() -> Any:
+            files, root = self.open()
+            try:
+                opened = files.open(f"{root}/{name}", "rb", block_size=4 * CHUNK_BYTES)
+            except FileNotFoundError:
+                raise NotFoundError(f"The content of {name} is not at store.blobs.") from None
+            opened.seek(begin)
+            return opened
+
+        file = await _in_thread(start)
+        try:
+            while data := await _in_thread(lambda: file.read(CHUNK_BYTES)):
+                yield data
+        finally:
+            await _in_thread(file.close)
+
+    async def delete(self, name: str) -> None:
+        """Delete a blob; nothing happens where there is none. Raises `StoreAwayError`."""
+
+        def delete() -> None:
+            files, root = self.open()
+            with suppress(FileNotFoundError):
+                files.rm_file(f"{root}/{name}")
+
+        await _in_thread(delete)
+
+    @staticmethod
+    def _is_local(files: Any) -> bool:
+        return "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,))
+
+
+class BlobWriter:
+    """A blob that is being written."""
+
+    def __init__(self, file: Any, folder: Path | None) -> None:
+        self._file = file
+        self._folder = folder
+
+    async def write(self, data: bytes) -> None:
+        """Append to it. Raises `StoreAwayError`."""
+        await _in_thread(lambda: self._file.write(data))
+
+    async def close(self) -> None:
+        """End it; it outlives a power failure then. May be called again. Raises `StoreAwayError`."""
+
+        def close() -> None:
+            if self._file.closed:
+                return
+            if self._folder is not None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+            if self._folder is not None:
+                sync_directory(self._folder)
+
+        await _in_thread(close)
+
+
+async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
+    """Do blocking work to its end, also where the caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+    except StoreError:
+        raise
+    except OSError as error:
+        kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreAwayError
+        raise kind(f"store.blobs cannot be used: {error}") from error
+    except Exception as error:  # each file system has errors of its own
+        raise StoreAwayError(f"store.blobs cannot be used: {error}") from error

@@ -1,0 +1,82 @@
+"""Bytes that organisations may store, and what this process knows of what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.store.errors import StorageFullError
+
+_VALID_S = 1.0
+"""Seconds for which what the database said is believed."""
+_MAX_ORGANIZATIONS = 10_000
+
+
+@dataclass(slots=True)
+class Balance:
+    """Bytes that an organisation stores, as far as this process knows."""
+
+    stored: int = 0
+    """Bytes, as the database said last."""
+    summed_at: int = -1
+    """Which periodic sum that holds (`repositories/stored_bytes.py`)."""
+    since: int = 0
+    """Bytes that this process admitted since that sum."""
+    read_at: float = -math.inf
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class StorageQuota:
+    """Refuses writes of organisations that store as much as they may.
+
+    Args:
+        max_bytes: Bytes that one organisation may store; None: no bound.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, max_bytes: int | None, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
+        self.max_bytes = max_bytes
+        self._clock = clock
+        self._balances: dict[str, Balance] = {}
+
+    def balance(self, organization_id: str) -> Balance:
+        """The balance of an organisation."""
+        if len(self._balances) > _MAX_ORGANIZATIONS:
+            self._balances.clear()
+        return self._balances.setdefault(organization_id, Balance())
+
+    def is_known(self, organization_id: str, size: int) -> bool:
+        """Whether so many bytes fit by an answer of the last second: the database need not be asked again."""
+        balance = self.balance(organization_id)
+        fits = self.max_bytes is None or self.stored(organization_id) + size <= self.max_bytes
+        return fits and self._clock() - balance.read_at < _VALID_S
+
+    def note(self, organization_id: str, stored: int, summed_at: int) -> None:
+        """The database has answered."""
+        balance = self.balance(organization_id)
+        if summed_at != balance.summed_at:
+            balance.summed_at, balance.since = summed_at, 0
+        balance.stored, balance.read_at = stored, self._clock()
+
+    def check(self, organization_id: str, size: int) -> None:
+        """Raise `StorageFullError` where so many bytes more would not fit."""
+        stored = self.stored(organization_id)
+        if self.max_bytes is not None and size > 0 and stored + size > self.max_bytes:
+            raise StorageFullError(stored, self.max_bytes, size)
+
+    def add_file(self, organization_id: str, size: int) -> None:
+        """Bytes of a file were written, and are in the database's account."""
+        self.balance(organization_id).stored += size
+
+    def admit(self, organization_id: str, size: int) -> None:
+        """Let bytes be written that the next sum will count. Raises as `check`."""
+        self.check(organization_id, size)
+        self.balance(organization_id).since += size
+
+    def stored(self, organization_id: str) -> int:
+        """Bytes that an organisation stores, as far as is known."""
+        balance = self.balance(organization_id)
+        return balance.stored + balance.since

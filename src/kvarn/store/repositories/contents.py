@@ -1,0 +1,127 @@
+"""Contents of files: at `store.blobs`, or in rows of the database, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.blobs import CHUNK_BYTES, Blobs
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError, StoreAwayError
+from kvarn.store.models import File, FileChunk
+from kvarn.store.models.files import INCOMPLETE
+
+_CHUNKS_AT_ONCE = 16
+"""Chunks deleted in one transaction."""
+
+
+def add_chunks(session: AsyncSession, file_id: str, position: int, data: bytes) -> int:
+    """Append to the rows of a file, whose chunks all have `CHUNK_BYTES` but the last; how many were added."""
+    chunks = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
+    session.add_all(
+        [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
+    )
+    return len(chunks)
+
+
+async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
+    """The content of a file, chunk by chunk; between two chunks no connection is held.
+
+    Raises:
+        NotFoundError: The file was deleted meanwhile.
+        StoreAwayError: Its content lies at a `store.blobs` that is not configured, or that cannot be read.
+    """
+    read = 0
+    if not file.in_blobs:
+        async with aclosing(_read_rows(store, file.id)) as chunks:
+            async for content in chunks:
+                yield content
+                read += len(content)
+    if read == file.size:
+        return
+    async with store.reading() as session:
+        moved = await session.scalar(select(File.in_blobs).where(File.id == file.id))
+    if not moved:
+        raise NotFoundError(f"The file {file.id} was deleted while it was read.")
+    if store.blobs is None:
+        raise StoreAwayError(f"the content of {file.id} lies outside the database: set store.blobs as it was")
+    async with aclosing(store.blobs.read(file.id, read)) as pieces:
+        async for content in pieces:
+            yield content
+            read += len(content)
+    if read != file.size:
+        raise StoreAwayError(f"the content of {file.id} at store.blobs has {read} bytes, not {file.size}")
+
+
+async def delete_content(store: Store, file_id: str) -> None:
+    """Delete the content of a file that nobody sees, in steps of bounded size."""
+    if store.blobs is not None:
+        await store.blobs.delete(file_id)
+    await _delete_rows(store, file_id)
+
+
+async def _delete_rows(store: Store, file_id: str) -> None:
+    while True:
+        async with store.transaction() as session:
+            chunks = select(FileChunk.position).where(FileChunk.file_id == file_id).limit(_CHUNKS_AT_ONCE)
+            positions = list(await session.scalars(chunks))
+            doomed = delete(FileChunk).where(FileChunk.file_id == file_id, FileChunk.position.in_(positions))
+            await session.execute(doomed)
+        if len(positions) < _CHUNKS_AT_ONCE:
+            return
+
+
+async def move_contents(store: Store) -> int:
+    """Move contents from rows to `store.blobs`, one file after another; how many were moved. Interrupted, it may be
+    called again: a file's rows go once its blob is whole.
+
+    Raises:
+        StoreAwayError: The database or `store.blobs` does not answer. What was moved until then stays so.
+    """
+    blobs, moved, last = store.blobs, 0, ""
+    if blobs is None:
+        return 0
+    while True:
+        following = select(func.min(FileChunk.file_id)).where(FileChunk.file_id > last)
+        async with store.reading() as session:
+            file_id = await session.scalar(following)
+            if file_id is None:
+                return moved
+            file = await session.get(File, file_id)
+        last = file_id
+        if file is None or file.status == INCOMPLETE:
+            continue  # it is being written, or deleted
+        if file.in_blobs or await _move(store, blobs, file):
+            await _delete_rows(store, file_id)
+            moved += 1
+
+
+async def _move(store: Store, blobs: Blobs, file: File) -> bool:
+    """Copy a file's content; False where the file was deleted meanwhile."""
+    writer, size = await blobs.create(file.id), 0
+    async with aclosing(_read_rows(store, file.id)) as chunks:
+        async for content in chunks:
+            await writer.write(content)
+            size += len(content)
+    await writer.close()
+    whole = (File.id == file.id) & (File.size == size) & (File.status != INCOMPLETE)
+    async with store.transaction() as session:
+        if await session.scalar(update(File).where(whole).values(in_blobs=True).returning(File.id)) is not None:
+            return True
+    await blobs.delete(file.id)
+    return False
+
+
+async def _read_rows(store: Store, file_id: str) -> AsyncGenerator[bytes, None]:
+    position = 0
+    while True:
+        async with store.reading() as session:
+            query = select(FileChunk.content).where(FileChunk.file_id == file_id, FileChunk.position == position)
+            content = await session.scalar(query)
+        if content is None:
+            return
+        yield content
+        position += 1

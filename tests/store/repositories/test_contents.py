@@ -1,0 +1,168 @@
+"""Contents of files at `store.blobs` and in rows: written, read, deleted, and moved from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from sqlalchemy import func, make_url, select
+
+from kvarn.store.blobs import CHUNK_BYTES, Blobs, blobs_of
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError, StoreAwayError, StoreError
+from kvarn.store.models import File, FileChunk
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.contents import move_contents, read_content
+from kvarn.store.repositories.files import FileWriter, delete_file, find_file, publish_file
+from kvarn.store.repositories.uploads import create_upload, drop_parts
+from new_tenants import create_organization
+
+CONTENT = bytes(range(256)) * 4096 + b"the end"
+"""More than is written at once."""
+
+
+@pytest.fixture(params=["folder", "memory"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blobs]:
+    yield Blobs(str(tmp_path / "files") if request.param == "folder" else "memory://kvarn-test")
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/kvarn-test"):
+        memory.rm("/kvarn-test", recursive=True)
+
+
+@pytest.fixture
+async def owner(store: Store) -> Owner:
+    return (await create_organization(store, "red")).owner
+
+
+async def keep(store: Store, owner: Owner, content: bytes = CONTENT) -> File:
+    writer = FileWriter(store, owner)
+    await writer.write(content)
+    file_id = await writer.finish()
+    async with store.transaction() as session:
+        return await publish_file(session, file_id, filename="a", purpose="batch", now=1, expires_at=None)
+
+
+async def content_of(store: Store, file: File) -> bytes:
+    return b"".join([piece async for piece in read_content(store, file)])
+
+
+async def rows(store: Store) -> int:
+    async with store.reading() as session:
+        return await session.scalar(select(func.count()).select_from(FileChunk)) or 0
+
+
+def names(blobs: Blobs) -> list[str]:
+    files, root = blobs.open()
+    return sorted(path.rpartition("/")[2] for path in files.ls(root, detail=False)) if files.exists(root) else []
+
+
+@pytest.mark.parametrize("content", [b"", b"x", CONTENT])
+async def test_a_file_is_read_as_it_was_written_and_is_gone_once_deleted(
+    store: Store, owner: Owner, blobs: Blobs, content: bytes
+) -> None:
+    store.blobs = blobs
+    file = await keep(store, owner, content)
+    assert await content_of(store, file) == content
+    assert await rows(store) == 0 and names(blobs) == ([file.id] if content else [])
+    await delete_file(store, owner, file.id)
+    assert names(blobs) == []
+    if content:
+        with pytest.raises(NotFoundError):
+            await content_of(store, file)
+
+
+async def test_a_file_that_is_given_up_leaves_nothing(store: Store, owner: Owner, blobs: Blobs) -> None:
+    store.blobs = blobs
+    writer = FileWriter(store, owner)
+    await writer.write(CONTENT)
+    await writer.discard()
+    assert names(blobs) == []
+
+
+async def test_parts_of_an_upload_go_with_it(store: Store, owner: Owner, blobs: Blobs) -> None:
+    store.blobs = blobs
+    upload = await create_upload(store, owner, filename="a", purpose="batch", size=9, file_expires_after_s=None)
+    part = FileWriter(store, owner, part_of=upload)
+    await part.write(b"123456789")
+    assert [await part.finish()] == names(blobs)
+    await drop_parts(store, upload.id)
+    assert names(blobs) == []
+
+
+async def test_contents_move_out_of_the_database_once(store: Store, owner: Owner, blobs: Blobs) -> None:
+    contents = [CONTENT, b"", b"short"]
+    files = [await keep(store, owner, content) for content in contents]
+    unfinished = FileWriter(store, owner)
+    await unfinished.write(CONTENT)
+    before = await rows(store)
+    assert await move_contents(store) == 0 and await rows(store) == before > 0
+    store.blobs = blobs
+    assert await move_contents(store) == 2
+    assert await rows(store) == len(CONTENT) // CHUNK_BYTES, "of the file that is not whole"
+    assert await move_contents(store) == 0
+    for file, content in zip(files, contents, strict=True):
+        assert await content_of(store, await find_file(store, owner, file.id)) == content
+
+
+async def test_a_move_that_was_interrupted_is_done_again(
+    store: Store, owner: Owner, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await keep(store, owner)
+    store.blobs = blobs
+
+    async def fail(*_: object) -> None:
+        raise StoreAwayError("killed")
+
+    for name in ("kvarn.store.blobs.BlobWriter.close", "kvarn.store.repositories.contents._delete_rows"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, fail)
+            with pytest.raises(StoreAwayError, match="killed"):
+                await move_contents(store)
+        assert await content_of(store, await find_file(store, owner, file.id)) == CONTENT
+    assert await move_contents(store) == 1
+    assert await rows(store) == 0 and names(blobs) == [file.id]
+
+
+async def test_a_reader_goes_on_when_the_content_moves_beneath_it(store: Store, owner: Owner, blobs: Blobs) -> None:
+    reading = read_content(store, await keep(store, owner))
+    read = await anext(reading)
+    store.blobs = blobs
+    await move_contents(store)
+    assert read + b"".join([piece async for piece in reading]) == CONTENT
+
+
+async def test_a_content_outside_the_database_needs_the_setting(store: Store, owner: Owner, blobs: Blobs) -> None:
+    store.blobs = blobs
+    file = await keep(store, owner)
+    store.blobs = None
+    with pytest.raises(StoreAwayError, match=r"set store\.blobs as it was"):
+        await content_of(store, file)
+
+
+async def test_a_content_that_was_cut_short_is_noticed(store: Store, owner: Owner, tmp_path: Path) -> None:
+    store.blobs = Blobs(str(tmp_path / "files"))
+    file = await keep(store, owner)
+    (tmp_path / "files" / file.id).write_bytes(CONTENT[:-1])
+    with pytest.raises(StoreAwayError, match=rf"has {len(CONTENT) - 1} bytes, not {len(CONTENT)}"):
+        await content_of(store, file)
+
+
+async def test_a_place_that_takes_no_writes_is_an_outage(store: Store, owner: Owner, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    store.blobs = Blobs(str(tmp_path / "files"))
+    store.blobs.open()
+    (tmp_path / "files").rmdir()
+    with pytest.raises(StoreAwayError, match=r"store\.blobs cannot be used"):
+        await keep(store, owner)
+
+
+def test_contents_lie_beside_sqlite_in_rows_of_postgresql_or_where_the_setting_says(tmp_path: Path) -> None:
+    sqlite, postgresql = make_url(f"sqlite+aiosqlite:///{tmp_path}/kvarn.db"), make_url("postgresql+asyncpg://h/n")
+    beside, given = blobs_of(None, sqlite), blobs_of(f"file://{tmp_path}/shared", postgresql)
+    assert beside is not None and beside.url == f"{tmp_path}/kvarn.files"
+    assert given is not None and (tmp_path / "shared").is_dir()
+    assert blobs_of(None, postgresql) is None and blobs_of("database", sqlite) is None
+    with pytest.raises(StoreError, match=r"store\.blobs names 'nowhere://x', which cannot be used"):
+        blobs_of("nowhere://x", sqlite)
