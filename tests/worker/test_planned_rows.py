@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from guesses import FreeProposer
+from guesses import KnownAnswers
 from kv_connectors import DictConnector
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepShape
@@ -68,20 +68,8 @@ class Unlearned(StepTimeModel):
         """Learn nothing."""
 
 
-class Oracle(FreeProposer):
-    """Proposes what the answers given before say, every fifth token wrong."""
-
-    def __init__(self, known: dict[Any, Any]) -> None:
-        super().__init__()
-        self._known = known
-
-    def guess(self, sequence: Any, limit: int) -> list[int]:
-        tokens = self._known[sequence.request.request_id, sequence.index][0]
-        first = sequence.num_tokens - sequence.num_prompt
-        return [
-            (token + 1) % VOCABULARY if place % 5 == 4 else token
-            for place, token in enumerate(tokens[first : first + min(limit, 4)], start=first)
-        ]
+def known(answered: dict[Any, Any]) -> KnownAnswers:
+    return KnownAnswers({key: tokens for key, (tokens, _, _) in answered.items()}, length=4, wrong=5)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +82,7 @@ def test_proposals_change_no_token_and_no_logprob(
     stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
 ) -> None:
     """Log-probabilities are of the same positions, computed beside others: the last bits may differ."""
-    oracle = Oracle(plain)
+    oracle = known(plain)
     verifying = stack(tiny_model("llama"), proposer=oracle, speculation=SpeculationConfig(adaptive=False))
     found = answers(verifying, requests())
     assert oracle.num_proposed > 60
@@ -122,7 +110,7 @@ def test_a_mask_forces_tokens_whatever_else_is_demanded(stack: Any, tiny_model: 
 def test_masks_and_proposals_go_together(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
     masks = {"masks": lambda message: WideThird()}
     alone = answers(stack(tiny_model("llama"), **masks), requests())
-    oracle = Oracle(alone)
+    oracle = known(alone)
     found = answers(stack(tiny_model("llama"), proposer=oracle, **masks), requests())
     assert {key: tokens for key, (tokens, _, _) in found.items()} == {key: t for key, (t, _, _) in alone.items()}
     assert all(token % 3 == place % 3 and token < 50 for t, _, _ in alone.values() for place, token in enumerate(t))

@@ -116,9 +116,9 @@ def plan_cache(
             need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
-        may_lower_seqs: Nobody asked for `max_num_seqs`: plan fewer where the recurrent states of so many do not fit.
-        may_lower_context: Nobody asked for `max_context_length`: plan a shorter one, of whole blocks, where one so long
-            does not fit into the default share of the machine's memory.
+        may_lower_seqs: `max_num_seqs` is a default: plan fewer if the recurrent states of all do not fit.
+        may_lower_context: `max_context_length` is a default: plan a shorter one, of whole blocks, if it does not fit
+            into the default share of the machine's memory.
         weight_bytes: Bytes of the machine's memory that the loaded weights take.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
         gpu: Budget on GPUs; None: keys and values are in the machine's memory.
@@ -176,7 +176,7 @@ def _what_states_take(states: int, max_num_seqs: int) -> str:
 def _more_memory(
     needed: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None, *, by_share: bool
 ) -> str:
-    """Advice that gives the cache `needed` bytes; empty where there are not so many. `by_share`: on GPUs."""
+    """Advice that gives the cache `needed` bytes; empty if the memory does not suffice. `by_share`: on GPUs."""
     if gpu is not None and by_share:
         return "Raise gpu_memory_utilization" if replace(gpu, share=1.0).cache_bytes >= needed else ""
     gib = _round_up(needed / GIB)
@@ -201,11 +201,11 @@ def _default_budget(least: int, wanted: int, weight_bytes: int, memory_bytes: in
     """Bytes of the machine's memory: enough for `wanted`, if that is not too much of it. `least`: bytes of one sequence
     of the longest length."""
     memory = usable_memory() if memory_bytes is None else memory_bytes
-    most = memory - memory // _SPARE_SHARE - weight_bytes
+    limit = memory - memory // _SPARE_SHARE - weight_bytes
     if least <= memory // _LARGEST_DEFAULT_SHARE:
-        most = min(memory // _LARGEST_DEFAULT_SHARE, most)
+        limit = min(memory // _LARGEST_DEFAULT_SHARE, limit)
     default = min(memory // _DEFAULT_SHARE, max(0, memory - weight_bytes))
-    return max(default, min(wanted, most))
+    return max(default, min(wanted, limit))
 
 
 def _left(weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None) -> int:

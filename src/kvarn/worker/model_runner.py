@@ -50,7 +50,7 @@ class ModelRunner:
         max_context_length: Tokens of the longest sequence; default: the model's own limit.
         num_snapshots: Copies of recurrent states that plans may ask for, where the model has such states.
         connector: Memory of KV blocks beyond the cache; the engine must have the same.
-        eagle: Proposer that is told of each step; the engine must have the same.
+        eagle: Proposer that processes each step; the engine must have the same.
         context: This rank's place among those that share long prompts.
 
     Raises:

@@ -56,9 +56,9 @@ class _Row:
     index: int
     draft: _Draft
     tokens: list[int]
-    """To be caught up with now."""
+    """Known tokens to compute now."""
     length: int
-    """Tokens to guess; 0 where it is not caught up with after that."""
+    """Tokens to guess; 0 if known tokens remain after that."""
 
 
 class DraftProposer:
@@ -75,9 +75,9 @@ class DraftProposer:
     overhead_s: float = 0.0
 
     CATCH_UP = 256
-    """Tokens beyond the first few of each sequence that are caught up with in one call."""
+    """Known tokens computed in one call, beyond the first few of each sequence."""
     FEW = 16
-    """Tokens of a sequence that are always caught up with at once: about what one verification brings."""
+    """Known tokens of a sequence that are always computed at once: about as many as a verification brings."""
     WARM_CALLS = 8
     WARM_TOKENS = 8
     PREPARE_S = 40e-6
@@ -126,7 +126,7 @@ class DraftProposer:
         """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`. A sequence that is not caught up with yet gets no guess."""
+        """See `Proposer`. A sequence with known tokens left to compute gets no guess."""
         began = SYSTEM_CLOCK.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
@@ -170,8 +170,8 @@ class DraftProposer:
         return rows
 
     def _reserve(self, draft: _Draft, end: int, keep: int) -> bool:
-        """Take blocks up to position `end`, from other sequences if need be; not from the `keep` that were asked about
-        last."""
+        """Take blocks up to position `end`, from other sequences if needed; not from the `keep` most recently
+        used ones."""
         needed = -(-end // BLOCK_SIZE) - draft.num_blocks
         while needed > len(self._free) and len(self._drafts) > keep:
             self.forget(next(iter(self._drafts)))

@@ -1,4 +1,4 @@
-"""Guesses from text that was there before: what followed the longest earlier occurrence of the text's end.
+"""Guesses from earlier text: the tokens after the longest earlier occurrence of the text's end.
 
 The idea is prompt lookup (Saxena 2023), with the longest match instead of one of fixed length, as suffix decoding has
 it (Oliaro et al. 2024). It searches the sequence's own tokens, and recent answers of the same scope: tenant, cache salt
@@ -143,7 +143,7 @@ class NgramProposer:
         return guesses
 
     def seconds(self, num_sequences: int) -> float:
-        """Seconds to look up guesses for so many sequences."""
+        """Seconds to look up the guesses of `num_sequences` sequences."""
         return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:
@@ -197,15 +197,15 @@ class NgramProposer:
         if source is None or source.times_dropped != text.times_dropped:
             text.source = None
             return False
-        there = source.following(text.place, count + 1)
-        if there[:count] != new:
-            if not count or there[: count - 1] != new[:-1] or len(there) <= count:
+        ahead = source.following(text.place, count + 1)
+        if ahead[:count] != new:
+            if not count or ahead[: count - 1] != new[:-1] or len(ahead) <= count:
                 text.source = None  # too different
             return False
         text.place += count
         text.match += count
         text.skips_one = text.skips_one and not count
-        return len(there) > count
+        return len(ahead) > count
 
     def _search(self, scope: PrefixScope, text: _Text, num_new: int) -> None:
         source, tail = text.log, text.log.last(self._max_match)

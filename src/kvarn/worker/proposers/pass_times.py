@@ -23,7 +23,7 @@ class PassTimes:
             self._seconds[digits] += self.WEIGHT * (min(seconds, 2 * average) - average)
 
     def expected(self, rows: int) -> float:
-        """Seconds that passes of about so many rows took, or of the next smaller number that was timed."""
+        """Seconds of passes of about `rows` rows, or of the next smaller number that was timed."""
         digits = rows.bit_length()
         known = [each for each in self._seconds if each <= digits] or list(self._seconds)
         return self._seconds[max(known)] if known else 0.0

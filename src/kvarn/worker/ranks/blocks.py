@@ -1,8 +1,8 @@
 """Blocks of a model in several processes, kept beyond their KV caches in memory that all of them map.
 
-A kept block has a slot there, with the parts of all ranks side by side. Rank 0 has the books (`TieredStore`). With a
-plan it says in which slots blocks are stored and from which they are loaded; each rank copies its own part, and says so
-when it has. Only then a block may be found, written to disk, sent to another engine, or replaced by another one.
+A kept block has a slot in this memory, with the parts of all ranks side by side. Rank 0 keeps the records
+(`TieredStore`) and sends, with a plan, the slots in which blocks are stored and from which they are loaded. Each rank
+copies its own part and answers. After that a block may be found, written to disk, sent to another engine, or replaced.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def anonymous_file() -> int:
 
 
 def map_memory(file: int, num_bytes: int) -> memoryview:
-    """The contents of such a file, of so many bytes."""
+    """Map `num_bytes` of such a file."""
     return memoryview(mmap.mmap(file, num_bytes))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvarn.worker.step_batch import StepBatch
 
 PIECE_BLOCKS = 2
-"""Blocks of a piece at least: the compiled kernels multiply so many tokens together. Shorter prompts are not cut."""
+"""Fewest blocks of a piece: the compiled kernels multiply as many tokens together. Shorter prompts are not cut."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -112,8 +112,8 @@ class ContextParallel:
 
     def _shared(self, written: list[list[npt.NDArray[np.int32]]], device: torch.device) -> SharedBlocks:
         by_rank = [np.concatenate(blocks).astype(np.int64) for blocks in written]
-        most = max(map(len, by_rank))
-        padded = [np.concatenate([blocks, np.repeat(blocks[-1:], most - len(blocks))]) for blocks in by_rank]
+        longest = max(map(len, by_rank))
+        padded = [np.concatenate([blocks, np.repeat(blocks[-1:], longest - len(blocks))]) for blocks in by_rank]
         return SharedBlocks(self.rank, [torch.from_numpy(blocks).to(device) for blocks in padded], self.all_gather)
 
     def _part(

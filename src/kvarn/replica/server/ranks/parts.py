@@ -119,7 +119,7 @@ def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor
 
 
 def _threads(config: ModelConfig, threads: int) -> int:
-    """Threads of one rank, where the model has so many in all unless it is configured."""
+    """Threads of one rank: its part of the configured number, or of `threads`."""
     return max(1, (config.threads or threads) // layout_of(config).world_size)
 
 
