@@ -76,7 +76,7 @@ def test_a_long_prompt_beside_running_answers_is_computed_elsewhere() -> None:
     assert peer.asked == [499 // 16]
     assert world.cached_tokens("long") == 496
     assert max(plan.num_tokens for plan in world.executor.plans) < 60
-    assert world.engine.stats().prefills_apart_total == 1
+    assert world.engine.stats().lookups.remote_prefills_total == 1
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_a_peer_that_sends_nothing_is_given_up_and_the_prompt_computed_here() ->
     answer_beside_a_decode(world)
     assert len(peer.asked) == 1
     assert world.cached_tokens("long") == 0
-    assert world.engine.stats().fetches_given_up_total == 1
+    assert world.engine.stats().lookups.given_up_total == 1

@@ -252,19 +252,11 @@ def test_turns_of_a_conversation_reuse_prompt_and_answer(make_world, prefix_cach
     world.assert_answered("turn2")
 
 
-def test_two_salts_never_share_and_one_salt_does(make_world):
+@pytest.mark.parametrize("label", ["cache_salt", "tenant"])
+def test_only_requests_of_the_same_tenant_and_salt_share_blocks(make_world, label):
     world = make_world()
-    prompt = list(range(40))
-    for name, salt in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
-        world.submit(name, prompt, cache_salt=salt)
-        world.run()
-    assert [world.cached_tokens(name) for name in "abcd"] == [0, 0, 0, 32]
-
-
-def test_two_tenants_never_share_even_with_the_same_salt(make_world):
-    world = make_world()
-    for name, tenant in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
-        world.submit(name, list(range(40)), tenant=tenant, cache_salt="s")
+    for name, value in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
+        world.submit(name, list(range(40)), **{"tenant": "t", "cache_salt": "s", label: value})
         world.run()
     assert [world.cached_tokens(name) for name in "abcd"] == [0, 0, 0, 32]
 

@@ -71,7 +71,7 @@ class Candidate(EngineLoad):
         if not super().update(stats, now):
             return False
         self.queue_tokens = stats.prefill_tokens + self.waiting_tokens
-        self.resident_adapters = stats.adapters_running
+        self.resident_adapters = stats.adapters.running
         self.empty_tokens = self.free_tokens - stats.kv_blocks_cached * BLOCK_SIZE
         times = stats.step_times
         if times is not None and self.predictor is not None:
