@@ -130,8 +130,8 @@ class Arm:
     def acceptance(self) -> str:
         """Proposals so far, and the share that was right."""
         stats = self._engine.stats()
-        proposed = stats.spec_decode_draft_tokens_total
-        return f"{proposed} proposals, {stats.spec_decode_accepted_tokens_total / max(1, proposed):.0%} right"
+        proposed = stats.speculation.draft_tokens_total
+        return f"{proposed} proposals, {stats.speculation.accepted_tokens_total / max(1, proposed):.0%} right"
 
 
 def demo_cases(streams: Sequence[int], smoke: bool) -> list[Case]:

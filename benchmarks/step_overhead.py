@@ -66,6 +66,7 @@ class InstantModel:
         self.spec = _Spec()
         self.kernels = kernels_for()
         self.adapters: dict[str, int] = {}
+        self.reads_shared_prefixes = True
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 
