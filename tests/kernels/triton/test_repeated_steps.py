@@ -33,7 +33,7 @@ class Repeating(AsyncExecutor):
 
     def __init__(self, model: Decoder, **options: Any) -> None:
         super().__init__(model, fill_up=True, **options)
-        self.graphs = self.runner.graphs = RecordedSteps(model.kernels.device)
+        self.graphs = self.runner.graphs = RecordedSteps(model.kernels.device.torch_device)
 
     @property
     def repeated(self) -> Counter[str]:
