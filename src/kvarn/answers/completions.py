@@ -186,7 +186,7 @@ async def engine_completion(
             sampling,
             model,
             limits,
-            watch=partial(serving.moderation.watch, turn),
+            moderation=partial(serving.moderation.output_moderation, turn),
             first_index=number * sampling.n,
             continued=prompt,
         )

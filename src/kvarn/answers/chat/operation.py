@@ -66,7 +66,7 @@ async def engine_chat(
             sampling,
             model,
             limits,
-            watch=partial(serving.moderation.watch, turn),
+            moderation=partial(serving.moderation.output_moderation, turn),
             continued=prompt if request.continue_final_message or opening else (),
             shown=text.tokenizer.ids_of(_markers(request, text)),
             splitter=_splitters(request, model, prompt),
