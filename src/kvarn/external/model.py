@@ -40,7 +40,7 @@ _BUSY_S = 1.0
 """For which a replica is left alone that says it is busy, and not for how long."""
 _LONGEST_BUSY_S = 30.0
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger(__name__)
 
 
 class ExternalModel:
@@ -217,7 +217,7 @@ class ExternalModel:
         found = self._breakers.get(name)
         if found is None:
             found = self._breakers[name] = CircuitBreaker(self._rules)
-            self.metrics.watch_breaker(self.served.name, name, lambda: found.state(self._clock()))
+            self.metrics.add_breaker(self.served.name, name, lambda: found.state(self._clock()))
         return found
 
     def admit(self, name: str) -> Permit | None:

@@ -193,9 +193,10 @@ async def _lifespan(
         gateway.control.rollouts,
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
-        content_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
+    if gateway.store.blobs is not None:
+        workers.append(content_worker(gateway.store))
     if gateway.control.shared is None or gateway.control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))

@@ -12,10 +12,10 @@ from kvarn.wire.messages import TokenDelta
 _TOKENS_AT_ONCE = 64
 """Tokens taken at once: with 20 log-probabilities each, what a consumer makes of them costs it a millisecond or two."""
 _REPORT_BYTES = 4096
-"""What is pending is reported in steps of this size: a stream whose consumer keeps up reports nothing."""
+"""Pending bytes are reported in steps of this size: a stream whose consumer keeps up reports nothing."""
 _TOKEN_BYTES = 40
 _POSITION_BYTES = 96
-"""Of a token's log-probabilities, besides the packed ones."""
+"""Bytes of a token's log-probabilities, besides the packed ones."""
 
 
 class RequestStream:
@@ -32,7 +32,7 @@ class RequestStream:
         self._unfinished = set(choices)
         self._pending: deque[TokenDelta] = deque()
         self._growing: dict[int, TokenDelta] = {}
-        """Of the pending deltas those that the next tokens of their choice are added to."""
+        """Pending deltas that the next tokens of their choice are added to."""
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._report_pending = report_pending
