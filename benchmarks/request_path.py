@@ -5,8 +5,9 @@
 
 The gateway and its HTTP server are the real ones; the replica is an in-process fake whose own functions are not
 counted. A call is a function that begins, a resumption a coroutine or generator that goes on. The path are the
-functions of `gateway`, `serving` and `replica/client`; what they call of other packages is listed and counted too.
-Figures of a token are the difference between a long and a short answer. Metrics are left out.
+functions of `gateway`, `answers`, `catalog`, `external`, `rollouts` and `replica/client`; functions of other packages
+that they call are listed and counted too. Figures of a token are the difference between a long and a short answer.
+Metrics are left out.
 """
 
 from __future__ import annotations
@@ -88,15 +89,15 @@ def chat(port: int, tokens: int) -> None:
 
 
 async def trace_chat(port: int, tokens: int) -> CallPath:
-    """The path of one chat; what runs beside it now and then is left out by taking the shortest of three."""
+    """The path of one chat; what runs beside it now and then is left out by taking the shortest of seven."""
     paths = []
-    for _ in range(3):
+    for _ in range(7):
         await asyncio.sleep(0.2)  # the one before is settled
         with traced() as path:
             await asyncio.to_thread(chat, port, tokens)
             await asyncio.sleep(0.05)
         paths.append(path)
-    return min(paths, key=lambda path: len(path.calls))
+    return min(paths, key=lambda path: len(path.calls) + path.resumptions)
 
 
 async def measure(data_dir: str, *, show: bool) -> None:
@@ -106,7 +107,7 @@ async def measure(data_dir: str, *, show: bool) -> None:
     card = ModelCard(
         kind="generate", architecture="", dtype="", vocab_size=4096, max_context_length=4096, num_parameters=0
     )
-    replica = FakeReplicaClient(card, lambda request, index: [300 + i % 3000 for i in range(LONG)], step_s=0.002)
+    replica = FakeReplicaClient(card, lambda request, index: [300 + i % 3000 for i in range(LONG)], step_s=0.0005)
     server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
     listener = bind(config.gateway)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -125,7 +126,7 @@ async def measure(data_dir: str, *, show: bool) -> None:
         print("\n".join(_numbered(short.calls)))
     functions = set(short.calls)
     path = {name for name in functions if name.startswith(PATH) and "<locals>" not in name}
-    print(f"path:    {len(path)} functions of gateway, serving and replica/client")
+    print(f"path:    {len(path)} functions of gateway, answers, catalog, external, rollouts and replica/client")
     print(f"request: {request:.0f} calls of {len(functions)} functions")
     print(f"token:   {per_token:.1f} calls, {resumed:.1f} resumptions")
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from kvarn.answers.grammar_pool import GrammarPool, encode
+from kvarn.answers.structured.grammar_pool import GrammarPool, encode
 from kvarn.grammar.asked import AnswerGrammar, Asked
 from kvarn.sandbox.process import SandboxLimits
 

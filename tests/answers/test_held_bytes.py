@@ -76,9 +76,9 @@ async def test_what_is_given_back_may_be_taken_again() -> None:
     first.take(70_000)
     with pytest.raises(BodyRefusedError):
         second.take(10_000)
-    first.become(60_000)
+    first.resize(60_000)
     second.take(10_000)
-    first.become(65_000)
+    first.resize(65_000)
     assert budget.used == 75_000
     await record.close()
     assert budget.used == 0

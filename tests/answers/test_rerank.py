@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from kvarn.answers.relevance import cosine
+from kvarn.answers.encoders.relevance import cosine
 
 ANGLES = {"east": 0.0, "almost east": 0.1, "north east": math.pi / 4, "north": math.pi / 2, "west": math.pi}
 

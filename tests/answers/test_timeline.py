@@ -56,10 +56,10 @@ def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(
     monkeypatch.setattr(timeline, "now", lambda: next(readings) / 10_000)
     monkeypatch.setattr(middleware, "new_record", noted)
 
-    async def ask() -> None:
+    async def ask(method: str, path: str, body: Any) -> None:
         transport = httpx.ASGITransport(server.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            for method, path, body in REQUESTS * 50:
+            for _ in range(50):
                 began = timeline.now()
                 await client.request(method, path, json=body)
                 total = timeline.now() - began
@@ -67,7 +67,8 @@ def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(
                 assert abs(sum(parts.values()) - total) < 0.001, (path, body, parts, total)
                 assert records[-1].timeline.total_s == pytest.approx(sum(parts.values()))
 
-    server.do(ask())
+    for request in REQUESTS:
+        server.do(ask(*request))
     assert len(records) == 1000
 
 

@@ -64,7 +64,7 @@ class WithRecord:
 
         async def send_with_warnings(message: Any) -> None:
             if message["type"] == "http.response.start":
-                warnings = [(b"warning", warning.encode()) for warning in record_of(scope).warnings]
+                warnings = [(b"warning", warning.encode()) for warning in record_of(scope).reply.warnings]
                 message["headers"] = [*message["headers"], *warnings]
             await send(message)
 

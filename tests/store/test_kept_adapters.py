@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from fake_replica import GENERATE_CARD, FakeReplica
-from kvarn.catalog.adapters import AdapterKeeper
+from kvarn.catalog.adapters import AdapterReconciler
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import ModelConfig
@@ -41,15 +41,15 @@ async def test_a_version_that_was_starting_is_given_what_it_lacks_and_a_failure_
         each.versions = versions
     old.adapters = {"law": LAW}
     await keep_adapter(store, "m", msgspec.to_builtins(LAW), "me")
-    keeper = AdapterKeeper(ModelTable({"m": versions[0]}), store)
+    reconciler = AdapterReconciler(ModelTable({"m": versions[0]}), store)
     new.adapter_problem = AdapterChangeError("invalid", "it has changed")
-    await keeper.look()
+    await reconciler.look()
     assert "law" not in new.adapters
     new.adapter_problem = None
-    await keeper.look()
+    await reconciler.look()
     assert "law" not in new.adapters  # not again and again
     new.starts += 1
-    await keeper.look()
+    await reconciler.look()
     assert new.adapters["law"].path == "/law"
 
 
@@ -61,18 +61,18 @@ async def test_what_was_unloaded_while_a_version_started_is_unloaded_there_and_n
     versions = [ServedModel("m", config, [each], tmp_path, version=number) for number, each in enumerate((old, new))]
     for each in versions:
         each.versions = versions
-    keeper = AdapterKeeper(ModelTable({"m": versions[0]}), store)
+    reconciler = AdapterReconciler(ModelTable({"m": versions[0]}), store)
     kept, news = msgspec.structs.replace(LAW, kept=True), AdapterInfo(name="news", path="/news")
     beginning = AdapterInfo(name="beginning", path="/beginning", digest="2")  # a request loads it just now
     old.adapters = {"news": news, "beginning": beginning}
     new.adapters = {"news": news, "law": kept}  # it was started with what the deployment had then
-    await keeper.look()
+    await reconciler.look()
     assert (set(old.adapters), set(new.adapters)) == ({"news", "beginning"}, {"news"})
 
     new.adapters["law"] = kept
     for each in versions:
         each.versions = []  # the other version is gone by now
-    await AdapterKeeper(ModelTable({"m": versions[1]}), store).look()
+    await AdapterReconciler(ModelTable({"m": versions[1]}), store).look()
     assert set(new.adapters) == {"news"}
 
 

@@ -17,7 +17,7 @@ from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallD
 from kvarn.wire.openai.completions import CompletionLogprobs
 
 if TYPE_CHECKING:
-    from kvarn.answers.moderation.output_watch import OutputWatch
+    from kvarn.answers.moderation.output_moderation import OutputModeration
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Choice:
     """The client wants the reasoning; else it is left out."""
     prompt_only: bool = False
     """The client wants no answer, only what is known of its prompt: the token drawn is dropped."""
-    watch: OutputWatch | None = None
+    moderation: OutputModeration | None = None
     """Its moderation."""
     transform: Callable[[ChoiceDelta], None] | None = None
     """Adds to its deltas what the endpoint needs; may end it by setting the finish reason."""

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.generator import Generator
-from kvarn.answers.grammar_pool import GrammarPool
 from kvarn.answers.held_bytes import ByteBudget
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.answers.observer import Observer
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.storage_quota import StorageQuota
+from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.turn import Stage
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReadyModel

@@ -6,7 +6,7 @@ import asyncio
 
 from kvarn.answers.chat.operation import engine_chat
 from kvarn.answers.chat.prompt import render_chat
-from kvarn.answers.completions import engine_completion
+from kvarn.answers.completion.operation import engine_completion
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import check_token_ids
 from kvarn.answers.generator import EmbeddingInputs, Generator, NamedInputs

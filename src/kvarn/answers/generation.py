@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from kvarn.answers.choice import Choice, ChoiceDelta
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.moderation.output_watch import OutputWatch
+from kvarn.answers.moderation.output_moderation import OutputModeration
 from kvarn.answers.turn import Deltas, Turn, salt_of
 from kvarn.catalog.failover import ResumableRequest
 from kvarn.catalog.models import ReadyModel
@@ -44,7 +44,7 @@ def make_choices(
     model: ReadyModel,
     limits: GatewayConfig,
     *,
-    watch: Callable[[], OutputWatch | None],
+    moderation: Callable[[], OutputModeration | None],
     first_index: int = 0,
     continued: Sequence[int] = (),
     shown: frozenset[int] = frozenset(),
@@ -52,7 +52,7 @@ def make_choices(
 ) -> list[Choice]:
     """The `n` choices of one prompt; the first has number `first_index` in the answer.
 
-    `watch` gives each its moderation; `continued` are the prompt's tokens where the answer's text goes on from the
+    `moderation` gives each its own; `continued` are the prompt's tokens where the answer's text goes on from the
     prompt's; `shown` are special tokens that are part of the text all the same; `splitter` gives each who tells its
     reasoning from its content.
     """
@@ -70,7 +70,7 @@ def make_choices(
             splitter=splitter(),
             with_reasoning=not isinstance(request, ChatCompletionRequest) or request.include_reasoning,
             prompt_only=isinstance(request, CompletionRequest) and request.max_tokens == 0,
-            watch=watch(),
+            moderation=moderation(),
         )
         for index in range(sampling.n)
     ]
@@ -151,8 +151,8 @@ async def generate(
                 observer.delta(new.index, len(new.token_ids))
             delta = choice.add(new)
             usage.count(cached=new.cached_tokens, completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
-            if choice.watch is not None:
-                shown = await choice.watch.look(delta)
+            if choice.moderation is not None:
+                shown = await choice.moderation.look(delta)
                 if shown is None:
                     continue
                 delta = shown
@@ -190,7 +190,7 @@ def _request(
     deferred = turn.record.deferred
     tries_itself = deferred is not None and deferred.batch_id is not None  # a batch tries its lines again
     failover = None if tries_itself else model.served.config.failover
-    return ResumableRequest(model.served.replicas, turn.replica_choice, submit, failover, held.become, moved)
+    return ResumableRequest(model.served.replicas, turn.replica_choice, submit, failover, held.resize, moved)
 
 
 def joined(streams: Sequence[Deltas]) -> Deltas:

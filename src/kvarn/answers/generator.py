@@ -11,7 +11,7 @@ from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
-    from kvarn.answers.completions import CompletionPrompt
+    from kvarn.answers.completion.operation import CompletionPrompt
     from kvarn.answers.context import ServingContext
     from kvarn.answers.record import RequestRecord
     from kvarn.answers.turn import Turn

@@ -83,21 +83,21 @@ class HeldBytes:
         self.size = 0
         self._budget = budget
         self._record = record
-        record.holdings.callback(self.become, 0)
-        self.become(size)
+        record.holdings.callback(self.resize, 0)
+        self.resize(size)
 
     def take(self, size: int) -> None:
-        """Take more. Raises as `become` does."""
-        self.become(self.size + size)
+        """Take more. Raises as `resize` does."""
+        self.resize(self.size + size)
 
-    def become(self, size: int) -> None:
+    def resize(self, size: int) -> None:
         """Hold this much from now on. Raises as `ByteBudget.take` does; what is refused holds nothing any more."""
         organization_id, more = self._record.principal.organization_id, size - self.size
         if more > 0:
             try:
                 self._budget.take(organization_id, more, self._record.holdings.bytes)
             except BodyRefusedError:
-                self.become(0)
+                self.resize(0)
                 raise
         elif more:
             self._budget.release(organization_id, -more)

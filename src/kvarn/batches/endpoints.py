@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kvarn.answers.chat.operation import start_chat
-from kvarn.answers.completions import start_completion
-from kvarn.answers.embeddings import start_embedding
+from kvarn.answers.completion.operation import start_completion
+from kvarn.answers.encoders.operation import start_embedding
 from kvarn.answers.messages.operation import start_message
 from kvarn.answers.moderation.checks import ALIASES
 from kvarn.answers.moderation.operation import start_moderation

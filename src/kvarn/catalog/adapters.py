@@ -179,7 +179,7 @@ async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
         raise lost[0] if lost else ReplicaLostError(f"{model.name} is not ready")
 
 
-class AdapterKeeper:
+class AdapterReconciler:
     """Gives replicas the adapters of their deployment: one that was starting while an adapter was loaded or unloaded
     lacks it, has it in an older form, or still has it.
 

@@ -40,7 +40,7 @@ class HeldRequests:
         self._held = Counter[str]()
 
     @property
-    def stands_by(self) -> bool:
+    def is_standby(self) -> bool:
         """Whether another gateway has the engines, or nobody yet: no model has a replica, though one should have."""
         versions = [each for model in self._models for each in model.all_versions if each.config.external is None]
         if not self._engines_outlive_gateways or any(each.replicas for each in versions):
@@ -86,7 +86,7 @@ class HeldRequests:
         if scale is not None and _may_have_no_replica(model):
             return _Hold(scale.max_hold_s, scale.max_held, scale.start_s)
         starts = self._engines_outlive_gateways and bool(model.replicas) and model.state is ReplicaState.STARTING
-        is_expected = model.config.external is None and (starts or self.stands_by)
+        is_expected = model.config.external is None and (starts or self.is_standby)
         return _Hold(model.config.failover.max_wait_s) if is_expected else None
 
     def _count(self, model: str, change: int) -> None:

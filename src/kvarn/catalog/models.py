@@ -231,19 +231,19 @@ class ServedModel:
     @property
     def state(self) -> ReplicaState:
         """State of the replica that is furthest in its life, like all that is said of the model as one."""
-        replica = self.replicas.foremost
+        replica = self.replicas.most_ready
         return ReplicaState.STARTING if replica is None else replica.state
 
     @property
     def progress(self) -> tuple[str, float]:
         """Stage and fraction of the start; while down, why."""
-        replica = self.replicas.foremost
+        replica = self.replicas.most_ready
         return ("wait for a replica", 0.0) if replica is None else replica.progress
 
     @property
     def card(self) -> ModelCard | None:
         """The card of what is served; None until first ready."""
-        replica = self.replicas.foremost
+        replica = self.replicas.most_ready
         return None if replica is None else replica.card
 
     @property
@@ -277,7 +277,7 @@ class ServedModel:
         """
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
-        replica = self.replicas.foremost
+        replica = self.replicas.most_ready
         if replica is None or replica.state is not ReplicaState.READY or replica.card is None or not self._has_text:
             raise self.not_ready()
         return ReadyModel(self.name, self, self.text, replica.card, adapter)

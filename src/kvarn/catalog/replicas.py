@@ -110,14 +110,14 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
                 client.close()
 
     @property
-    def foremost(self) -> ReplicaClient | None:
+    def most_ready(self) -> ReplicaClient | None:
         """The replica that is furthest in its life: what is said of the model while none, or any, is ready."""
         return min(self._clients.values(), key=lambda each: _LIFE.index(each.state), default=None)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """The adapters that requests may name; while there is no replica, those that the last one had."""
-        found = self.foremost
+        found = self.most_ready
         return self._adapters if found is None else found.adapters
 
     def ready_clients(self) -> list[ReplicaClient]:
@@ -147,7 +147,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
 
     def names(self, prompt: Sequence[int], tenant: str, salt: str, adapter: str = "") -> bytes:
         """Names of a prompt's blocks for a `RouteRequest`. `adapter` is its name."""
-        found = self.foremost
+        found = self.most_ready
         if found is None:
             return b""
         digest = found.adapters[adapter].digest if adapter in found.adapters else adapter

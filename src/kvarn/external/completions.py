@@ -7,7 +7,7 @@ from typing import Literal, cast
 from msgspec import UNSET
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.completions import CompletionPrompt
+from kvarn.answers.completion.operation import CompletionPrompt
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import joined
 from kvarn.answers.record import RequestRecord

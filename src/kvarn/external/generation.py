@@ -10,7 +10,7 @@ from typing import Any
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.moderation.output_watch import OutputWatch
+from kvarn.answers.moderation.output_moderation import OutputModeration
 from kvarn.answers.turn import TokenUsage, Turn
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.external.answer import ChoicePart, ReportedUsage
@@ -78,7 +78,7 @@ class _Choices:
     def __init__(
         self,
         readers: Sequence[ChoiceReader],
-        watches: Sequence[OutputWatch | None],
+        watches: Sequence[OutputModeration | None],
         account: TokenAccount,
         observer: GenerationObserver,
         held: HeldBytes,
@@ -156,7 +156,7 @@ async def generate_external(
     """
     observer = serving.metrics.generation(model.served.name, turn.record.timeline.received_s)
     account = TokenAccount(turn.usage, prompt.tokens, model.count_tokens)
-    watches, held = [serving.moderation.watch(turn) for _ in readers], HeldBytes(serving.held, turn.record)
+    watches, held = [serving.moderation.output_moderation(turn) for _ in readers], HeldBytes(serving.held, turn.record)
     choices = _Choices(readers, watches, account, observer, held)
     reported, running = None, len(readers)
     turn.record.timeline.mark("sent")
@@ -198,6 +198,6 @@ def _has_news(delta: ChoiceDelta) -> bool:
     return bool(delta.text or delta.parts or delta.logprobs or delta.completion_logprobs or delta.refusal)
 
 
-async def _looked_at(watch: OutputWatch | None, delta: ChoiceDelta) -> ChoiceDelta | None:
+async def _looked_at(watch: OutputModeration | None, delta: ChoiceDelta) -> ChoiceDelta | None:
     """What moderation lets through of a delta."""
     return delta if watch is None else await watch.look(delta)

@@ -77,7 +77,7 @@ def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None =
         body = msgspec.json.encode(made)
         del made
         if held is not None and held.size:
-            held.become(len(body))
+            held.resize(len(body))
         headers = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for end in range(_PIECE_BYTES, len(body) + _PIECE_BYTES, _PIECE_BYTES):

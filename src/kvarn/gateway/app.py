@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import kvarn
 from kvarn.batches.worker import BatchWorker
-from kvarn.catalog.adapters import AdapterKeeper
+from kvarn.catalog.adapters import AdapterReconciler
 from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
@@ -201,8 +201,8 @@ async def _lifespan(
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
     if gateway.control.fleet is not None:
-        keeper = AdapterKeeper(gateway.models, gateway.store)
-        workers.append(Periodic("looks for adapters that are missing", keeper.look, config.fleet.poll_s))
+        reconciler = AdapterReconciler(gateway.models, gateway.store)
+        workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
     if gateway.control.watch is not None:
         workers.append(gateway.control.watch)
     for external in gateway.control.external:

@@ -82,7 +82,7 @@ class BodyReader:
             self._check(record, body)
         tenant = record.principal.organization_id
         parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
-        held.become(size)
+        held.resize(size)
         record.reply.warnings += warnings
         record.timeline.mark("parsed")
         return parsed

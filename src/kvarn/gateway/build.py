@@ -11,7 +11,6 @@ from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
 from kvarn.answers.engines import ENGINES
 from kvarn.answers.generator import Generator
-from kvarn.answers.grammar_pool import GrammarPool
 from kvarn.answers.held_bytes import ByteBudget
 from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import ModelRoutes
@@ -23,6 +22,7 @@ from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.answers.stages.limits import LimitsStage
 from kvarn.answers.stages.replica import ReplicaStage
 from kvarn.answers.storage_quota import StorageQuota
+from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.turn import Stage
 from kvarn.catalog.engine_metrics import EngineCollector
 from kvarn.catalog.held_requests import HeldRequests

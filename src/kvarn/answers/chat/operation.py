@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvarn.answers.answer_check import only_valid_answers
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
 from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
@@ -13,11 +12,12 @@ from kvarn.answers.chat.tool_calls import ToolCallReader
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import check_token_ids, generate, make_choices, make_submit
-from kvarn.answers.grammars import grammar_of_chat
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import answer
 from kvarn.answers.moderation.texts import chat_texts
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.structured.answer_check import only_valid_answers
+from kvarn.answers.structured.grammars import grammar_of_chat
 from kvarn.answers.turn import Deltas, Moderated, Turn
 from kvarn.catalog.models import ModelText, ReadyModel
 from kvarn.text.reasoning.splitter import ReasoningSplitter
@@ -66,7 +66,7 @@ async def engine_chat(
             sampling,
             model,
             limits,
-            watch=partial(serving.moderation.watch, turn),
+            moderation=partial(serving.moderation.output_moderation, turn),
             continued=prompt if request.continue_final_message or opening else (),
             shown=text.tokenizer.ids_of(_markers(request, text)),
             splitter=_splitters(request, model, prompt),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.answers.moderation.guard import GuardModel
-from kvarn.answers.moderation.output_watch import OutputWatch
+from kvarn.answers.moderation.output_moderation import OutputModeration
 from kvarn.answers.turn import GeneratedPrompt, Turn
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.text_pool import TextPool
@@ -94,7 +94,7 @@ class Moderation:
                 f"{param!r} must be text: this server moderates prompts, and cannot read these ids.", param
             )
 
-    def watch(self, turn: Turn) -> OutputWatch | None:
+    def output_moderation(self, turn: Turn) -> OutputModeration | None:
         """The moderation of one choice; None where answers are not moderated."""
         if not self._config.moderate_output:
             return None
@@ -103,7 +103,7 @@ class Moderation:
             # An answer is under way, and its engine's work spent: it shall not be lost because its tier waits here.
             return await self.judge(text, turn, tier=min(turn.priority, 0))
 
-        return OutputWatch(judge, self.moderator.look_every, self._config.hold_back_chars)
+        return OutputModeration(judge, self.moderator.look_every, self._config.hold_back_chars)
 
 
 def _refusal(verdict: Verdict, param: str) -> ApiError:

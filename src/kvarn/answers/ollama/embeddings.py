@@ -6,7 +6,7 @@ import math
 from collections.abc import Coroutine
 
 from kvarn.answers.context import ServingContext
-from kvarn.answers.embeddings import start_embedding
+from kvarn.answers.encoders.operation import start_embedding
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.ollama.names import served_name
 from kvarn.answers.ollama.request import in_ollama_terms

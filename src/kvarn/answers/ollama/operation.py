@@ -12,8 +12,8 @@ import msgspec
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.completion_answer import CompletionRun
-from kvarn.answers.completions import start_completion
+from kvarn.answers.completion.answer import CompletionRun
+from kvarn.answers.completion.operation import start_completion
 from kvarn.answers.context import ServingContext
 from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.held_bytes import HeldBytes

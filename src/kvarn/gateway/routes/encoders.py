@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.answers.embeddings import start_embedding, start_rerank, start_score
+from kvarn.answers.encoders.operation import start_embedding, start_rerank, start_score
 from kvarn.answers.moderation.operation import start_moderation
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.gateway.answer import json_when_done

@@ -161,7 +161,7 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     """
     models = list(gateway.models)
     all_ready = (
-        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.stands_by
+        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.is_standby
     )
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",

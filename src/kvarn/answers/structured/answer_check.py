@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.grammar_pool import GrammarPool
+from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.turn import Turn
 from kvarn.grammar.asked import AnswerGrammar
 from kvarn.observe.metrics import GatewayMetrics

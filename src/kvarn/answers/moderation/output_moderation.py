@@ -14,7 +14,7 @@ _CONTEXT_CHARS = 1000
 """Characters that were shown and are looked at again with those that follow."""
 
 
-class OutputWatch:
+class OutputModeration:
     """Watches one choice: deltas go in, those that may be shown come out.
 
     Shown is what has been looked at together with the `hold_back` characters after it; an unfinished last word is not

@@ -9,17 +9,17 @@ from typing import Literal, cast
 
 from msgspec import UNSET
 
-from kvarn.answers.answer_check import only_valid_answers
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.completion_answer import ChunkReader, CompletionRun
+from kvarn.answers.completion.answer import ChunkReader, CompletionRun
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import check_token_ids, generate, joined, make_choices, make_submit
-from kvarn.answers.grammars import grammar_of_completion
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.structured.answer_check import only_valid_answers
+from kvarn.answers.structured.grammars import grammar_of_completion
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
@@ -186,7 +186,7 @@ async def engine_completion(
             sampling,
             model,
             limits,
-            watch=partial(serving.moderation.watch, turn),
+            moderation=partial(serving.moderation.output_moderation, turn),
             first_index=number * sampling.n,
             continued=prompt,
         )

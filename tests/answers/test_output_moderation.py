@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.moderation.output_watch import OutputWatch
+from kvarn.answers.moderation.output_moderation import OutputModeration
 from kvarn.safety.verdict import RULE, Verdict
 from kvarn.text.reasoning.splitter import Reasoning
 
@@ -34,7 +34,7 @@ def pieces_of(text: str, cuts: list[int], *, bare_end: bool) -> list[ChoiceDelta
 
 async def shown_of(pieces: list[ChoiceDelta], look_every: int, hold_back: int) -> tuple[str, str]:
     """What was shown in the end, and why it ended."""
-    watch = OutputWatch(judge, look_every, hold_back)
+    watch = OutputModeration(judge, look_every, hold_back)
     shown = ""
     for piece in pieces:
         out = await watch.look(piece)
@@ -75,7 +75,7 @@ async def test_reasoning_is_looked_at_and_shown_as_reasoning(cuts: list[int], lo
             piece.write([Reasoning(piece.text)])
             piece.reasoning_tokens = len(piece.token_ids)
         pieces[-1].write(["Hello."])
-        watch = OutputWatch(judge, look_every, hold_back)
+        watch = OutputModeration(judge, look_every, hold_back)
         shown = [out for piece in pieces if (out := await watch.look(piece)) is not None]
         end = next(place for place, out in enumerate(shown) if out.finish_reason is not None)
         told = "".join(out.reasoning for out in shown[: end + 1])

@@ -8,11 +8,18 @@ from collections.abc import Coroutine
 from msgspec import UNSET
 
 from kvarn.answers.context import ServingContext
+from kvarn.answers.encoders.relevance import (
+    NamedText,
+    is_cross_encoder,
+    numbers,
+    pair_scores,
+    tokenize_pairs,
+    vector_scores,
+)
 from kvarn.answers.generator import EmbeddingInputs, NamedInputs
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import take_in
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.relevance import NamedText, is_cross_encoder, numbers, pair_scores, tokenize_pairs, vector_scores
 from kvarn.answers.turn import Prompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt
 from kvarn.answers.context import ServingContext
-from kvarn.answers.grammar_pool import encode
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.structured.grammar_pool import encode
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.catalog.models import ModelText, ReadyModel
 from kvarn.grammar.asked import AnswerGrammar, Asked

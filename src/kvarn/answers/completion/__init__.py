@@ -1,0 +1,1 @@
+"""Text completions: prompts, answers and their chunks."""

@@ -1,0 +1,1 @@
+"""Embeddings, and the relevance of texts to each other."""
