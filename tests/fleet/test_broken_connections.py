@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from conditions import until
-from kvarn.catalog.failover import generate_anywhere
+from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig
 from kvarn.fleet.launch.process_exit import exit_of
@@ -199,7 +199,7 @@ async def test_a_request_goes_on_with_the_engine_that_is_joined_again(
     config = FailoverConfig(max_wait_s=WAIT_S)
     tokens = []
     async with asyncio.timeout(WAIT_S):
-        async for delta in generate_anywhere(replicas, ReplicaChoice("m/0"), request, config):
+        async for delta in generate_anywhere(ResumableRequest(replicas, ReplicaChoice("m/0"), request, config)):
             tokens += delta.token_ids
             if len(tokens) == 10:
                 proxied[2].reset_all()

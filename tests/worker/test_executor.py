@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
+from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder
 from kvarn.worker.errors import InvalidLogitsError, PlanError, WorkerError
 from kvarn.worker.executor import InProcessExecutor
@@ -45,7 +45,7 @@ class RecordingMemory:
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
-    kernels = Kernels()
+    kernels = torch_kernels()
     reads_shared_prefixes = False
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_are_computed_together(
         return executor.execute(plan([row], [greedy(admission, 0, prompt, prompt_logprobs=3)])).rows[0].prompt_logprobs
 
     together = entries()
-    monkeypatch.setattr("kvarn.worker.executor.MOST_LOGITS", 7)
+    monkeypatch.setattr("kvarn.worker.model_runner.MAX_LOGITS", 7)
     assert entries() == together
     assert len(together) == 49
 
@@ -311,7 +311,7 @@ def test_broken_logits_of_a_prompt_are_an_error_that_names_the_slot(
         executor.execute(plan([row], [greedy(admission, 3, [1, 2, 3], prompt_logprobs=0)]))
 
 
-def test_the_context_is_the_models_unless_lowered(decoder: Any) -> None:
+def test_max_context_length_defaults_to_the_models(decoder: Any) -> None:
     assert InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1).max_context_length == 160
     lowered = InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1, max_context_length=50)
     assert (lowered.max_context_length, lowered.num_blocks) == (50, 4)

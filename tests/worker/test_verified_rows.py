@@ -77,7 +77,7 @@ def test_tokens_are_the_same_with_guesses_from_earlier_text(
     assert tokens_of(served, requests()) == plain
     stats = served.engine.stats()
     if not adaptive:
-        assert stats.spec_decode_accepted_tokens_total > (20 if "token_budget" in options else 100)
+        assert stats.speculation.accepted_tokens_total > (20 if "token_budget" in options else 100)
     if "num_blocks" in options:
         assert stats.preemptions_total > 0
 
@@ -175,7 +175,7 @@ def test_a_row_with_proposals_leaves_the_bits_of_decoding(tiny_model: Callable[[
             [result] = executor.execute(StepPlan(1, [], [], [], [row], masks=masks)).rows
             assert result.token_ids == output[start : start + length]
             entries += result.logprobs or []
-        cache = executor._cache  # the bits themselves have no other door
+        cache = executor.runner.cache
         written = [tensor[: (36 + 16) // 16].clone() for tensor in (*cache.keys, *cache.values)]
         found.append((entries, written))
     for entries, written in found[1:]:

@@ -30,20 +30,11 @@ from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.planned_context import with_planned_context
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
-from kvarn.replica.server.ranks.processes import (
-    Begin,
-    KeptBlocks,
-    Loaded,
-    RankProcesses,
-    context_of,
-    executor_type,
-    keeps_blocks,
-    layout_of,
-)
+from kvarn.replica.server.ranks.parts import context_of, executor_type, keeps_blocks, layout_of
+from kvarn.replica.server.ranks.processes import Begin, KeptBlocks, Loaded, RankProcesses
 from kvarn.replica.server.sleep import Rebuild, SleepingModel
-from kvarn.replica.server.startup.card import model_card
 from kvarn.replica.server.startup.memory import plan_memory
-from kvarn.replica.server.startup.phases import Phases
+from kvarn.replica.server.startup.phases import Phases, model_card
 from kvarn.replica.server.startup.proposer import build_proposer
 from kvarn.replica.server.startup.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.startup.warm_up import compile_ahead, warm_up
@@ -233,8 +224,8 @@ def _warm_up(
 
 def _expected_step_time(model: Decoder) -> StepTimeModel:
     """Predict steps from the measured speed of a few products."""
-    device, dtype = model.kernels.device, model.kernels.activation_dtype(model.dtype)
-    recorder = recorder_for(device) if model.kernels.captures_steps else None
+    device, dtype = model.kernels.device.torch_device, model.kernels.operations.activation_dtype(model.dtype)
+    recorder = recorder_for(device) if model.kernels.operations.captures_steps else None
     speeds = product_speeds(model.input_products, dtype, device, recorder)
     return StepTimeModel(expected=expected_steps(model.costs, speeds))
 
@@ -270,7 +261,7 @@ def _host_adapters(
         built.own.adapters,
         engine,
         num_blocks=built.own.num_blocks,
-        max_bytes=model.kernels.memory_bytes() // 10 if limit is None else int(limit * GIB),
+        max_bytes=model.kernels.device.memory_bytes() // 10 if limit is None else int(limit * GIB),
         config=config.lora,
     )
     if config.adapters:

@@ -1,4 +1,4 @@
-"""Load a draft model beside the model whose tokens it guesses. Brings torch."""
+"""Loading of a draft model. Brings torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.worker.memory import plan_cache
 from kvarn.worker.proposers.draft import DraftProposer
 
 _SHARE = 50
-"""By default the cache takes up to one part in this many of the machine's memory."""
+"""Default limit of the cache: one part in this many of the machine's memory."""
 
 
 class DraftModelError(Exception):
@@ -32,7 +32,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
 
     Raises:
         DraftModelError: It is no decoder, or its tokens are others.
-        Exception: What loading raises.
+        Exception: Loading failed.
     """
     check_vocabulary(directory, target)
     draft = load_model(
@@ -52,7 +52,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
             f"the draft model {directory} has recurrent states, which cannot go back behind a guess that was wrong: "
             "choose one without, or the method ngram"
         )
-    memory = draft.kernels.memory_bytes()
+    memory = draft.kernels.device.memory_bytes()
     block_gib = draft.spec.kv_bytes_per_token(draft.kv_dtype) * BLOCK_SIZE / GIB
     length = min(draft.spec.max_context_length, config.max_context_length or model.spec.max_context_length)
     one_context = -(-length // BLOCK_SIZE) * block_gib
