@@ -44,7 +44,7 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
         change.changed.add(DEFAULT_ORGANIZATION)
         # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)
-    _log.warning("an administrator's key was made: read it from the file, then delete the file", extra={"file": path})
+    _log.warning("created an administrator's key: read it from the file, then delete the file", extra={"file": path})
     return path
 
 
