@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from batch_bench import Bench, make_bench, until
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.batches import items
 from kvarn.batches.items import Backoff
 from kvarn.batches.job import EndReason

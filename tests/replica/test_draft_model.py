@@ -39,7 +39,7 @@ def test_a_replica_with_a_draft_model_answers_the_same(tmp_path: Path) -> None:
                 assert isinstance(output, StepOutput)
                 tokens += [token for delta in output.deltas for token in delta.token_ids]
         answers.append(tokens)
-        proposed = service.stats().spec_decode_draft_tokens_total
+        proposed = service.stats().speculation.draft_tokens_total
         assert (proposed > 0) == ("model" in speculation)
     assert answers[0] == answers[1]
 

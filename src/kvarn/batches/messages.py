@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.batches.operation import start_batch
 from kvarn.batches.validation import split_lines
 from kvarn.responses.background_runs import ResponsesContext

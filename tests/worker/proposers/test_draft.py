@@ -121,7 +121,7 @@ def test_tokens_are_the_same_with_a_draft_model(
         key: (answer.token_ids, answer.finish_reason) for key, answer in plain.items()
     }
     stats = served.engine.stats()
-    assert adaptive or stats.spec_decode_accepted_tokens_total > 50
+    assert adaptive or stats.speculation.accepted_tokens_total > 50
     assert proposer.num_free_blocks == 40
 
 

@@ -84,8 +84,8 @@ def accepted(served: Any, *requests: Submit) -> tuple[int, int]:
     served.generate(list(requests))
     after = served.engine.stats()
     return (
-        after.spec_decode_draft_tokens_total - before.spec_decode_draft_tokens_total,
-        after.spec_decode_accepted_tokens_total - before.spec_decode_accepted_tokens_total,
+        after.speculation.draft_tokens_total - before.speculation.draft_tokens_total,
+        after.speculation.accepted_tokens_total - before.speculation.accepted_tokens_total,
     )
 
 
@@ -131,5 +131,5 @@ def test_a_replica_with_a_head_answers_the_same() -> None:
                 assert isinstance(output, StepOutput)
                 tokens += [token for delta in output.deltas for token in delta.token_ids]
         answers.append(tokens)
-        assert (service.stats().spec_decode_draft_tokens_total > 0) == ("model" in speculation)
+        assert (service.stats().speculation.draft_tokens_total > 0) == ("model" in speculation)
     assert answers[0] == answers[1]
