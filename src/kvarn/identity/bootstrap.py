@@ -30,7 +30,6 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
 
     Raises:
         StoreError: The key cannot be made, or its file not written.
-        StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:  # most often there is one, and nothing need be written to know it
         if await has_admin_key(session, DEFAULT_ORGANIZATION, int(store.now())):
