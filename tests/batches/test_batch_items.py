@@ -48,8 +48,8 @@ class Busy(Log):
 
     async def answer(self, record: RequestRecord, model: str) -> object:
         if model in self.busy and not self.free.is_set():
-            assert record.client_left is not None
-            left = asyncio.ensure_future(record.client_left())
+            assert record.reply.client_left is not None
+            left = asyncio.ensure_future(record.reply.client_left())
             free = asyncio.ensure_future(self.free.wait())
             await asyncio.wait({left, free}, return_when=asyncio.FIRST_COMPLETED)
             free.cancel()
@@ -199,8 +199,8 @@ async def test_lines_that_wait_to_be_admitted_are_left_open_by_a_preempted_batch
     async def answer(record: RequestRecord, model: str) -> object:
         begun.append(record.request_id)
         if len(begun) > 1:  # only the first is admitted
-            assert record.client_left is not None
-            await record.client_left()
+            assert record.reply.client_left is not None
+            await record.reply.client_left()
             raise ClientDisconnect
         await end.wait()
         return {}
