@@ -73,8 +73,10 @@ class Arm:
         self._clock = clock
         self.seconds: dict[tuple[str, int], list[float]] = {}
         config = SpeculationConfig()
-        dtype = model.kernels.activation_dtype(model.dtype)
-        expected = expected_steps(model.costs, product_speeds(model.input_products, dtype, model.kernels.device))
+        dtype = model.kernels.operations.activation_dtype(model.dtype)
+        expected = expected_steps(
+            model.costs, product_speeds(model.input_products, dtype, model.kernels.device.torch_device)
+        )
         self._engine = EngineCore(
             EngineParts(
                 InProcessExecutor(

@@ -6,7 +6,7 @@ import pytest
 
 from engine_world import World
 from kv_connectors import DictConnector
-from kvarn.costs.step_times import StepShape
+from kvarn.costs.step_times import StepTimes
 from kvarn.engine.plan import StepPlan
 from kvarn.engine.step_time import StepTimeModel
 
@@ -19,21 +19,7 @@ def seconds(plan: StepPlan) -> float:
 
 def step_time() -> StepTimeModel:
     """Knows how long steps take: `seconds`."""
-    expected = []
-    for prompt, context, rows in (
-        (16, 0, 0),
-        (64, 0, 0),
-        (64, 64, 0),
-        (256, 0, 0),
-        (32, 64, 8),
-        (0, 64, 8),
-        (0, 256, 1),
-    ):
-        shape = StepShape(decode_rows=rows, decode_context=rows * context)
-        if prompt:
-            shape.add(context, prompt)
-        expected.append((shape, 0.001 + 0.001 * shape.num_tokens))
-    return StepTimeModel(expected=expected)
+    return StepTimeModel.knowing(StepTimes(fixed_s=0.001, prefill_token_s=0.001, decode_row_s=0.001))
 
 
 def tiered(connector: DictConnector, **config: object) -> World:

@@ -50,7 +50,7 @@ def test_the_first_published_kind_finds_its_answers_in_the_tokenizer(tmp_path: P
     logits = last_logits(oracle)
     torch.testing.assert_close(encode(model, TEXTS), (logits[:, YES] - logits[:, NO])[:, None], atol=1e-4, rtol=1e-4)
     alone = torch.cat([encode(model, [text]) for text in TEXTS])
-    assert model.kernels.packed_layout is None or torch.equal(encode(model, TEXTS), alone)
+    assert model.kernels.packer.layout is None or torch.equal(encode(model, TEXTS), alone)
 
 
 def test_sentence_transformers_files_say_that_it_ranks(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(tmp_path: Path) -> None
     torch.testing.assert_close(rounded, exact, atol=0.1, rtol=0.05)
 
 
-def test_what_is_no_reranker_is_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_rank_are_refused(tmp_path: Path) -> None:
     make_decoder("llama", tmp_path / "llama")
     with pytest.raises(UnsupportedModelError, match="over LlamaForCausalLM is not supported: of decoders only Qwen3"):
         load_model(tmp_path / "llama", kind="score")

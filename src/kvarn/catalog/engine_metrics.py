@@ -1,4 +1,4 @@
-"""What the engines report, as Prometheus metrics, read at the moment of the scrape."""
+"""Reports of the engines as Prometheus metrics, read at the moment of the scrape."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ _TIERS = {
     "kvarn_kv_offload_load_seconds_total": ("load_s_total", "Seconds spent reading KV blocks from a tier."),
     "kvarn_kv_offload_evictions_total": ("evictions_total", "KV blocks of a tier that made room for others."),
 }
-"""Of KV blocks beyond the cache, by tier; there are none where no tiers are configured."""
+"""Metrics of KV blocks beyond the cache, by tier; none where no tiers are configured."""
 
 
 Values = float | Mapping[str, float]
-"""Of one replica; by the value of one more label, where the metric has it."""
+"""Metrics of one replica; by the value of one more label, where the metric has it."""
 
 
 class EngineCollector(Collector):
@@ -144,7 +144,7 @@ class EngineCollector(Collector):
         yield self._metric(counter, "kvarn_refused_total", help_text, _reader("refused_total"), "reason")
 
     def _lora_requests(self) -> Metric:
-        """As vLLM's: names in labels, separated by commas. The value is 1: there is one line for each replica."""
+        """Adapters as vLLM shows them: names in labels, separated by commas. The value is 1: one line a replica."""
         labels = (*self._label_names, "max_lora", "running_lora_adapters", "waiting_lora_adapters")
         metric = GaugeMetricFamily(
             "kvarn_lora_requests_info", "LoRA adapters with running and with waiting requests.", labels=labels

@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.packer import WeightPacker
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoders.causal import CausalEncoder
@@ -26,7 +27,7 @@ from kvarn.models.encoders.config import (
     sentence_modules,
 )
 from kvarn.models.encoders.encoder import Encoder
-from kvarn.models.encoders.reranker import load_score_head, ranks
+from kvarn.models.encoders.reranker import is_reranker, load_score_head
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
 from kvarn.models.families.decoder_spec import decoder_spec
 from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
@@ -67,20 +68,19 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
-        device: As torch names it, or `auto` (see `kernels_for`); default: this machine's processors. Weights and KV
+        device: Torch's name of it, or `auto` (see `kernels_for`); default: this machine's processors. Weights and KV
             cache are made there.
-        dtype: Of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for what the
-            kernels are fastest with.
+        dtype: Type of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for the
+            type that the kernels are fastest with.
         progress: Called with (stage, fraction).
         max_context_length: Lowers the checkpoint's own.
         parallel: This rank's place where several hold the model together.
-        quantization: What plain weights are quantized to.
-        kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantized.
+        quantization: Form of plain weights, quantized at load.
+        kv_cache_dtype: Type of cached keys and values; `auto`: the weights', bfloat16 where they are quantized.
         kernels: The backend's name; `auto`: see `kernels_for`.
         packed_cache: Directory where packed weights are kept from one start to the next, written in a thread that may
             outlast this call. `auto`: for those quantized here, in the user's cache, while the disk has room.
-        kind: What a decoder is loaded for; `auto`: to embed or to rank where sentence-transformers' modules.json beside
-            it says so.
+        kind: Use of a decoder; `auto`: to embed or to rank where sentence-transformers' modules.json beside it says so.
         gpu_memory_utilization: Share of a GPU's memory that the model and its KV cache may take.
 
     Raises:
@@ -95,14 +95,14 @@ def load_model(
             "tokenizer.json does it"
         )
     backend = kernels_for(kernels, device)
-    torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
-    backend.check_dtype(torch_dtype)
+    torch_dtype = backend.packer.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
+    backend.packer.check_dtype(torch_dtype)
     _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
-    if packed_cache == "auto" and (quantization is None or backend.packed_layout is None):
+    if packed_cache == "auto" and (quantization is None or backend.packer.layout is None):
         packed_cache = None
     form = (torch_dtype, quantization, place.key)
-    cache = None if packed_cache is None else _open_cache(packed_cache, checkpoint, backend, form)
+    cache = None if packed_cache is None else _open_cache(packed_cache, checkpoint, backend.packer, form)
     loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
     if architecture in ENCODERS:
         config = checkpoint.validated(EncoderConfig)
@@ -114,33 +114,27 @@ def load_model(
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
         is_classifier = any(name.endswith(CLASSIFIER) for name in decoder_config.architectures)
-        reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
-        embeds = reranks or (kind != "generate" and has_sentence_modules(path))
-        if embeds and decoder.has_states:
-            raise UnsupportedModelError(
-                f"{decoder.architecture} has layers with recurrent states, which are not supported with embeddings: "
-                "set kind to generate"
-            )
-        if embeds:
+        reranks = is_reranker(decoder, path, kind, is_classifier=is_classifier)
+        if reranks or (kind != "generate" and has_sentence_modules(path)):
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
             model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
         else:
             kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
             kv_bytes = decoder.max_context_length * decoder.kv_bytes_per_token(kv_dtype) + decoder.state_bytes
-            if max_context_length is None and backend.device_memory() is None:
+            if max_context_length is None and backend.device.memory() is None:
                 kv_bytes = 0  # a shorter context may be planned
             check_memory(backend, gpu_memory_utilization, loader.min_bytes, kv_bytes)
             model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
-    give_back_freed(backend.device)
+    give_back_freed(backend.device.torch_device)
     return model
 
 
 def _open_cache(
-    where: Path | Literal["auto"], checkpoint: Checkpoint, kernels: Kernels, form: tuple[object, ...]
+    where: Path | Literal["auto"], checkpoint: Checkpoint, packer: WeightPacker, form: tuple[object, ...]
 ) -> PackedCache | None:
     """The packed weights of this form."""
-    if kernels.packed_layout is None:
+    if packer.layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
         return None
     directory = default_directory() if where == "auto" else where
@@ -149,7 +143,7 @@ def _open_cache(
         return None
     origin = (__version__, *origin_of(checkpoint.files), *form)
     name = checkpoint.path.resolve().name
-    return PackedCache.open(directory, name, origin, kernels, is_named=where != "auto")
+    return PackedCache.open(directory, name, origin, packer, is_named=where != "auto")
 
 
 def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:
@@ -165,6 +159,11 @@ def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal
 
 
 def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *, reranks: bool) -> CausalEncoder:
+    if spec.has_states:
+        raise UnsupportedModelError(
+            f"{spec.architecture} has layers with recurrent states, which are not supported with embeddings: "
+            "set kind to generate"
+        )
     if reranks:
         head = load_score_head(spec, path, loader)
         return CausalEncoder(spec, SentenceModules("last", normalize=False), loader, head)
@@ -199,8 +198,8 @@ def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) 
 def check_memory(kernels: Kernels, share: float, weight_bytes: float, kv_bytes: int = 0) -> None:
     """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than the machine has, or more
     than this share of a GPU or than other processes leave of it."""
-    device = kernels.device_memory()
-    memory = kernels.memory_bytes() if device is None else device.usable(share)
+    device = kernels.device.memory()
+    memory = kernels.device.memory_bytes() if device is None else device.usable(share)
     if weight_bytes + kv_bytes <= memory:
         return
     cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""

@@ -244,10 +244,10 @@ class AsyncExecutor(InProcessExecutor):
         kernels = self._model.kernels
         ids = torch.where(there.token_ids < 0, self._drawn[places.token_slots], there.token_ids)
         logits = self._model.forward(ids, step.batch(there), self._cache, there.logits_rows, None)
-        tokens, maxima = kernels.most_likely(logits)
+        tokens, maxima = kernels.operations.most_likely(logits)
         if draws is not None and len(tokens):
             rows = torch.arange(len(tokens), device=tokens.device)
-            drawn = kernels.draw_tokens(logits, rows, maxima, sampling_tensors(draws))
+            drawn = kernels.operations.draw_tokens(logits, rows, maxima, sampling_tensors(draws))
             tokens = torch.where(draws.greedy, tokens, drawn)
         self._drawn.index_copy_(0, places.drawing_slots, tokens)
         return tokens, maxima
@@ -265,7 +265,7 @@ class AsyncExecutor(InProcessExecutor):
     @cached_property
     def _kept_hidden(self) -> torch.Tensor:
         """Where repeated steps leave what logits are computed from: those of all shapes in the same memory."""
-        dtype = self._model.kernels.activation_dtype(self._model.dtype)
+        dtype = self._model.kernels.operations.activation_dtype(self._model.dtype)
         return torch.empty((self._largest, self._model.spec.hidden_size), dtype=dtype, device=self._device)
 
     def _end(self, running: _Running) -> StepResult:

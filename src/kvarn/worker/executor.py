@@ -84,7 +84,7 @@ class InProcessExecutor(SynchronousExecutor):
         self._eagle = eagle
         self._context = context
         self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
-        self._device = model.kernels.device
+        self._device = model.kernels.device.torch_device
         self._largest = 0
         """Tokens of the largest step that is filled up to be repeated."""
         self.adapters = AdapterPool(partial(model.new_adapter_memory, self._cache))
@@ -134,17 +134,17 @@ class InProcessExecutor(SynchronousExecutor):
     def shutdown(self) -> None:
         """Ends the thread that loads adapters, and those that compile."""
         self.adapters.close()
-        self._model.kernels.stop_compiling()
+        self._model.kernels.device.stop_compiling()
 
     def compile_ahead(self, token_budget: int, threads: int) -> None:
         """Begin to compile the kernels of steps of up to `token_budget` tokens, in threads, the first ones first."""
         sizes = StepSizes(len(self._slots.occupied), token_budget, self.max_context_length)
-        self._model.kernels.compile_ahead(partial(launch_steps, self._model, self._cache, sizes), threads)
+        self._model.kernels.device.compile_ahead(partial(launch_steps, self._model, self._cache, sizes), threads)
 
     @property
     def _first_uses(self) -> int:
         """Counts what is done once for many steps: see `StepResult.warming`."""
-        return self._model.kernels.first_uses
+        return self._model.kernels.device.first_uses
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[RowResult]:
@@ -303,7 +303,7 @@ class InProcessExecutor(SynchronousExecutor):
         found: dict[int, list[PositionLogprobs]] = {span.row: [] for span in computed.inputs.prompt_spans}
         for span, following, logits in self._prompt_logits(computed):
             count = len(following)
-            check_finite(self._model.kernels.most_likely(logits)[1], np.full(count, span.slot))
+            check_finite(self._model.kernels.operations.most_likely(logits)[1], np.full(count, span.slot))
             chosen = torch.tensor(following, dtype=torch.int64, device=logits.device)
             found[span.row] += position_logprobs(logits, chosen, [span.num_top] * count)
         return found

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, apply_constraints
@@ -55,7 +55,7 @@ def sample(
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
         PlanError: A mask allows no token.
     """
-    kernels = kernels or Kernels()
+    kernels = kernels or torch_kernels()
     reports = slots.num_logprobs[row_slots]
     reported = np.flatnonzero(reports != NO_LOGPROBS)
     own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]
@@ -63,16 +63,16 @@ def sample(
     _check_masks(masks, row_slots)
     constrained = _constrained_rows(row_slots, slots, masks, logits.shape[1])
     if constrained or masks:
-        check_finite(kernels.most_likely(logits)[1], row_slots)
-        kernels.mask_logits(logits, masks)
+        check_finite(kernels.operations.most_likely(logits)[1], row_slots)
+        kernels.operations.mask_logits(logits, masks)
         apply_constraints(logits, constrained)
-    tokens, row_max = kernels.most_likely(logits)
+    tokens, row_max = kernels.operations.most_likely(logits)
     check_finite(row_max, row_slots)
     drawn = np.flatnonzero(slots.temperature[row_slots] > 0)
     if len(drawn):
         rows = torch.from_numpy(drawn).to(logits.device)
         params = _draw_params(slots, row_slots[drawn], logits.device, None if ahead is None else ahead[drawn])
-        tokens[rows] = kernels.draw_tokens(logits, rows, row_max[rows], params)
+        tokens[rows] = kernels.operations.draw_tokens(logits, rows, row_max[rows], params)
     entries = position_logprobs(own_logits, tokens[torch.from_numpy(reported)], reports[reported].tolist())
     return Sampled(tokens.numpy(force=True), dict(zip(reported.tolist(), entries, strict=True)))
 

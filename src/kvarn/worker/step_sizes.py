@@ -52,7 +52,7 @@ def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:
 
 @torch.inference_mode()
 def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: int, *, shares: bool) -> None:
-    device, tokens = model.kernels.device, sequences * each
+    device, tokens = model.kernels.device.torch_device, sequences * each
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
     starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * each
     states = None
@@ -69,8 +69,8 @@ def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: i
     )
     rows = torch.arange(tokens if each == 1 else min(tokens, MOST_LOGITS), device=device)
     logits = model.forward(zeros, batch, cache, rows)
-    _, maxima = model.kernels.most_likely(logits)
+    _, maxima = model.kernels.operations.most_likely(logits)
     ones = torch.ones(len(rows), dtype=torch.float64, device=device)
     how = SamplingTensors(ones.float(), torch.zeros_like(rows), ones, ones.float() * 0, ones * 0)
-    model.kernels.draw_tokens(logits, rows, maxima, how)
-    model.kernels.mask_logits(logits, {0: bytes(-(-logits.shape[1] // 32) * 4)})
+    model.kernels.operations.draw_tokens(logits, rows, maxima, how)
+    model.kernels.operations.mask_logits(logits, {0: bytes(-(-logits.shape[1] // 32) * 4)})

@@ -33,7 +33,7 @@ class Repeating(AsyncExecutor):
 
     def __init__(self, model: Decoder, **options: Any) -> None:
         super().__init__(model, fill_up=True, **options)
-        self.graphs: RecordedSteps = RecordedSteps(model.kernels.device)
+        self.graphs: RecordedSteps = RecordedSteps(model.kernels.device.torch_device)
 
     @property
     def repeated(self) -> Counter[str]:

@@ -52,7 +52,7 @@ class EagleProposer:
         self._head = head
         self._num_blocks = num_blocks
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
-        self._device = head.kernels.device
+        self._device = head.kernels.device.torch_device
         self._entered: dict[int, NewSequence] = {}
         """By slot."""
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}
@@ -192,7 +192,7 @@ class EagleProposer:
         times: list[float] = []
         for _ in range(8):
             began = SYSTEM_CLOCK.now()
-            hidden = self._head.forward(self._head.nothing(), token, batch, self._cache)
+            hidden = self._head.forward(self._head.zero_hidden(), token, batch, self._cache)
             self._head.guess(hidden)
             times.append(SYSTEM_CLOCK.now() - began)
         self._times.observe(1, min(times))
