@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.tenants import TenantAccount
+from kvarn.engine.turn import QueueWaits, TurnRecorder
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -21,7 +22,8 @@ from profiles import examples, thorough
 
 def make_sequence(prompt: list[int]) -> Sequence:
     message = Submit(request_id="r", prompt_token_ids=prompt, sampling=SamplingParams(seed=0, max_tokens=500))
-    return Request(message, TenantAccount("t", 1.0), 0.0, 1, 10_000).sequences[0]
+    turn = TurnRecorder(0.0, QueueWaits(), 0)
+    return Request(message, TenantAccount("t", 1.0), 0.0, 1, 10_000, turn).sequences[0]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.tenants import TenantAccount
+from kvarn.engine.turn import QueueWaits, TurnRecorder
 from kvarn.kernels.search import longest_match, longest_match_reference
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -28,7 +29,8 @@ def make_sequence(prompt: list[int], tenant: str = "t", salt: str = "", adapter:
         cache_salt=salt,
         adapter=adapter,
     )
-    return Request(message, TenantAccount(tenant, 1.0), 0.0, 1, 10_000).sequences[0]
+    turn = TurnRecorder(0.0, QueueWaits(), 0)
+    return Request(message, TenantAccount(tenant, 1.0), 0.0, 1, 10_000, turn).sequences[0]
 
 
 def guess(proposer: NgramProposer, sequence: Sequence, limit: int = 8) -> list[int]:
