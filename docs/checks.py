@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
+_OPENING = re.compile(r"\s*(Of|That|What|Whose|Who|Whom|As|How|Where|When)\b")
 
 
 def long_files() -> list[str]:
@@ -46,6 +47,20 @@ def loop_times() -> list[str]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if re.search(r"loop(\(\))?\.time\(", line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: reads the loop's time: take a clock (kvarn.clock)")
+    return found
+
+
+def docstring_openings() -> list[str]:
+    """Docstrings that begin with a word of a riddle: a noun or a verb says at once what a thing is."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and _OPENING.match(str(node.value.value))
+            ):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: begin the docstring with a noun or a verb")
     return found
 
 
@@ -93,7 +108,8 @@ def known_words() -> set[str]:
 
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    problems = long_files() + broken_links() + loop_times() + unknown_words(public_names(), known_words())
+    problems = long_files() + broken_links() + loop_times() + docstring_openings()
+    problems += unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:
         print(problem)

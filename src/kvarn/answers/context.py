@@ -66,7 +66,7 @@ class ServingContext:
 
     @property
     def models(self) -> ModelTable:
-        """What is served."""
+        """The served models by name."""
         return self.catalog.models
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:

@@ -40,7 +40,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, served: ServedModel) -> Version:
-        """That a process serves."""
+        """Describe a served version for the other processes."""
         config = served.config.model_dump_json()
         return cls(
             model=config,
@@ -52,7 +52,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def found(self) -> ServedVersion:
-        """As the other process serves it."""
+        """The version as this process serves it."""
         model = ModelConfig.model_validate_json(self.model)
         desired = Desired(model, self.number, adapters=tuple(self.adapters))
         return ServedVersion(desired, Path(self.directory), self.created, self.is_candidate)
@@ -66,7 +66,7 @@ class RemovedVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway process has to become."""
+    """Message that makes a new process a gateway."""
 
     number: int  # of this process, from 1 on; never used again
     config: str  # JSON of the `KvarnConfig`

@@ -80,7 +80,7 @@ class AnswerStream:
             self.feed(self._latest, 200, b"\n")
 
     def refusal(self) -> str:
-        """What an error response says."""
+        """Message of an error response."""
         try:
             read = msgspec.json.decode(self._refusal)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""When each request is sent: a closed loop keeps a number of requests in flight, an open loop keeps a timetable."""
+"""Sending of requests: a closed loop keeps a number of requests in flight, an open loop keeps a timetable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvarn.clock import SYSTEM_CLOCK
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run against a target."""
+    """Requests to run against a target."""
 
     target: Target
     requests: Sequence[BenchRequest]
@@ -29,14 +29,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunProgress(msgspec.Struct):
-    """Where a run stands, for its progress display."""
+    """Counts of a run under way, for its progress display."""
 
     total: int
     sent: int = 0
     done: int = 0
     failed: int = 0
     output_tokens: int = 0
-    """Of finished requests, from `usage`."""
+    """Output tokens of finished requests, from `usage`."""
 
     @property
     def running(self) -> int:
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     """A run that ended, by itself or by interruption."""
 
     records: list[Record]
-    """Of finished requests, in the order they ended."""
+    """Records of finished requests, in the order they ended."""
     duration_s: float
     """From the start of the run to the end of its last finished request."""
     unfinished: int
@@ -96,7 +96,7 @@ class Run:
             self._client.close()
 
     def outcome(self, *, interrupted: bool = False) -> Outcome:
-        """What happened until now."""
+        """The outcome of the run so far."""
         ends = [record.end_s for record in self._records]
         return Outcome(
             records=self._records,

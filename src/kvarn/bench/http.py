@@ -29,7 +29,7 @@ class HttpBrokenError(ConnectionError):
 
 
 class HttpProtocolError(Exception):
-    """What came back is not HTTP/1.1."""
+    """The response is not HTTP/1.1."""
 
 
 class HttpClient:

@@ -1,4 +1,4 @@
-"""What happened to one request, as the client saw it.
+"""Record of one request, as the client saw it.
 
 Times are seconds of one monotonic clock, counted from the start of the run. Token counts are the server's (`usage`).
 """
@@ -41,7 +41,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     index: int
     scheduled_s: float
-    """When it was due. All latencies count from here, so a late generator cannot flatter the server."""
+    """Time at which it was due. All latencies count from here, so a late generator cannot flatter the server."""
     sent_s: float
     end_s: float = 0.0
     asked_output_tokens: int = 0
@@ -75,7 +75,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def lag_s(self) -> float:
-        """How late the generator itself was."""
+        """Delay of the generator itself."""
         return self.sent_s - self.scheduled_s
 
     def inter_token_gaps(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""How near the engine's steps come to what the machine allows: the floor of a step beside its measured time.
+"""Roofline of the engine's steps: the least time that the machine allows a step, beside its measured time.
 
 The floor is what the step must read and compute, over the machine's measured ceilings (`kvarn.costs`). The measured
 step is the real one: scheduler, model and sampler in this process, without a gateway.

@@ -89,7 +89,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Gaps between chunks: the stalls a reader sees."""
     e2e_ms: Distribution | None
     lag_ms: Distribution | None
-    """How late requests were sent; all finished requests."""
+    """Delay of sending, over all finished requests."""
     generator_cpu_share: float
     """Processor seconds of the load generator per second of the run."""
     goodput: Goodput | None

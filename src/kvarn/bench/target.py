@@ -43,7 +43,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Where generating requests go, from the root of the host."""
+        """Path of generating requests, from the root of the host."""
         tail = "completions" if self.endpoint is Endpoint.COMPLETIONS else "chat/completions"
         return f"{urlsplit(self.root).path}/v1/{tail}"
 

@@ -39,7 +39,7 @@ class TraceEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """How a trace is fitted to the server at hand."""
+    """Scaling of a trace to the server under test."""
 
     time: float = 1.0
     """Multiplies arrival times: 0.5 sends twice as fast."""

@@ -1,4 +1,4 @@
-"""What is asked: prompts as recipes of seeded segments, and synthetic requests made of them.
+"""Workload: prompts as recipes of seeded segments, and synthetic requests made of them.
 
 A prompt is a list of segments; equal segments give equal tokens, so prompts share exactly the prefixes that their
 segments share. Tokens are made only when a request is about to be sent: a trace of a hundred million tokens costs

@@ -54,7 +54,7 @@ class ModelText:
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder
     tool_format: ToolFormat
-    """How it writes tool calls."""
+    """Format of its tool calls."""
     reasoning_format: ReasoningFormat | None
     """None where it does not reason."""
     version: str

@@ -1,4 +1,4 @@
-"""What `kvarn serve` shows while models load, and when they are ready."""
+"""Output of `kvarn serve` while models load, and when they are ready."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class BenchOptions:
         )
 
     def parameters(self) -> dict[str, Any]:
-        """What a report lists of them."""
+        """The parameters that a report lists."""
         hidden = ("api_key", "json_path", "html_path")
         return {
             name: msgspec.to_builtins(getattr(self, name), enc_hook=str)

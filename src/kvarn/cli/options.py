@@ -83,7 +83,7 @@ class Flag:
 
     @property
     def type(self) -> Any:
-        """What typer reads it as."""
+        """The type that typer parses."""
         annotation = self._documented()[0].annotation
         if get_origin(annotation) is not tuple and NoneType in get_args(annotation):
             annotation = next(part for part in get_args(annotation) if part is not NoneType)
@@ -167,7 +167,7 @@ FLAGS = {
         "models.speculation",
         parser=speculation,
         metavar="JSON",
-        text="How tokens are guessed ahead: method (ngram, draft_model, none), model, num_speculative_tokens.",
+        text="Speculative decoding: method (ngram, draft_model, none), model, num_speculative_tokens.",
     ),
     "--log-level": Flag("log_level"),
     "--log-format": Flag("log_format"),

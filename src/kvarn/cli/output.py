@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON lines, and one line for an error."""
+"""Output of commands: tables, JSON lines, and one line for an error."""
 
 from __future__ import annotations
 

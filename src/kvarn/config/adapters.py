@@ -29,7 +29,7 @@ class AdapterConfig(Section):
 
 
 class LoraConfig(Section):
-    """How adapters are loaded while the server runs."""
+    """Loading of adapters while the server runs."""
 
     enabled: bool = True
     """Load adapters when `/v1/load_lora_adapter` asks for it. Requests without one cost nothing either way."""

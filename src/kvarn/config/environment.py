@@ -16,7 +16,7 @@ PREFIX = "KVARN_"
 _OF_KUBERNETES = re.compile(
     r"KVARN(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)"
 )
-"""What Kubernetes sets in every container beside a service whose name begins with `kvarn`."""
+"""Variables that Kubernetes sets in every container beside a service whose name begins with `kvarn`."""
 _ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+")
 """The value of `KVARN_PORT` (or `KVARN_GATEWAY_PORT`) that it sets."""
 

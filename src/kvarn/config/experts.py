@@ -8,7 +8,7 @@ from kvarn.config.section import Section
 
 
 class ExpertsConfig(Section):
-    """Where the experts of a mixture are, with `expert_parallel`. See docs/parallel.md."""
+    """Placement of a mixture's experts on the ranks, with `expert_parallel`. See docs/parallel.md."""
 
     load_file: str | None = Field(None, min_length=1)
     """File in which an engine keeps how many tokens each expert was given, by layer: written when it ends, read when it

@@ -13,8 +13,8 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class TimeoutsConfig(Section):
-    """How long each stage of an answer may take. What takes longer ends with 504 `timeout`, or is answered by
-    `fallback`."""
+    """Time limits of the stages of an answer. A stage that takes longer ends with 504 `timeout`, or `fallback`
+    answers."""
 
     connect_s: Seconds | None = None
     """Seconds to connect to an external server. Default: 5."""
@@ -70,13 +70,13 @@ class ExternalPrice(Section):
     """Price of an external model's tokens, where `metering.prices` has none of it."""
 
     input_per_million: float = Field(0.0, ge=0)
-    """Of prompt tokens, for a million."""
+    """Price of a million prompt tokens."""
 
     cached_per_million: float | None = Field(None, ge=0)
-    """Of prompt tokens that the server reports as cached. Default: as the others."""
+    """Price of a million prompt tokens that the server reports as cached. Default: as the others."""
 
     output_per_million: float = Field(0.0, ge=0)
-    """Of output tokens, for a million."""
+    """Price of a million output tokens."""
 
 
 class ExternalConfig(Section):
@@ -84,7 +84,7 @@ class ExternalConfig(Section):
     docs/external_models.md."""
 
     base_url: BaseUrl | tuple[BaseUrl, ...]
-    """Where its API begins, such as `http://10.0.0.7:8000/v1`. Several are several replicas of the model."""
+    """Root of its API, such as `http://10.0.0.7:8000/v1`. Several URLs are several replicas of the model."""
 
     model: str | None = Field(None, min_length=1)
     """The model's name there. Default: its name here."""
@@ -115,8 +115,8 @@ class ExternalConfig(Section):
     by `fallback`. Default: no limit."""
 
     probe: Literal["models", "health", "none"] = "models"
-    """How it is found out whether it is ready. `models`: its list of models has this one; `health`: `/health` answers
-    200, for servers that list other models, or none; `none`: it is taken for ready, and its circuit breaker does the
+    """Readiness check. `models`: ready if the server's list of models has this one; `health`: ready if `/health`
+    answers 200, for servers that list other models, or none; `none`: always ready, and the circuit breaker does the
     rest."""
 
     probe_interval_s: float = Field(5.0, gt=0)
@@ -126,7 +126,7 @@ class ExternalConfig(Section):
     """Seconds such a look may take."""
 
     retries: RetriesConfig = RetriesConfig()
-    """How often requests are sent again."""
+    """Attempts to send a failed request again."""
 
     price: ExternalPrice | None = None
     """Price of its tokens. Default: that of `metering.prices`."""

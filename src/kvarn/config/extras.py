@@ -1,4 +1,4 @@
-"""What is installed only where it is asked for: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray]'`."""
+"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray]'`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PACKAGES = {
     "hub": "huggingface_hub",
     "ray": "ray",
 }
-"""What each extra installs."""
+"""Packages that each extra installs."""
 
 
 def missing_extra(needed_by: str, extra: str) -> str | None:
-    """What to install for something that needs an extra, in one line; None where it is there."""
+    """The command that installs a missing extra, in one line; None if it is installed."""
     package = _PACKAGES[extra]
     if find_spec(package) is not None:
         return None
@@ -28,7 +28,7 @@ def missing_extra(needed_by: str, extra: str) -> str | None:
 
 
 def missing_extra_of(config: KvarnConfig) -> str | None:
-    """What to install for a configuration, in one line; None where it is all there."""
+    """The command that installs the extras a configuration needs, in one line; None if all are installed."""
     needed = (
         ((config.store.url or "").startswith("postgres"), "store.url", "postgres"),
         (config.limits.redis_url is not None, "limits.redis_url", "redis"),

@@ -13,7 +13,7 @@ class RayConfig(Section):
     """The Ray cluster whose machines run the engines. Needs the extra `ray`."""
 
     address: str = Field("auto", min_length=1)
-    """Of the cluster's head, such as `10.0.0.5:6379`. `auto`: that of the cluster this machine is a node of."""
+    """Address of the cluster's head, such as `10.0.0.5:6379`. `auto`: the cluster that this machine is a node of."""
 
     namespace: str = Field("kvarn", min_length=1)
     """Ray's namespace of this deployment's engines. Two deployments on one cluster need two."""
@@ -30,7 +30,7 @@ class RayConfig(Section):
 
 
 class FleetConfig(Section):
-    """Where engines run, and how replicas come and go."""
+    """Machines that engines run on, and the starting and stopping of replicas."""
 
     launcher: Literal["local", "ray"] = "local"
     """`local`: processes of this machine. `ray`: machines of a Ray cluster."""
@@ -47,18 +47,18 @@ class FleetConfig(Section):
     (`autoscale.min_replicas` 0)."""
 
     lease_s: float = Field(15.0, gt=0)
-    """Of several gateways with one database one looks after the fleet; another takes over this many seconds after it
-    was last heard."""
+    """Lease of the gateway that manages the fleet, in seconds, where several share a database: another takes over this
+    long after the last renewal."""
 
 
 class UpdateConfig(Section):
-    """How a deployment's replicas are replaced when its version changes."""
+    """Replacement of a deployment's replicas when its version changes."""
 
     max_surge: int = Field(1, ge=0)
     """Replicas beyond those wanted that may run meanwhile."""
 
     max_unavailable: int = Field(0, ge=0)
-    """How many fewer than wanted may take requests meanwhile: for machines without room for one more."""
+    """Replicas that may be missing from the desired number meanwhile: for machines without room for one more."""
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds a replica gets to finish its requests. What is left goes on with another."""
@@ -71,7 +71,7 @@ class UpdateConfig(Section):
 
 
 class HardwareConfig(Section):
-    """What one replica needs of a machine. It is placed where there is room."""
+    """Resources of a machine that one replica needs. It is placed on a machine that has them."""
 
     cpus: float | None = Field(None, gt=0)
     """Cores. Default: `threads`, or none are reserved."""
@@ -86,7 +86,7 @@ class HardwareConfig(Section):
 
 
 class AutoscaleConfig(Section):
-    """How many replicas a model has, by the work that arrives. See docs/fleet.md."""
+    """Number of a model's replicas, by the work that arrives. See docs/fleet.md."""
 
     min_replicas: int = Field(1, ge=0, le=256)
     """Replicas at least. 0: a model that nobody asks for has none; requests that come wait until one is ready."""

@@ -13,7 +13,7 @@ Money = Annotated[float, Field(ge=0)]
 
 
 class AuthConfig(Section):
-    """Who may use the server."""
+    """Access to the server."""
 
     mode: Literal["auto", "keys", "open"] = "auto"
     """`keys`: every request needs an API key. `open`: none is needed, and whoever has none acts for the default
@@ -39,7 +39,7 @@ class AuthConfig(Section):
 
 
 class StoreConfig(Section):
-    """Where tenants, keys, the ledger and conversations are kept."""
+    """Database of tenants, keys, the ledger and conversations."""
 
     url: str | None = Field(None, min_length=1)
     """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`, there with libpq's options
@@ -56,9 +56,9 @@ class StoreConfig(Section):
     """Seconds a report (usage, costs, `kvarn usage`) may take."""
 
     blobs: str | None = Field(None, min_length=1)
-    """Where the contents of files lie: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs
-    the package `s3fs`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a
-    folder beside the database, with PostgreSQL `database`. What lies in rows is moved out after the start."""
+    """Storage of file contents: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs the
+    package `s3fs`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a folder
+    beside the database, with PostgreSQL `database`. Contents in rows are moved out after the start."""
 
     migrate: bool = True
     """Bring the schema up to date at the start. Off: where it is not, the start fails and names
@@ -80,7 +80,7 @@ class LimitsConfig(Section):
     """Seconds Redis may take to answer before it counts as away."""
 
     requests_per_minute: int | None = Field(None, ge=1)
-    """Of each organisation that has no limit of its own, for each model. Default: no limit."""
+    """Limits of each organisation that has none of its own, for each model. Default: no limit."""
 
     tokens_per_minute: int | None = Field(None, ge=1)
     """Prompt and output tokens, as above. Default: no limit."""
@@ -97,7 +97,7 @@ class LimitsConfig(Section):
 
 
 class KafkaConfig(Section):
-    """Where usage events are published."""
+    """Publication of usage events."""
 
     bootstrap_servers: str = Field(min_length=1)
     """Brokers, as `host:port,host:port`."""
@@ -113,7 +113,7 @@ class KafkaConfig(Section):
 
 
 class PriceConfig(Section):
-    """What a model's tokens cost from a day on."""
+    """Prices of a model's tokens from a day on."""
 
     model: str = Field(min_length=1)
     """Name of the model, or `*` for all that have no price of their own."""
@@ -198,7 +198,7 @@ class AdmissionConfig(Section):
 
 
 class SafetyConfig(Section):
-    """What is looked at on the way in and on the way out."""
+    """Checks of prompts and answers."""
 
     moderate_input: bool = False
     """Refuse prompts that the classifier or a rule flags."""
@@ -249,7 +249,7 @@ class ResponsesConfig(Section):
 
 
 class RetentionConfig(Section):
-    """How long things are kept. Organisations may ask for less."""
+    """Time that data is kept. Organisations may choose less."""
 
     conversations_days: int | None = Field(None, ge=1)
     """Days after their last change. Default: until they are deleted."""
@@ -278,7 +278,7 @@ class RetentionConfig(Section):
 
 
 class BatchesConfig(Section):
-    """How batches are run: on what the engines have left over."""
+    """Running of batches, on capacity that the engines have left over."""
 
     enabled: bool = True
     """Run batches in this gateway. Off: it takes them, and another one on the same database runs them."""

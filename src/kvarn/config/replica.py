@@ -10,8 +10,8 @@ from kvarn.config.section import Section
 
 
 class FailoverConfig(Section):
-    """What becomes of answers whose engine is lost: another replica, or the same one once it is back, goes on with
-    them. See docs/failover.md."""
+    """Recovery of answers whose engine is lost: another replica, or the same one after its restart, continues them. See
+    docs/failover.md."""
 
     max_losses: int = Field(3, ge=0)
     """Engines that one request may lose in a row without one more token, before it fails: it may be what ends them. 0:
@@ -30,7 +30,7 @@ class RoutingConfig(Section):
 
 
 class ReplicaConfig(Section):
-    """How engine processes are watched."""
+    """Supervision of engine processes."""
 
     heartbeat_interval_s: float = Field(0.5, gt=0)
     """Seconds between an engine's heartbeats."""

@@ -20,8 +20,8 @@ class FallbackConfig(Section):
     """Name of a served model."""
 
     on: tuple[FallbackReason, ...] = Field(_ALL_REASONS, min_length=1)
-    """When: `overload` (it would answer too late), `not_ready`, `error` (it was lost, or its server failed),
-    `timeout`. Only before the first token of an answer."""
+    """Conditions for the fallback: `overload` (the model would answer too late), `not_ready`, `error` (it was lost, or
+    its server failed), `timeout`. Only before the first token of an answer."""
 
 
 class TargetConfig(Section):
@@ -47,7 +47,7 @@ class PinConfig(Section):
     """Id of an API key; goes before its project's pin."""
 
     model: ModelName
-    """What answers it."""
+    """Name of the model that answers."""
 
     @model_validator(mode="after")
     def _names_one(self) -> PinConfig:
@@ -60,7 +60,7 @@ class RuleConfig(Section):
     """Sends requests of a certain kind to a model, such as short ones to a small model. All that is set must hold."""
 
     model: ModelName
-    """What answers them."""
+    """Name of the model that answers them."""
 
     max_prompt_tokens: int | None = Field(None, ge=1)
     """The prompt has no more tokens than this; estimated from its length (four bytes a token)."""
@@ -89,7 +89,7 @@ class ShadowConfig(Section):
     answers are finished. Its own answers are compared, measured and dropped, and cost nothing."""
 
     model: ModelName
-    """What gets the copies."""
+    """Name of the model that gets the copies."""
 
     share: float = Field(0.01, gt=0, le=1)
     """Part of the requests that are copied."""
@@ -108,12 +108,12 @@ class RouteConfig(Section):
     """The models that share the requests."""
 
     sticky: Literal["user", "session", "key", "project", "request"] = "user"
-    """Who stays with the same target: each `user` that requests name (or `safety_identifier`), each session
-    (`prompt_cache_key`, the conversation), each API key, each project; `request`: nobody. Where a request names no
-    session its user counts, then its key, then its project."""
+    """Requests that stay with the same target: those of one `user` field (or `safety_identifier`), of one session
+    (`prompt_cache_key`, the conversation), of one API key, of one project; `request`: each on its own. A request
+    without a session counts by its user, else by its key, else by its project."""
 
     pins: tuple[PinConfig, ...] = ()
-    """Who always gets the same model; they go before all rules."""
+    """Tenants that always get the same model; pins go before all rules."""
 
     rules: tuple[RuleConfig, ...] = ()
     """The first that holds decides, before the weights do."""
@@ -122,7 +122,7 @@ class RouteConfig(Section):
     """Copies requests to a model that is tried out. Default: none."""
 
     fallback: tuple[FallbackConfig, ...] = ()
-    """What answers when the chosen model cannot, in this order; after that model's own `fallback`."""
+    """Models that answer when the chosen one cannot, in this order; after that model's own `fallback`."""
 
     @model_validator(mode="after")
     def _agree(self) -> RouteConfig:

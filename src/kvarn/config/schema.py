@@ -35,7 +35,7 @@ from kvarn.config.speculation import SpeculationConfig
 
 
 class EngineConfig(Section):
-    """How one replica schedules: the step's budget, the queue's bounds, fairness."""
+    """Scheduling of one replica: the step's budget, the queue's bounds, fairness."""
 
     max_num_seqs: int = Field(256, ge=1, le=4096)
     """Sequences that may run at once (request slots). Not set: fewer where recurrent states of so many do not fit."""
@@ -52,8 +52,8 @@ class EngineConfig(Section):
     """Prefill tokens a step may always carry, even when the TPOT target is already missed: prompts never starve."""
 
     max_prefill_stretch: float = Field(2.0, ge=1)
-    """Where running requests miss the TPOT target even alone, prompts beside them may stretch a step by this factor:
-    a target out of reach protects nobody, and shall not hold the prompts up."""
+    """Factor by which prompts may stretch a step when running requests miss the TPOT target even without them: a target
+    out of reach protects nobody, and must not delay the prompts."""
 
     prefix_cache: bool = True
     """Keep computed blocks in a radix tree and reuse them for prompts that begin with the same tokens."""
@@ -106,11 +106,11 @@ class ModelConfig(Section):
     a stream of its own. Default: unpredictable seeds."""
 
     kind: Literal["auto", "generate", "embed", "score"] = "auto"
-    """What the model does. `auto` reads it from the checkpoint: its architecture, and sentence-transformers'
+    """Task of the model. `auto` reads it from the checkpoint: its architecture, and sentence-transformers'
     `modules.json` beside a decoder that embeds or ranks. `score`: a Qwen3-Reranker that does not say so itself."""
 
     generation_config: str = Field("auto", min_length=1)
-    """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
+    """Source of the sampling parameters that a request leaves out. `auto`: the checkpoint's generation_config.json
     (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens; `do_sample: false` is greedy), `none`:
     OpenAI's defaults, anything else: a folder with another generation_config.json."""
 
@@ -134,7 +134,7 @@ class ModelConfig(Section):
     """The compiled `cpu` kernels, those of GPUs (`triton`), or `torch`'s. `auto`: what the device has, if installed."""
 
     packed_cache: TextOrOff = Field("auto", min_length=1)
-    """Where packed weights are kept for later starts: a directory, `off`, or `auto` (see docs/quantization.md)."""
+    """Cache of packed weights for later starts: a directory, `off`, or `auto` (see docs/quantization.md)."""
 
     max_context_length: int | None = Field(None, ge=16)
     """Prompt and answer together, in tokens. Default: what was trained, or fewer, with a warning, if no more fit."""
@@ -167,13 +167,13 @@ class ModelConfig(Section):
     """Let one process take its sums in the order of several: bits are those of any `tensor_parallel_size` above 1."""
 
     hardware: HardwareConfig = HardwareConfig()
-    """What one replica needs of a machine."""
+    """Resources of a machine that one replica needs."""
 
     autoscale: AutoscaleConfig | None = None
     """Have as many replicas as the work that arrives needs. Default: `replicas`, always."""
 
     update: UpdateConfig = UpdateConfig()
-    """How replicas are replaced by those of another version."""
+    """Replacement of replicas by those of another version."""
 
     replicas: int = Field(1, ge=1, le=256)
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
@@ -183,17 +183,17 @@ class ModelConfig(Section):
     """Which of its replicas answers a request."""
 
     failover: FailoverConfig = FailoverConfig()
-    """What becomes of answers whose engine is lost."""
+    """Recovery of answers whose engine is lost."""
 
     fallback: Annotated[str, Field(min_length=1)] | tuple[FallbackConfig, ...] | None = None
-    """What answers instead when this model cannot begin: a list, tried in this order, or the name of a smaller served
-    model that answers when this one would answer too late (`on: [overload]`). `overload` needs load shedding."""
+    """Models that answer when this one cannot begin: a list, tried in this order, or the name of a smaller served model
+    that answers when this one would answer too late (`on: [overload]`). `overload` needs load shedding."""
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    """How long each stage of an answer may take."""
+    """Time limits of the stages of an answer."""
 
     breaker: BreakerConfig = BreakerConfig()
-    """When a replica that fails, or a model that has a fallback, is left alone for a while."""
+    """Circuit breaker for a replica that fails, or a model that has a fallback."""
 
     load_shedding: bool | None = None
     """Refuse this model's requests that would miss its latency targets. Default: `admission.load_shedding`."""
@@ -214,7 +214,7 @@ class ModelConfig(Section):
     """LoRA adapters that are loaded with the model. More can be loaded while it runs; see docs/adapters.md."""
 
     lora: LoraConfig = LoraConfig()
-    """How adapters are loaded while the model runs."""
+    """Loading of adapters while the model runs."""
 
     kv_tiers: KVTiersConfig | None = None
     """Keep KV blocks in memory beside the cache, and on disk. Default: blocks that the cache gives up are computed
@@ -231,7 +231,7 @@ class ModelConfig(Section):
     """Compute long prompts in a second engine process. Default: one process does all."""
 
     engine: EngineConfig = EngineConfig()
-    """How this model's replica schedules."""
+    """Scheduling of this model's replica."""
 
     golden_prompts: str | None = Field(None, min_length=1)
     """File of golden prompts, with which replicas and new versions of the model are checked: JSON Lines with `id`,
@@ -277,7 +277,7 @@ class ModelConfig(Section):
 
     @property
     def fallbacks(self) -> tuple[FallbackConfig, ...]:
-        """What answers when this model cannot begin, in order."""
+        """Fallbacks of this model, in order."""
         if isinstance(self.fallback, str):
             return (FallbackConfig(model=self.fallback, on=("overload",)),)
         return self.fallback or ()
@@ -296,19 +296,19 @@ class KvarnConfig(Section):
     """The HTTP front door."""
 
     replica: ReplicaConfig = ReplicaConfig()
-    """How engine processes are watched."""
+    """Supervision of engine processes."""
 
     fleet: FleetConfig = FleetConfig()
-    """Where engines run, and how replicas come and go."""
+    """Machines that engines run on, and the starting and stopping of replicas."""
 
     data_dir: str = Field("~/.local/share/kvarn", min_length=1)
     """Directory of what the server keeps on this machine: its database, files, and usage not yet in the ledger."""
 
     auth: AuthConfig = AuthConfig()
-    """Who may use the server."""
+    """Access to the server."""
 
     store: StoreConfig = StoreConfig()
-    """Where tenants, keys, the ledger and conversations are kept."""
+    """Database of tenants, keys, the ledger and conversations."""
 
     limits: LimitsConfig = LimitsConfig()
     """Requests and tokens per minute, and how many requests may run at once."""
@@ -326,22 +326,22 @@ class KvarnConfig(Section):
     """The watch for replicas that answer wrongly without failing."""
 
     rollout: RolloutConfig = RolloutConfig()
-    """How new versions of models take over, where a rollout does not say otherwise."""
+    """Rollouts of new versions of models, unless a rollout has settings of its own."""
 
     safety: SafetyConfig = SafetyConfig()
-    """What is looked at on the way in and on the way out."""
+    """Checks of prompts and answers."""
 
     responses: ResponsesConfig = ResponsesConfig()
     """`/v1/responses` in the background."""
 
     retention: RetentionConfig = RetentionConfig()
-    """How long things are kept."""
+    """Time that data is kept."""
 
     batches: BatchesConfig = BatchesConfig()
-    """How batches are run."""
+    """Running of batches."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """What is logged to standard error."""
+    """Lowest level of the log on standard error."""
 
     log_format: Literal["text", "json"] = "text"
     """Form of the log: lines of `key=value` (`text`) or one JSON object a line (`json`)."""

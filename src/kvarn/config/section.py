@@ -1,4 +1,4 @@
-"""What all parts of the configuration have in common."""
+"""Base class of all parts of the configuration."""
 
 from __future__ import annotations
 

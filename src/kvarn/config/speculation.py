@@ -14,9 +14,9 @@ class SpeculationConfig(Section):
     docs/speculation.md."""
 
     method: Literal["auto", "ngram", "draft_model", "eagle3", "none"] = "auto"
-    """What guesses. `ngram`: text that stands earlier in the request, or in recent answers to the same tenant;
+    """Proposer of tokens. `ngram`: text that stands earlier in the request, or in recent answers to the same tenant;
     `draft_model`: a small model with the same tokenizer; `eagle3`: a head that was trained for this very model and
-    reads its hidden states; `none`: nothing. `auto`: `draft_model` where `model` is set, else `ngram`."""
+    reads its hidden states; `none`: no speculation. `auto`: `draft_model` where `model` is set, else `ngram`."""
 
     model: str | None = Field(None, min_length=1)
     """The draft model or the head: a directory of a Hugging Face checkpoint, a hub id, or the name of a packaged one

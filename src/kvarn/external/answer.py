@@ -13,11 +13,11 @@ import msgspec
 from kvarn.external.errors import ExternalFailedError, error_of_event
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
-"""Of one event, or of an answer that is not streamed."""
+"""Largest event, or answer that is not streamed."""
 
 
 class FunctionPart(msgspec.Struct, frozen=True):
-    """Of a call: a function's name, and JSON text (Ollama's older form: an object) of its arguments."""
+    """Part of a call: a function's name, and JSON text (Ollama's older form: an object) of its arguments."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
@@ -64,13 +64,13 @@ class ChoicePart(msgspec.Struct, frozen=True):
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens."""
+    """Kinds of prompt tokens."""
 
     cached_tokens: int | None = None
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
-    """Of the answer's tokens."""
+    """Kinds of output tokens."""
 
     reasoning_tokens: int | None = None
 

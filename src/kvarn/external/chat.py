@@ -22,7 +22,7 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 _TOKENS_A_MESSAGE = 4
-"""Of its role and the marks around it."""
+"""Tokens of a message's role and markers."""
 
 
 async def count_external_chat(
@@ -92,7 +92,7 @@ async def external_chat(
 
 
 def cache_salt(record: RequestRecord, salt: str | None) -> str:
-    """What keeps a tenant's cached prompts there apart from others'; the tenant's own salt stays secret."""
+    """Salt that separates a tenant's cached prompts there from others'; the tenant's own salt stays secret."""
     return sha256(f"{record.principal.cache_salt}/{salt or ''}".encode()).hexdigest()
 
 

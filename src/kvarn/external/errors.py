@@ -1,4 +1,4 @@
-"""What can go wrong with a server that somebody else runs."""
+"""Errors of servers that somebody else runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvarn.wire.openai.errors import ApiError, unavailable
 
 _LONGEST_RETRY_S = 600.0
 _OWN_FAULT = frozenset({401, 403, 404, 405})
-"""What a server answers that has another key, or not this model or path: the configuration is wrong, not the client."""
+"""The server rejects the key, or does not know this model or path: the configuration is wrong, not the client."""
 _TRY_AGAIN = frozenset({408, 409, 425, 429})
 _MAX_MESSAGE = 500
 

@@ -1,4 +1,4 @@
-"""What of a client's request is sent to another server, and what it would not understand."""
+"""Fields of a client's request that are sent to another server, and those that it would not understand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _EXTENSIONS: dict[str, frozenset[str]] = {
     | {"min_tokens", "stop_token_ids", "skip_special_tokens", "continue_final_message", "chat_template_kwargs"},
     "llama_cpp": _SAMPLING | {"chat_template_kwargs"},
 }
-"""What each server knows besides."""
+"""Further fields that each kind of server understands."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {"top_k": (0, -1), "min_p": (0,), "repetition_penalty": (1,)}
 """Values that change nothing."""
 _NAMES = {("llama_cpp", "repetition_penalty"): "repeat_penalty"}

@@ -73,7 +73,7 @@ class TokenAccount:
 
 
 class _Choices:
-    """What has come of each choice of an answer. The end of each is kept until all have ended."""
+    """Progress of each choice of an answer. The end of each is kept until all have ended."""
 
     def __init__(
         self,
@@ -199,5 +199,5 @@ def _has_news(delta: ChoiceDelta) -> bool:
 
 
 async def _looked_at(watch: OutputModeration | None, delta: ChoiceDelta) -> ChoiceDelta | None:
-    """What moderation lets through of a delta."""
+    """The part of a delta that moderation allows."""
     return delta if watch is None else await watch.look(delta)

@@ -33,7 +33,7 @@ from kvarn.wire.openai.errors import ApiError
 ResultT = TypeVar("ResultT")
 
 _PREFIX_BYTES = 2048
-"""Of a prompt, by which the replica is chosen that has probably seen its beginning."""
+"""Bytes of a prompt that choose the replica which has probably cached its beginning."""
 _MAX_TRIES = 3
 _BYTES_PER_TOKEN = 4
 _BUSY_S = 1.0
@@ -139,7 +139,7 @@ class ExternalModel:
                 return
 
     async def ask(self, key: bytes, turn: Turn, send: Callable[[ExternalReplica], Awaitable[ResultT]]) -> ResultT:
-        """What a replica answers to a request that is not streamed. Raises as `answer` does."""
+        """A replica's answer to a request that is not streamed. Raises as `answer` does."""
 
         async def once(replica: ExternalReplica) -> AsyncGenerator[ResultT, None]:
             yield await send(replica)
@@ -161,7 +161,7 @@ class ExternalModel:
                 return result
 
     def probes(self) -> list[Periodic]:
-        """What looks again and again whether each replica is ready."""
+        """Periodic readiness checks, one a replica."""
         every_s, what = self.config.probe_interval_s, f"probes of the servers of {self.served.name}"
         return [Periodic(what, replica.probe, every_s) for replica in self.replicas.values()]
 

@@ -15,7 +15,7 @@ _NAMES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """Readiness, version and context length that a server reports."""
 
     ready: bool
     version: str = ""

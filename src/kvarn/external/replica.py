@@ -74,7 +74,7 @@ class ExternalReplica:
 
     @property
     def model(self) -> str:
-        """What the server calls the model."""
+        """The server's name of the model."""
         return self._external.model or self._config.name
 
     async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[AnswerPart, None]:

@@ -1,4 +1,4 @@
-"""Who goes next: priority tiers with ageing, then the tenant served least, then arrival.
+"""Order of a queue: priority tiers with ageing, then the tenant served least, then arrival.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, weighted form): a tenant's
 counter grows by the cost of what it was served, divided by its weight; the tenant with the least counter is next.
@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Account:
-    """What one tenant was served."""
+    """Service that one tenant has received."""
 
     __slots__ = ("counter", "name", "weight")
 
@@ -39,11 +39,11 @@ class Account:
 
 
 class Waiting(Protocol):
-    """What may wait in a queue. None of it changes while it does, the account's counter apart."""
+    """Item of a queue. Nothing of it changes while it waits, except the account's counter."""
 
     @property
     def account(self) -> Account:
-        """Of its tenant."""
+        """The account of its tenant."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Waiting(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """When it came, on the queue's clock."""
+        """Arrival on the queue's clock, in seconds."""
         ...
 
     @property

@@ -33,7 +33,7 @@ class FairSemaphore:
         self._per_tenant = per_tenant
         self._times_free = times_free
         self._held = Counter[str]()
-        """Of tenants that hold any."""
+        """Places held by each tenant that holds any."""
         self._waiting = OrderedDict[str, deque[asyncio.Future[None]]]()
         """The tenant whose turn is next stands first."""
 

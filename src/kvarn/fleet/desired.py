@@ -189,8 +189,8 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def spec_of(model: ModelConfig) -> dict[str, Any]:
-    """What a version keeps of a model's configuration: what was set, where it equals a default too, without its
-    name. A section that says nothing is left out."""
+    """The settings of a model that a version stores: those that were set, even to their default, without the name.
+    Empty sections are left out."""
     spec = model.model_dump(mode="json", exclude_unset=True, exclude={"name"})
     defaults = type(model).model_fields
     return {

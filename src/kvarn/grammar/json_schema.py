@@ -97,7 +97,7 @@ _NO_EFFECT: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "minProperties": lambda value, node: value == 0,
     "required": lambda value, node: value == [],
 }
-"""When a keyword asks for nothing."""
+"""Conditions under which a keyword has no effect."""
 
 
 def _drop_what_has_no_effect(node: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ class GrammarMasks:
 
 
 class GrammarMask:
-    """What one request allows as next tokens. Not thread-safe: the engine's loop asks it."""
+    """Masks of the next tokens that one request allows. Not thread-safe: only the engine's loop uses it."""
 
     def __init__(
         self, grammar: Grammar, vocabulary: Vocabulary, matcher: Future[LLMatcher], filler: MaskFiller
@@ -86,7 +86,7 @@ class GrammarMask:
 
     @classmethod
     def impossible(cls, problem: str) -> GrammarMask:
-        """Of a request that will be refused."""
+        """The mask of a request that will be refused."""
         mask = cls.__new__(cls)
         mask._problem = problem
         mask._matcher = Future()
@@ -159,7 +159,7 @@ class GrammarMask:
         masks.add([self._ends] * (len(proposals) - until))
 
     def _take_rest(self, matcher: LLMatcher, rest: bytes) -> None:
-        """Where the token that ends the free text says more, it is the beginning of what must match."""
+        """Give the matcher the rest of the token that ended the free text."""
         if rest.strip() and not matcher.consume_tokens(self._vocabulary.library.tokenize_bytes(rest.lstrip())):
             self._fail(matcher.get_error())
 
@@ -200,7 +200,7 @@ class GrammarMask:
 
 @dataclass(slots=True)
 class _Choice:
-    """Where one choice stands in the grammar."""
+    """State of one choice in the grammar."""
 
     matcher: LLMatcher
     free: FreeText | None
@@ -210,13 +210,13 @@ class _Choice:
     num_taken: int = 0
     """Tokens of output it has gone on by."""
     forced: list[int] = field(default_factory=list)
-    """What was forced when it was last asked for: of a long text a step takes a part only, and to find it out again
-    for each would take milliseconds."""
+    """The tokens forced at the last query: a step takes only a part of a long text, and computing it again for each
+    step would take milliseconds."""
     forced_at: int = 0
     """`num_taken` then."""
 
     def rest_of_forced(self, outputs: list[int]) -> list[int]:
-        """Of `forced`, what is behind the outputs; nothing where they are others, or it is over."""
+        """The forced tokens that follow the outputs; empty if the outputs differ, or none are left."""
         passed = len(outputs) - self.forced_at
         if passed < 0 or outputs[self.forced_at :] != self.forced[:passed]:
             return []
@@ -228,7 +228,7 @@ class _RowMasks:
 
     def __init__(self) -> None:
         self._sources: list[tuple[Fill | list[npt.NDArray[np.int32]], int]] = []
-        """Of each position, and the place in it."""
+        """Source of each position's mask, and the position in it."""
 
     def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
         """Add the masks of the next positions."""

@@ -15,7 +15,7 @@ from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.json_schema import enforceable
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""Of a grammar or schema in one request: what can be built of it in about a second."""
+"""Largest grammar or schema in a request: built in about a second."""
 MAX_CHOICES = 4096
 _MAX_MESSAGE = 400
 _TOKEN_ID = re.compile(r"<\[\^?[\d\s,-]+\]>")
@@ -192,7 +192,7 @@ _MEANINGS = (
 
 
 def readable(problem: str) -> str:
-    """What llguidance says of a problem, as far as it helps a client."""
+    """The part of llguidance's error message that helps a client."""
     unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", problem)
     if unknown is not None:
         names = unknown[1].replace('"', "'")

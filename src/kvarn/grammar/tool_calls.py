@@ -19,7 +19,7 @@ NAME = "\0"
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a format writes calls whose arguments are JSON: begin, calls with separators between them, end."""
+    """Syntax of calls whose arguments are JSON: begin, calls with separators between them, end."""
 
     call: str
     """Up to the arguments of a call."""
@@ -30,7 +30,8 @@ class CallSyntax:
     begin: str = ""
     end: str = ""
     marker: str = ""
-    """What text may not hold that is no call; empty where text does not show that a call begins."""
+    """Text that begins a call, and that text outside calls must not contain; empty if no text marks the beginning of a
+    call."""
 
     def prefix(self, name: str) -> str:
         """The text up to the arguments of the first call."""
@@ -86,7 +87,7 @@ def calls_grammar(syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], 
 def text_or_calls_grammar(
     syntax: CallSyntax, calls: Calls, content: str | None, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> str:
-    """What an answer may be where the model decides whether to call.
+    """The grammar of an answer when the model decides whether to call.
 
     Args:
         syntax, calls, markers, schemas: See `calls_grammar`.
@@ -121,7 +122,7 @@ def text_or_calls_grammar(
 def _calls(
     syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What the grammars have in common: rules, and the grammars of arguments by name."""
+    """Common part of the grammars: rules, and the grammars of arguments by name."""
     parts = {f"args{number}": _arguments(schemas[each.name]) for number, each in enumerate(calls.functions)}
     another = " | ".join(
         _sequence(

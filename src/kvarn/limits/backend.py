@@ -68,7 +68,7 @@ def script_input(
 
 
 def read_decision(reservation: Reservation, reply: bytes) -> Decision:
-    """What the script answered."""
+    """Decode the script's answer."""
     admitted, *numbers = msgspec.msgpack.decode(reply)
     usages = tuple(Usage(*numbers[start : start + 3]) for start in range(0, len(numbers), 3))
     return Decision(reservation, admitted, usages)

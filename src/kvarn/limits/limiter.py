@@ -71,7 +71,7 @@ class Limiter:
         counted_here = local or LocalScripts({COUNTS.name: SlidingWindows(timing, clock).run})
         self._local = self._backend = Backend(counted_here, timing)
         self.redis: RedisScripts | None = None
-        """Where counts are shared; None: they are not."""
+        """Redis, if counts are shared."""
         if config.redis_url is not None:
             from kvarn.limits.redis_scripts import RedisScripts  # an extra
 

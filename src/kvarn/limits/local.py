@@ -39,7 +39,7 @@ END_GUESS_MS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long things count."""
+    """Time spans for which counts are kept."""
 
     slot_ms: int = 1000
     """Width of what is charged together."""
@@ -77,7 +77,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _Mark:
-    """Of a running request."""
+    """Charge of a running request."""
 
     slot: int
     """To which its reservation was charged."""
@@ -100,7 +100,7 @@ class SlidingWindows:
         self._sweep_ms = 0
         self._windows: dict[str, _Window] = {}
         self._leases: dict[str, dict[str, int]] = {}
-        """Of each limit, work id -> moment of expiry, in the order of these."""
+        """Leases of each limit: work id -> moment of expiry, earliest first."""
         self._marks: dict[str, _Mark] = {}
 
     def run(self, keys: Sequence[str], argument: bytes) -> bytes:

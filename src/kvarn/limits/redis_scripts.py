@@ -100,7 +100,7 @@ class RedisScripts(ScriptRunner):
         await self._connection.disconnect()
 
     async def ask(self, call: Call) -> bytes:
-        """What a script answers.
+        """Run a script and return its answer.
 
         Raises:
             LimitsAwayError: Redis does not answer, or refuses the call. It may have run all the same.
@@ -163,7 +163,7 @@ class RedisScripts(ScriptRunner):
                 call.reply.set_result(reply)
 
     async def _run_or_fail(self, batch: Sequence[Call]) -> list[Any]:
-        """As `_run`. Raises where Redis refuses not only some of the calls, but the probes too."""
+        """Run the scripts. Raises if Redis refuses the probes too, not only some of the calls."""
         replies = await self._run(batch)
         if any(isinstance(reply, Exception) for reply in replies):
             await self._run_probes()
@@ -175,7 +175,7 @@ class RedisScripts(ScriptRunner):
                 raise reply
 
     async def _run(self, batch: Sequence[Call]) -> list[Any]:
-        """What each script replied, or the error that Redis answered."""
+        """Each script's reply, or the error that Redis answered."""
         replies = await self._exchange(*map(_command, batch))
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:

@@ -60,7 +60,7 @@ class ScriptRunner(ABC):
 
     @abstractmethod
     async def ask(self, call: Call) -> bytes:
-        """What a script answers.
+        """Run a script and return its answer.
 
         Raises:
             LimitsAwayError: It does not answer. The script may have run all the same.
@@ -87,7 +87,7 @@ class LocalScripts(ScriptRunner):
         return self._scripts[name](keys, argument)
 
     async def ask(self, call: Call) -> bytes:
-        """What a script answers."""
+        """Run a script and return its answer."""
         return self.run(call.script.name, call.keys, call.argument)
 
     def send(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""What is limited, what a request reserves, and what is answered."""
+"""Limits, reservations of requests under them, and decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NUMBER = 10**12
 
 
 class Kind(StrEnum):
-    """What is counted."""
+    """Measure that a limit counts."""
 
     REQUESTS = "requests"
     """Requests a minute."""
@@ -30,7 +30,7 @@ class Limit:
 
     kind: Kind
     scope: str
-    """What the holder is, in words: `organisation`, `project` or `API key`."""
+    """Kind of holder in words: `organisation`, `project` or `API key`."""
     holder: str
     """Id of the organisation, project or key."""
     model: str
@@ -42,7 +42,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a request takes of every limit that it is under: all of it, or nothing."""
+    """Amount that a request takes of every limit that it is under: all of it, or nothing."""
 
     work_id: str
     """Nobody else's: the same reservation is never made twice."""
@@ -52,13 +52,13 @@ class Reservation:
     """Prompt tokens and expected output tokens."""
 
     def amount(self, limit: Limit) -> int:
-        """What it takes of a limit."""
+        """The amount that it takes of a limit."""
         return self.tokens if limit.kind is Kind.TOKENS else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is used of a limit once a reservation is decided."""
+    """Use of a limit after a reservation was decided."""
 
     used: int
     """With the reservation, where it was admitted. More than the maximum where requests used more than they had

@@ -13,7 +13,7 @@ BATCH_EVENTS = 500
 
 
 class MeterMetrics:
-    """What an operator sees of `kvarn meter`."""
+    """Metrics of `kvarn meter`."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.billed = Counter("kvarn_meter_billed_total", "Usage events counted.", registry=registry)

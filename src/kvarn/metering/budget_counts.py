@@ -1,6 +1,6 @@
-"""What the requests in flight of one server's gateway processes may come to: the algorithm of `budgets.lua`, in memory.
+"""Budget reservations of one server's gateway processes: the algorithm of `budgets.lua`, in memory.
 
-The main process runs it for all of them, where they share no Redis.
+The main process runs it for all of them when they share no Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Budget:
     """Moment at which each holder's lease ends, in the order of these."""
     held: int = 0
     called_ms: int = 0
-    """When it was last part of a call."""
+    """Time of the last call that named it."""
     spent: dict[str, int] = field(default_factory=dict)
     """By the name of the period; the latest two."""
 

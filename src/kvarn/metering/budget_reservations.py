@@ -1,12 +1,13 @@
-"""What requests in flight may come to, known to all gateways that share a Redis: together they never pass a hard limit.
+"""Budget reservations shared by all gateways of a Redis: together they never pass a hard limit.
 
-Redis holds of each budget what is spent, as the latest reading of the database had it, and by its holder what may come
-on top: of each request in flight the most that it can come to, and of each gateway what its requests came to and it has
-not read back yet. Whatever is spent is thus counted at every moment: by its request, then by its gateway, then by the
-reading that lets the gateway forget it; for a moment by two of them. A request is let in while all of it together
-stays within the limit. What is held has a lease: that of a dead gateway ends by itself.
+Redis holds for each budget the use in the latest reading of the database, and by holder the amounts on top of it: for
+each request in flight the most that it can use, and for each gateway the use by its ended requests that it has not read
+back yet. So every use is counted at every moment: by its request, then by its gateway, then by the reading that lets
+the gateway forget it; for a moment by two of them. A request is admitted while the sum stays within the limit. Held
+amounts have a lease: those of a dead gateway expire.
 
-A Redis that starts may have forgotten what is held. Each gateway tells it all when it notices, and every two seconds.
+A restarted Redis may have lost the held amounts. Each gateway sends all of its own when it notices, and every two
+seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _RENEWALS = 3
 _RENEW_S = 2.0
 """Pause between renewals, at most: for so long a Redis that starts anew may not know what is held."""
 _KEEP_MS = 86_400_000
-"""How long Redis remembers a budget that nobody asks for: longer than any reading of the database is old."""
+"""Time that Redis keeps a budget which no call names: longer than any reading of the database is old."""
 _PROBE = BudgetStatus(
     Budget(id="probe", organization_id="kvarn", holder_id="kvarn", unit="tokens", period="total", hard_limit=0),
     "total",
@@ -47,15 +48,15 @@ _PROBE = BudgetStatus(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BudgetReservation:
-    """What a request in flight has reserved."""
+    """Reservation of a request in flight."""
 
     work_id: str
     reservation: ReservedAmount
     statuses: tuple[BudgetStatus, ...] = ()
-    """Of the budgets in Redis under which it is."""
+    """Status of each budget in Redis that applies to it."""
 
     def amount(self, status: BudgetStatus) -> int:
-        """What it may come to under a budget."""
+        """The most that it can use of a budget."""
         return status.rule.amount(self.reservation.tokens, self.reservation.cost)
 
 
@@ -129,7 +130,7 @@ class BudgetReservations:
     def _reserve_alone(
         self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float
     ) -> BudgetReservation | None:
-        """As `reserve`, by what this gateway knows itself. Raises BudgetSpentError."""
+        """Reserve by this gateway's own counts alone. Raises BudgetSpentError."""
         assert self._redis is not None
         reservation = self._tracker.reserve(holders, tokens, cost, now)
         if reservation is None:  # the budgets have been read anew while Redis was asked

@@ -1,15 +1,15 @@
-"""What organisations and projects may still spend, in memory.
+"""Remaining budgets of organisations and projects, in memory.
 
-Of each budget a gateway knows
+A gateway keeps four numbers of each budget
 
-    read      what the database had when it was last asked: of all gateways
-    written   what this gateway has written since
-    waiting   what of its requests has ended and is not in the database yet
-    reserved  the most that its requests in flight can come to
+    read      use by all gateways in the last reading of the database
+    written   use that this gateway has written since
+    waiting   use by its requests that have ended and are not in the database yet
+    reserved  the most that its requests in flight can use
 
-and lets a request in while their sum is below the hard limit. So with one gateway a budget is overspent by less than
-the most that one request can come to; with several also by what the others have let in and not yet written, or wrote
-since this one last asked. Where gateways share a Redis they know of each other (`reservations`).
+and admits a request while their sum is below the hard limit. So with one gateway a budget is overspent by less than
+the most that one request can use; with several also by what the others have admitted and not yet written, or wrote
+since the last reading. Gateways that share a Redis share their reservations (`budget_reservations`).
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """How a budget with a hard limit stands in this gateway."""
+    """State of a budget with a hard limit in this gateway."""
 
     rule: Budget
     period: str
     read: int
     """Spent in it, as the database had it."""
     unread: int
-    """What this gateway's requests have come to since."""
+    """Use by this gateway's requests since then."""
 
 
 class BudgetTracker:
@@ -111,7 +111,7 @@ class BudgetTracker:
         return self.add(holders, tokens, cost)
 
     def add(self, holders: Sequence[str], tokens: int, cost: int) -> ReservedAmount | None:
-        """As `reserve`, for a request that has been let in."""
+        """Reserve for a request that has already been admitted."""
         held = tuple(holder for holder in holders if holder in self._by_holder)
         if not held:
             return None
@@ -120,11 +120,11 @@ class BudgetTracker:
         return ReservedAmount(held, tokens, cost)
 
     def statuses(self, holders: Iterable[str], now: float) -> list[BudgetStatus]:
-        """How their budgets with a hard limit stand."""
+        """The states of the holders' budgets with a hard limit."""
         return [self._status(known, now) for known in self._known(holders) if known.rule.hard_limit is not None]
 
     def all_statuses(self, now: float) -> list[BudgetStatus]:
-        """How all budgets with a hard limit stand."""
+        """The states of all budgets with a hard limit."""
         return self.statuses(self._by_holder, now)
 
     def release(self, reservation: ReservedAmount) -> None:

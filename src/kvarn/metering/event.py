@@ -15,7 +15,7 @@ FAILED = "failed"
 
 
 class Tokens(Protocol):
-    """What has been counted of a request so far."""
+    """Tokens of a request counted so far."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -25,7 +25,7 @@ class Tokens(Protocol):
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Who asked for what: known from the moment a request is taken. Fields as in `usage_events`."""
+    """Request in flight: holder, model and route, known from its start. Fields as in `usage_events`."""
 
     id: str
     request_id: str
@@ -48,11 +48,11 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 _COPIED = tuple(name for name in InFlight.__struct_fields__ if name not in ("writes", "started"))
-"""What an event has of the request as it is."""
+"""Fields that an event copies from the request in flight."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """What a request had when it ended."""
+    """Measures of a request at its end."""
 
     outcome: str
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""What a gateway knows of usage before the database does: a write-ahead log in SQLite, under `data_dir`.
+"""Write-ahead log of usage that is not yet in the database: in SQLite, under `data_dir`.
 
     usage/<gateway>.db      in_flight: requests by slot; finished: events that are not in the database yet
     usage/<gateway>.counts  tokens of the requests in flight by slot, mapped into memory
@@ -36,7 +36,7 @@ FIRST_SLOTS = 256
 """Doubled whenever all are in use."""
 
 _COUNTS = struct.Struct("@5q")
-"""Of a slot: prompt, cached and output tokens; microseconds from start to first token, plus one (0: none yet);
+"""Numbers of a slot: prompt, cached and output tokens; microseconds from start to first token, plus one (0: none yet);
 microseconds since 1970 of the last change. Without prompt tokens the slot is free, or the engine has not been asked.
 Each number is stored whole, and the tokens only grow: half an update is a moment a little earlier."""
 _FREE = _COUNTS.pack(0, 0, 0, 0, 0)
@@ -55,7 +55,7 @@ class JournalFullError(Exception):
 
 
 class Slot:
-    """Where the tokens of one request in flight are counted."""
+    """Token counts of one request in flight."""
 
     __slots__ = ("_first_us", "_memory", "_offset", "_received", "number")
 
@@ -113,7 +113,7 @@ class Journal:
         return self._database.execute(query, (limit,)).fetchall()
 
     def delete(self, records: list[tuple[int, bytes]]) -> None:
-        """What was read last is in the database."""
+        """Delete the records read last: they are in the database."""
         self._database.execute("DELETE FROM finished WHERE number <= ?", (records[-1][0],))
         self.waiting -= len(records)
         self.size -= sum(len(record) for _, record in records)

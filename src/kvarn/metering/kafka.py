@@ -15,7 +15,7 @@ from kvarn.config.platform import KafkaConfig
 from kvarn.store.ledger import LedgerEvent
 
 SCHEMA = 1
-"""Of messages."""
+"""Version of the message format."""
 
 _log = logging.getLogger("kvarn.kafka")
 _encoder = msgspec.json.Encoder()

@@ -1,4 +1,4 @@
-"""What an operator sees of the ledger. `docs/metrics.md` explains each."""
+"""Metrics of the ledger. `docs/metrics.md` explains each."""
 
 from __future__ import annotations
 

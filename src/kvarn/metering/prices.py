@@ -1,4 +1,4 @@
-"""What tokens cost: integers all the way, so that sums of costs are exact."""
+"""Prices of tokens: integers all the way, so that sums of costs are exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decimal import Decimal
 from kvarn.config.platform import PriceConfig
 
 BILLIONTHS = 10**9
-"""Of the currency's unit: what costs are counted in."""
+"""Units of cost in one unit of the currency."""
 _EVERY_MODEL = "*"
 _MILLION = 10**6
 
@@ -31,7 +31,7 @@ class PriceBook:
             self._prices[price.model].append(_Price(price))
 
     def cost(self, model: str, at: float, *, prompt: int, cached: int, output: int) -> int:
-        """What a request costs.
+        """The cost of a request.
 
         Args:
             model: Its name.
@@ -47,7 +47,7 @@ class PriceBook:
         return 0 if price is None else price.cost(prompt, min(cached, prompt), output)
 
     def max_cost(self, model: str, at: float, *, prompt: int, output: int) -> int:
-        """What a request costs at most, however much of its prompt is cached."""
+        """The highest cost of a request, however much of its prompt is cached."""
         return max(self.cost(model, at, prompt=prompt, cached=cached, output=output) for cached in (0, prompt))
 
     def _price(self, model: str, at: float) -> _Price | None:

@@ -57,7 +57,7 @@ class Publisher:
         self._worker.start()
 
     async def stop(self) -> None:
-        """What was handed over and not confirmed is published again by another gateway, which may go on at once."""
+        """Stop publishing. Another gateway may go on at once; it publishes again the events that are not confirmed."""
         self._stopping.set()
         if tasks := [job.task for job in self._worker.running.values() if job.task is not None]:
             await asyncio.wait(tasks, timeout=_STOP_S)
@@ -82,7 +82,7 @@ class Publisher:
             self._metrics.outbox_lag.set(0)
 
     async def _publish_some(self) -> int | None:
-        """How many were published; None where the broker took none of those there are."""
+        """The number of published events; None if the broker took none of those there are."""
         entries = await outbox.oldest(self._store, BATCH_MESSAGES)
         if not entries:
             return 0

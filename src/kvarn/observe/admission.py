@@ -20,7 +20,7 @@ def priority_tier(priority: int) -> str:
 
 
 class AdmissionMetrics:
-    """What admission decided, and how well it foresaw."""
+    """Metrics of admission's decisions and the accuracy of its predictions."""
 
     def __init__(
         self, registry: CollectorRegistry | None = None, slo_missed: Callable[[str], None] = lambda model: None

@@ -10,7 +10,7 @@ _STATES = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 
 
 class ExternalMetrics:
-    """What an operator sees of external replicas. `docs/metrics.md` explains each."""
+    """Metrics of external replicas. `docs/metrics.md` explains each."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.requests = Counter(

@@ -1,4 +1,4 @@
-"""When the tokens of one request came, and whether that met the service levels."""
+"""Token times of one request, and whether they met the service levels."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _SEPARATOR = "\x1f"
 
 
 class _Formatter(logging.Formatter):
-    """What both forms show: time, level, logger, message, the fields given in `extra`, and a traceback as a field of
+    """Base of both formats: time, level, logger, message, the fields given in `extra`, and a traceback as a field of
     its own, so that an event is always one line. All texts are redacted."""
 
     message, traceback = "msg", "traceback"

@@ -35,7 +35,7 @@ class MetricSample(msgspec.Struct, array_like=True):
     labels: dict[str, str]
     value: float
     weight: float = 1.0
-    """Of a ratio, the events behind it."""
+    """Events behind a ratio."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 def read_families(
     registry: CollectorRegistry, weights: Mapping[tuple[str, str], float] | None = None
 ) -> list[MetricFamily]:
-    """What a registry shows now. `weights`: of ratios, by their name and model, the events behind them."""
+    """The present samples of a registry. `weights`: the events behind each ratio, by its name and model."""
     weights = weights or {}
     return [
         MetricFamily(
@@ -90,7 +90,7 @@ def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFa
 
 
 def totals_of(families: Sequence[MetricFamily]) -> list[MetricFamily]:
-    """What stays of a process that has ended: counters and histograms."""
+    """The metrics that outlive a process: counters and histograms."""
     return [family for family in families if family.type in ("counter", "histogram")]
 
 

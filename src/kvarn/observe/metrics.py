@@ -182,6 +182,6 @@ class GatewayMetrics:
         return int(family.samples[0].value)
 
     def snapshot(self) -> list[MetricFamily]:
-        """What this process has counted, to be merged with that of others."""
+        """The counts of this process, to be merged with those of others."""
         weights = {("kvarn_goodput_ratio", name): float(model.recent_requests) for name, model in self._models.items()}
         return read_families(self.registry, weights)

@@ -9,7 +9,7 @@ _SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
 class ModelChoiceMetrics:
-    """What an operator sees of model choice. `docs/metrics.md` explains each."""
+    """Metrics of model choice. `docs/metrics.md` explains each."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.chosen = Counter(

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 
 class StoreMetrics:
-    """How the database does.
+    """Metrics of the database.
 
     Args:
-        registry: Where they are shown; None: nowhere.
+        registry: Registry that shows them; None: none.
         is_away: Whether it does not answer.
         is_read_only: Whether it answers, and takes no writes.
     """

@@ -1,4 +1,4 @@
-"""What happened to a request, as a list of events, and what an engine tells of its part.
+"""Timeline of a request: a list of events, and the events of engines.
 
 A `Timeline` belongs to a record (one HTTP request). Under it are turns: a turn is one generation by one engine. Whoever
 does something to a request adds an event; spans, the log line and histograms are read from this one list.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Phase(IntEnum):
-    """What a turn spends its time on. In each moment it is in one phase, so their times sum to the turn's."""
+    """Phase of a turn. A turn is in one phase at each moment, so their times sum to the turn's."""
 
     WAIT_STEP = 0
     """Queued until the step in flight ends; nothing else was in the way."""

@@ -55,7 +55,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     """The golden prompts are to be answered before the first step."""
     paused: bool = False
     last_ready: float = 0.0
-    """When the new version last had a ready replica, or when the rollout began."""
+    """Time at which the new version last had a ready replica, or the rollout began."""
     log: list[RolloutDecision] = []
 
     @classmethod

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
 _MAX_CHARS = 65_536
-"""Of an answer that are compared."""
+"""Characters of an answer that are compared."""
 _LONGEST_S = 600.0
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class AnswerRun(Protocol):
 
     @property
     def deltas(self) -> Deltas:
-        """What is written."""
+        """The deltas of the answer."""
         ...
 
 
@@ -70,7 +70,7 @@ class ShadowResult:
 
     route: str
     model: str
-    """That made the copy."""
+    """Model that made the copy."""
     answer: ComparedAnswer
     copy: ComparedAnswer
     agreement: float

@@ -102,7 +102,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         max_characters: int = MAX_CHARACTERS,
     ) -> RenderRequest:
-        """What `render` makes the prompt of a conversation from (messages and tools as OpenAI writes them).
+        """The input from which `render` makes the prompt of a conversation (messages and tools in OpenAI's form).
 
         `add_generation_prompt` ends it where the model's answer begins; `continue_final_message` instead leaves the
         last message open, for the model to go on with. `variables` are more variables of the template. The prompt may

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are (packaged, in a directory, or on the Hugging Face hub), and a digest of them."""
+"""Location of a checkpoint's files (packaged, in a directory, or on the Hugging Face hub), and a digest of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGED_ADAPTERS = ("pirate", "json")
 
 _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _FILES = ["*.safetensors", *_TEXT_FILES]
-"""What is downloaded: weights without pickle, and the text files around them."""
+"""Files that are downloaded: weights without pickle, and the text files around them."""
 
 _WHOLE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _MAX_WHOLE_BYTES = 64 * 1024 * 1024

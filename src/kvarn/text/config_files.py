@@ -48,7 +48,7 @@ class GenerationConfig(CheckpointFile):
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """What a request that leaves a parameter out gets.
+        """Default sampling parameters of requests.
 
         `do_sample: false` is greedy. An absent `do_sample` is not, although transformers takes it for false: most files
         hold only end tokens, and say nothing about sampling.

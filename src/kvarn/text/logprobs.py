@@ -21,11 +21,11 @@ from kvarn.wire.openai.usage import PromptLogprob, PromptLogprobs
 from kvarn.wire.sse import encode_json
 
 _TOKENS_REMEMBERED = 16384
-"""How so many tokens are written is remembered, for each shape: some 5 MB."""
+"""Tokens whose encoded form is cached, for each shape: some 5 MB."""
 _POSITIONS_AT_ONCE = 64
 """Positions of a prompt encoded in one turn of the event loop."""
 _RAW_BYTES = 64
-"""What an encoded position takes besides its text."""
+"""Bytes of an encoded position besides its text."""
 
 Row = tuple[PositionLogprobs | None, int, int]
 """A token of a text completion: what is known at its position (nothing of a prompt's first), its id, and the characters
@@ -59,7 +59,7 @@ class LogprobsEncoder:
         return Raw(chosen[:-1] + b',"top_logprobs":[' + b",".join(others) + b"]}")
 
     def _around_logprob(self, token_id: int) -> tuple[bytes, bytes]:
-        """What stands before and after a token's log-probability."""
+        """The JSON before and after a token's log-probability."""
         data = list(self._tokenizer.token_bytes(token_id))
         return b'{"token":' + self._json_text(token_id) + b',"logprob":', b',"bytes":' + encode_json(data) + b"}"
 

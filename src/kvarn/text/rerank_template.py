@@ -1,4 +1,4 @@
-"""How Qwen3-Reranker reads a query and a document: a chat in which it is to answer yes or no (its model card)."""
+"""Prompt in which Qwen3-Reranker reads a query and a document: a chat to be answered by yes or no (its model card)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ QWEN3 = "qwen3"
 """The template's name in `ModelCard.pair_template`."""
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What the model is asked to judge by where a request does not say."""
+"""Instruction of the judge if a request has none."""
 
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "

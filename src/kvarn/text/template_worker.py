@@ -96,7 +96,7 @@ class GenerationExtension(Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """What chat templates are written for: the environment that transformers gives them, sandboxed as there."""
+    """The environment that chat templates are written for: that of transformers, sandboxed in the same way."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, loopcontrols])

@@ -1,4 +1,4 @@
-"""What engines tell gateway processes of the blocks that they cache."""
+"""Messages from engines to gateway processes about the blocks that they cache."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _pack_tokens = struct.Struct(f"<{BLOCK_SIZE}q").pack
 
 
 class PrefixScope(NamedTuple):
-    """What must be equal, besides the tokens, for two sequences to share a block."""
+    """Scope within which equal tokens share a block."""
 
     tenant: str = ""
     salt: str = ""

@@ -27,7 +27,7 @@ class RolloutDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the requests that the new version answers from then on."""
     reason: str
     by: str = ""
-    """Who decided; empty: the rollout itself."""
+    """Id of the administrator who decided; empty: the rollout itself."""
 
 
 class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):

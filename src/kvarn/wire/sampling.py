@@ -1,4 +1,4 @@
-"""How the tokens of one request are drawn: plain token-id terms, text never enters."""
+"""Sampling parameters of one request: plain token-id terms, text never enters."""
 
 from __future__ import annotations
 

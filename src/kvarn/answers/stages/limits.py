@@ -36,7 +36,7 @@ class LimitsStage:
         self._config = config
         self._metrics = metrics
         self._lengths = AnswerLengths()
-        """Of answers without a bound."""
+        """Length model of answers without a bound."""
 
     async def enter(self, turn: Turn) -> None:
         """Take the work in; its answer says in headers what is left.

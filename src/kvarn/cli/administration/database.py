@@ -1,5 +1,5 @@
-"""What the commands that work on the database have in common: they act as the administrator of the machine, and an
-error is one line."""
+"""Common base of the commands that work on the database: they act as the administrator of the machine, and print an
+error in one line."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model thinks before it answers: how it is written, where it ends, and how it is told from the answer."""
+"""Reasoning of a model before its answer: its formats, its end, and splitting it from the answer."""

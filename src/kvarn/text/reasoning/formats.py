@@ -17,7 +17,7 @@ even where each byte is a token."""
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model writes reasoning."""
+    """Format in which a model writes reasoning."""
 
     name: str
     starts: tuple[str, ...]
@@ -25,7 +25,7 @@ class ReasoningFormat:
     ends: tuple[str, ...]
     """Texts, any of which ends it: content begins right after."""
     close: str
-    """What ends reasoning that the prompt has opened, where the answer's own beginning stands in the prompt too."""
+    """Text that ends reasoning which the prompt has opened, when the prompt also has the answer's beginning."""
     splitter: Callable[[ReasoningPhase], ReasoningSplitter]
     """Makes a splitter for one choice of one answer, which begins in this phase."""
     markers: tuple[str, ...]
@@ -40,11 +40,11 @@ class ReasoningFormat:
         return len(self.starts) == len(self.ends) == 1
 
     def phase_after(self, tail: str, begun: str = "") -> ReasoningPhase:
-        """Where an answer begins.
+        """The phase in which an answer begins.
 
         Args:
             tail: The end of the prompt, as its template writes it, special tokens included.
-            begun: What of the answer stands in the prompt: the message that is continued, the opening of a call.
+            begun: Beginning of the answer in the prompt: the message that is continued, the opening of a call.
         """
         last_start, last_end = (_last(begun, tags) for tags in (self.starts, self.ends))
         if last_start > last_end:
@@ -57,7 +57,7 @@ class ReasoningFormat:
         return ReasoningPhase.INSIDE if self.opened or ending.endswith(self.starts) else ReasoningPhase.BEFORE
 
     def phase_after_prompt(self, prompt: Sequence[int], tokenizer: Tokenizer, begun: str = "") -> ReasoningPhase:
-        """As `phase_after`, of a prompt's token ids."""
+        """The phase in which the answer to a prompt of token ids begins; see `phase_after`."""
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
 

@@ -12,7 +12,7 @@ from kvarn.text.stop_strings import overlap
 
 
 class ReasoningPhase(Enum):
-    """How far an answer is."""
+    """Position of an answer relative to its reasoning."""
 
     BEFORE = "before"
     """It is not decided yet: reasoning may begin here."""
@@ -52,7 +52,7 @@ class ReasoningSplitter(ABC):
     def __init__(self, phase: ReasoningPhase) -> None:
         self.phase = phase
         self._held = ""
-        """What has come and is not given out."""
+        """Text received and not yet given out."""
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns what is now certain."""

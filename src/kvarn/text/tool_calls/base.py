@@ -1,4 +1,4 @@
-"""What the parsers of all formats have in common.
+"""Base class of the parsers of all formats.
 
 A parser is written as a generator: it reads what has come, gives out what is certain, and yields where it must wait
 for more. `self._held` is what has come and is not given out; `self._final` says that no more will come.
@@ -131,7 +131,7 @@ class ToolCallParser(ABC):
         self._held = self._held[count:]
 
     def _next(self, begin: int = 0) -> Waiting[int | None]:
-        """Where the next character that is no space stands, from `begin` on; None at the end."""
+        """Position of the next character that is no space, from `begin` on; None at the end."""
         place = begin
         while True:
             space = _SPACE.match(self._held, place)

@@ -58,7 +58,7 @@ class DeepseekParser(ToolCallParser):
         return True
 
     def _tag(self, begin: int, tag: str) -> Waiting[int | None]:
-        """Where the text after a tag begins, where the tag comes next."""
+        """Position after a tag, if the tag comes next."""
         while True:
             rest = self._held[begin:].lstrip()
             if rest.startswith(tag):
@@ -77,12 +77,12 @@ class DeepseekParser(ToolCallParser):
 
 
 def deepseek_opening(name: str | None) -> str:
-    """How the first call begins, with a fence; see `hermes_opening`."""
+    """Text that begins the first call, with a fence; see `hermes_opening`."""
     head = f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}"
     return head if name is None else f"{head}{name}\n```json\n"
 
 
 def deepseek_bare_opening(name: str | None) -> str:
-    """How the first call begins, since V3.1; see `hermes_opening`."""
+    """Text that begins the first call since V3.1; see `hermes_opening`."""
     head = f"{CALLS_BEGIN}{CALL_BEGIN}"
     return head if name is None else f"{head}{name}{SEPARATOR}"

@@ -1,4 +1,4 @@
-"""What a parser of tool calls gives out."""
+"""Events of a parser of tool calls."""
 
 from __future__ import annotations
 

@@ -35,17 +35,17 @@ from kvarn.text.tool_calls.tagged import GraniteParser, PhiParser, functools_ope
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls."""
+    """Format in which a model writes tool calls."""
 
     name: str
     parser: type[ToolCallParser]
     opening: Callable[[str | None], str]
-    """How a call of this name begins (None: of whichever the model chooses): written into the prompt to force one."""
+    """Text that begins a call of this name (None: of any name): written into the prompt to force one."""
     markers: tuple[str, ...] = ()
     """Special tokens that mark calls: the parser must see them, though they are no part of the text."""
     new_id: Callable[[], str] = new_call_id
     shown_id: Callable[[str], str] = str
-    """How a call's id is shown to the model."""
+    """Form of a call's id that the model sees."""
 
     def make_parser(
         self,

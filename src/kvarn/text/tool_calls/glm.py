@@ -93,5 +93,5 @@ def _begun(values: dict[str, str]) -> str:
 
 
 def glm_opening(name: str | None) -> str:
-    """How a call begins; see `hermes_opening`."""
+    """Text that begins a call; see `hermes_opening`."""
     return _OPEN if name is None else f"{_OPEN}{name}\n"

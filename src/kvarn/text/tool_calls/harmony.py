@@ -64,6 +64,6 @@ class HarmonyParser(ToolCallParser):
 
 
 def harmony_opening(name: str | None) -> str:
-    """How a call begins; see `hermes_opening`."""
+    """Text that begins a call; see `hermes_opening`."""
     head = f"{CHANNEL}commentary to=functions."
     return head if name is None else f"{head}{name} {CONSTRAIN}json{MESSAGE}"

@@ -29,7 +29,7 @@ class HermesParser(ToolCallParser):
 
 
 def hermes_opening(name: str | None) -> str:
-    """How a call begins, up to its arguments, or up to its name where that is the model's choice.
+    """Text that begins a call, up to its arguments, or up to its name if the model chooses it.
 
     It ends before a space: tokenizers join the space to what follows.
     """

@@ -73,7 +73,7 @@ class JsonScan:
 
 
 class HeadState(Enum):
-    """What the beginning of an object says of it, where it is not a `Head`."""
+    """Result for the beginning of an object that is not a `Head`."""
 
     OPEN = "open"
     """More text is needed."""
@@ -89,11 +89,11 @@ class Head:
 
     name: str
     arguments: int
-    """Where the arguments' bracket stands."""
+    """Position of the arguments' bracket."""
 
 
 def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | HeadState:
-    """What the object at `begin` is, as far as its text has come; `names` are those that may be called (None: any)."""
+    """Classify the object at `begin` by the text so far; `names` are those that may be called (None: any)."""
     # Only so much is looked at, however much there is: else the split of the text would tell.
     window = text[begin : begin + _LONGEST_HEAD]
     may_go_on = len(window) < _LONGEST_HEAD
@@ -140,7 +140,7 @@ def whole_call(text: str, names: Collection[str] | None, *, needs_arguments: boo
 
 
 def plain_json(text: str) -> Any:
-    """What JSON text says. Raises ValueError where it is none, or has a number that JSON has not."""
+    """The value of JSON text. Raises ValueError if it is not JSON, or has a number that JSON has not."""
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
 
 

@@ -114,7 +114,7 @@ def _bracket_of_call(text: str) -> int | None:
 
 
 def _end_of_certain_text(text: str) -> int:
-    """Where the tail begins that may belong to a call yet: white space, a tag or the beginning of one."""
+    """Start of the tail that may still belong to a call: white space, a tag or the beginning of one."""
     rest = text.rstrip()
     if rest.endswith(_TAG):
         return len(rest.removesuffix(_TAG).rstrip())
@@ -125,6 +125,6 @@ def _end_of_certain_text(text: str) -> int:
 
 
 def llama3_opening(name: str | None) -> str:
-    """How an object begins; see `hermes_opening`. A forced call is one for all these models: arguments in Python's form
-    cannot be kept to a schema."""
+    """Text that begins an object; see `hermes_opening`. A forced call is one for all these models: arguments in
+    Python's form cannot be kept to a schema."""
     return '{"name":' if name is None else f'{{"name": "{name}", "parameters":'

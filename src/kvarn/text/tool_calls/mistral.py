@@ -56,12 +56,12 @@ class MistralParser(ToolCallParser):
 
 
 def mistral_opening(name: str | None) -> str:
-    """How a list of calls begins; see `hermes_opening`."""
+    """Text that begins a list of calls; see `hermes_opening`."""
     return f'{_TAG} [{{"name":' if name is None else f'{_TAG} [{{"name": "{name}", "arguments":'
 
 
 def mistral_tagged_opening(name: str | None) -> str:
-    """How a call with a tag of its own begins; see `hermes_opening`."""
+    """Text that begins a call with a tag of its own; see `hermes_opening`."""
     return _TAG if name is None else f"{_TAG}{name}{_ARGS}"
 
 

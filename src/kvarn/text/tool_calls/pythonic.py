@@ -57,10 +57,10 @@ class _ArgumentScan:
         self._position = 0
         self._depth = 0
         self._quote = ""
-        """Of the string that is being read."""
+        """Quote of the string that is being read."""
 
     def find_end(self, text: str) -> int | None:
-        """Where the mark stands; None where it has not come."""
+        """Position of the comma or bracket; None if it has not come."""
         while True:
             if self._quote:
                 inside = _INSIDE.match(text, self._position)

@@ -13,7 +13,7 @@ class TaggedListParser(ToolCallParser):
     tags: ClassVar[tuple[str, ...]]
     """Any of them begins calls."""
     end: ClassVar[str]
-    """What may end them."""
+    """Tag that may end them."""
 
     def _parse(self) -> Waiting[None]:
         while tag := (yield from self._text_up_to(*self.tags)):
@@ -56,12 +56,12 @@ class PhiParser(TaggedListParser):
 
 
 def tagged_opening(name: str | None) -> str:
-    """How a list begins after a special token; see `hermes_opening`."""
+    """Text that begins a list after a special token; see `hermes_opening`."""
     return f"<|tool_call|>{_list_opening(name)}"
 
 
 def functools_opening(name: str | None) -> str:
-    """How a list begins after a word; see `hermes_opening`."""
+    """Text that begins a list after a word; see `hermes_opening`."""
     return f"functools{_list_opening(name)}"
 
 

@@ -35,7 +35,7 @@ class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 
 class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     thinking: str
     signature: str  # a checksum: clients expect one and send it back, and nobody checks it
@@ -54,7 +54,7 @@ AnswerBlock = AnswerText | AnswerToolUse | AnswerThinking
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model says."""
+    """Content of the answer."""
 
     id: str
     model: str

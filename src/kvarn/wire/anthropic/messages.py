@@ -37,14 +37,14 @@ _SHOWN_CHARS = 40
 
 
 class UserMessage(RequestModel):
-    """What the user says, and what the tools gave."""
+    """Message of the user, and results of tools."""
 
     role: Literal["user"]
     content: str | Annotated[list[UserBlock], Field(fail_fast=True)]
 
 
 class AssistantMessage(RequestModel):
-    """What the model said in an earlier turn, or, as the last message, how its answer begins."""
+    """Answer of the model in an earlier turn, or, as the last message, the beginning of its answer."""
 
     role: Literal["assistant"]
     content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]

@@ -25,7 +25,7 @@ class BatchRequest(RequestModel):
 
 
 class BatchFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a batch's input; `line` counts from 1."""
+    """Error in a batch's input; `line` counts from 1."""
 
     code: str
     message: str
@@ -69,7 +69,7 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a line was answered: the status and the body it would have had over HTTP."""
+    """Answer to a line: the status and the body it would have had over HTTP."""
 
     status_code: int
     request_id: str

@@ -1,4 +1,4 @@
-"""What the requests of several resources share."""
+"""Fields and types shared by requests of several resources."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ FIELDS_OF_OTHER_SERVERS = frozenset(
 
 
 def validation_error(kind: str, message: str, param: str | None = None) -> PydanticCustomError:
-    """What a validator raises: the kind of error, what is wrong, and the field where it is another than the one that
-    is validated."""
+    """The error that a validator raises. `param`: the field, if it is another than the one that is validated."""
     return PydanticCustomError(kind, "{message}", {"message": message} | ({"param": param} if param else {}))
 
 
@@ -221,11 +220,11 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
 
 Obfuscation = Annotated[bool | None, ignored("ignored 'include_obfuscation', events are sent as they are", False)]
-"""Of a stream's options: random characters in the events, to hide their lengths."""
+"""Stream option: random characters in the events, to hide their lengths."""
 
 
 class StreamOptions(LenientModel):
-    """How a stream is sent."""
+    """Options of a stream."""
 
     include_usage: bool | None = None  # send one more chunk with the request's usage before `[DONE]`
     include_obfuscation: Obfuscation = None
@@ -237,7 +236,7 @@ SchemaOrText = Annotated[JsonSchema | str | None, BeforeValidator(lambda value: 
 
 
 class StructuredOutputs(LenientModel):
-    """What the answer's text must match: one of these, with vLLM's names and meanings."""
+    """Constraint on the answer's text: one of these, with vLLM's names and meanings."""
 
     json_: SchemaOrText = Field(None, alias="json")  # a JSON schema, or its text
     regex: str | None = None

@@ -112,7 +112,7 @@ class RerankRequest(LenientModel):
     max_tokens_per_doc: int | None = Field(None, ge=1)
     """Tokens of a document that are looked at. Default: all; one longer than the model's context is refused."""
     instruction: str | None = Field(None, min_length=1)
-    """What relevance means here, for models that are told (Qwen3-Reranker). Default: that of a web search."""
+    """Meaning of relevance, for models that take an instruction (Qwen3-Reranker). Default: that of a web search."""
     user: str | None = None
 
     rank_fields: Annotated[None, refused("send texts")] = None
@@ -156,7 +156,7 @@ class ScoreRequest(LenientModel):
     text_1: OneOrMore
     text_2: OneOrMore
     instruction: str | None = Field(None, min_length=1)
-    """As in a rerank request."""
+    """Meaning of relevance; see `RerankRequest`."""
     user: str | None = None
 
     truncate_prompt_tokens: Refused = None
@@ -176,7 +176,7 @@ class ScoreRequest(LenientModel):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How near the two texts of a pair are."""
+    """Score of the two texts of a pair."""
 
     index: int
     score: float
@@ -233,7 +233,7 @@ class ModerationRequest(LenientModel):
 
 
 class ModerationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one text."""
+    """Moderation result of one text."""
 
     flagged: bool
     categories: dict[str, bool]

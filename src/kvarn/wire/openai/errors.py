@@ -10,7 +10,7 @@ RETRY_AFTER_S = 1.0  # seconds a client is told to wait where nothing better is 
 
 
 class ApiError(Exception):
-    """What a client is told when its request cannot be answered.
+    """Error that a client receives.
 
     `status` is the HTTP status; `message`, `type`, `param` and `code` are the fields of OpenAI's error object;
     `headers` go into the HTTP answer (such as Retry-After).

@@ -17,7 +17,7 @@ MAX_EXPIRY_S = 30 * 24 * HOUR_S
 
 
 class FileExpiry(RequestModel):
-    """When a file goes by itself."""
+    """Expiry of a file."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=HOUR_S, le=MAX_EXPIRY_S)

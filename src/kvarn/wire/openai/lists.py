@@ -20,7 +20,7 @@ class ListObject(TypedDict, Generic[ItemT]):
 
 
 class DeletedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a deleted object."""
+    """Answer to the deletion of an object."""
 
     id: str
     object: str

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a model's replica is."""
+    """Load of a model's replica."""
 
     kv_blocks_total: int
     kv_blocks_free: int
@@ -29,7 +29,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     max_model_len: int | None = None  # prompt and answer together, in tokens (vLLM's name)
     default_sampling_params: dict[str, float | int | None] | None = None
-    """What a request that leaves sampling parameters out gets; None for models that do not generate."""
+    """Default sampling parameters of requests; None for models that do not generate."""
     capacity: Capacity | None = None
 
 

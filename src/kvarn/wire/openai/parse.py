@@ -19,7 +19,7 @@ MAX_CONTAINERS = 20_000
 thousand tiny messages in 3 MB would hold up every other request for half a second."""
 
 _MAX_COMPLAINTS = 100
-"""Of pydantic's complaints about one body that are looked at: an object of 100,000 unknown fields has as many."""
+"""Pydantic errors examined for one body: an object of 100,000 unknown fields has as many."""
 
 _CODES = {
     "extra_forbidden": "unknown_parameter",

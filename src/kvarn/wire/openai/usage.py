@@ -6,14 +6,14 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the prompt's tokens came from."""
+    """Kinds of prompt tokens."""
 
     cached_tokens: int = 0
     audio_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer's tokens were for."""
+    """Kinds of output tokens."""
 
     reasoning_tokens: int = 0
     audio_tokens: int = 0

@@ -61,7 +61,7 @@ class PrefillClient:
         self._path = path
         self._greeting = Greeting(VERSION, model, block_bytes)
         self._lock = threading.Lock()
-        """Of the jobs and the counts."""
+        """Guards the jobs and the counts."""
         self._jobs: dict[int, _Job] = {}
         self._numbers = itertools.count(1)
         self._token_s = self._busy_until_s = 0.0

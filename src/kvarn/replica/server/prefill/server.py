@@ -92,7 +92,7 @@ class PrefillServer:
         self._wanted: dict[bytes, list[tuple[_Job, int]]] = {}
         """Jobs that wait for a block, by its name."""
         self._ended: list[tuple[int, str]] = []
-        """Of the engine's thread: steps after which requests are settled, and these."""
+        """Steps of the engine's thread after which requests are settled, and these requests."""
         self._num_requests = 0
         self._context: Context = zmq.Context()
         self._answers = self._context.socket(zmq.PULL)

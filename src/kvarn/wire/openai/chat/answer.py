@@ -49,12 +49,12 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model says."""
+    """Content of the answer."""
 
     content: str | None
     role: str = "assistant"
     reasoning: str | UnsetType = UNSET
-    """What the model thought before it answered (vLLM's extension)."""
+    """Reasoning before the answer (vLLM's extension)."""
     reasoning_content: str | UnsetType = UNSET
     """The same by the name that vLLM gave it at first, as DeepSeek does."""
     refusal: str | None = None
@@ -89,7 +89,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
-    """What is not as it was asked for: arguments that are no JSON object, an answer that could not be stored (an
+    """Deviations from the request: arguments that are no JSON object, an answer that could not be stored (an
     extension)."""
 
 

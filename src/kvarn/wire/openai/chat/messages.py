@@ -52,7 +52,7 @@ EchoedParts = Annotated[list[EchoedPart], Field(fail_fast=True)]
 
 
 class PlainMessage(RequestModel):
-    """What the user says, or instructions; `developer` is OpenAI's newer name of `system`."""
+    """Message of the user, or instructions; `developer` is OpenAI's newer name of `system`."""
 
     role: Literal["user", "system", "developer"]
     content: str | Parts
@@ -79,7 +79,7 @@ class EarlierToolCall(RequestModel):
 
 
 class AssistantMessage(RequestModel):
-    """What the model said in an earlier turn."""
+    """Answer of the model in an earlier turn."""
 
     model_config = _ECHO
 

@@ -37,7 +37,7 @@ class FunctionDefinition(RequestModel):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What the model is shown of it."""
+        """The fields of it that the model sees."""
         return self.model_dump(exclude_none=True, exclude={"strict"})
 
     @property
@@ -100,7 +100,7 @@ FunctionCallChoice = Literal["none", "auto"] | FunctionReference
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of calls."""
+    """Use of tools in a request."""
 
     functions: tuple[FunctionDefinition, ...]  # what the model is shown and may call
     forced: bool = False  # it must call one
@@ -110,7 +110,7 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """What may be called."""
+        """Names of the functions that may be called."""
         return frozenset(function.name for function in self.functions)
 
     @property
@@ -120,7 +120,7 @@ class ToolUse:
 
     @property
     def certain_name(self) -> str | None:
-        """What will be called, where the request leaves no choice."""
+        """Name of the function that will be called, if the request leaves no choice."""
         return self.named or (self.functions[0].name if len(self.functions) == 1 else None)
 
 
@@ -153,7 +153,7 @@ class ChatCompletionRequest(SamplingFields):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[FunctionDefinition], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
-    """What `tools` was before 2023-11."""
+    """Form of `tools` before 2023-11."""
     function_call: FunctionCallChoice | None = None  # what `tool_choice` was before 2023-11
     response_format: Annotated[
         ResponseFormat | None,
@@ -243,7 +243,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def tool_use(self) -> ToolUse | None:
-        """What it says of calls; None where there are no tools or they are not to be used."""
+        """The use of tools; None without tools, or if they are not to be used."""
         if self.functions is not None:
             return self._function_use(tuple(self.functions))
         choice = self.tool_choice

@@ -1,4 +1,4 @@
-"""What `/v1/organization` answers: OpenAI's objects; tenants and budgets are ours."""
+"""Objects of `/v1/organization`: OpenAI's; tenants and budgets are ours."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from kvarn.wire.openai.common import Refused, RequestModel, disagreement
 
 UNLIMITED = 2**53 - 1
-"""How "no limit" is told where OpenAI wants a number: the largest that every JSON client keeps."""
+"""Number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps."""
 
 _KINDS_OF_SCOPE = ("models", "endpoints", "adapters")
 
@@ -38,7 +38,7 @@ Lifetime = Annotated[int, Field(ge=1, le=31_536_000)]  # seconds until a key exp
 Limit = Annotated[int, Field(ge=1, le=UNLIMITED)]
 Scope = Annotated[str, Field(max_length=256), AfterValidator(_check_printable)]
 ScopeList = Annotated[list[Scope], Field(max_length=256), AfterValidator(_check_scopes)]
-"""What a key is restricted to, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
+"""Restrictions of a key, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
 restricted."""
 ProjectRole = Literal["owner", "member"]
 OrganizationRole = Literal["owner", "reader"]  # OpenAI's names of administrators and of everybody else
@@ -66,7 +66,7 @@ class ProjectKeyCreate(RequestModel):
     name: Name
     role: Literal["member", "service"] = "service"
     user_id: ObjectId | None = None
-    """Whose it is: a member or a service account of the project. Default: the project's own."""
+    """Owner of the key: a member or a service account of the project. Default: the project itself."""
     scopes: ScopeList = Field(default_factory=list)
     expires_in_seconds: Lifetime | None = None
 
@@ -150,7 +150,7 @@ class RateLimitUpdate(RequestModel):
 
 
 class TenantSettings(RequestModel):
-    """What platform administrators set for an organisation."""
+    """Settings of an organisation that platform administrators change."""
 
     weight: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Share of a saturated engine, against those of the others."""

@@ -92,7 +92,7 @@ class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens a response's prompt would have."""
+    """Number of tokens that a response's prompt would have."""
 
     input_tokens: int
     object: str = "response.input_tokens"

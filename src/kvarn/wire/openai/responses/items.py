@@ -103,7 +103,7 @@ class FunctionCallItem(RequestModel):
 
 
 class FunctionCallOutputItem(RequestModel):
-    """What a call gave."""
+    """Result of a call."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -169,7 +169,7 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """What a model thought in an earlier turn: shown to the model again where its chat template does so."""
+    """Reasoning of the model in an earlier turn, which the model sees again if its chat template renders it."""
 
     type: Literal["reasoning"]
     id: OptionalId = None

@@ -39,7 +39,7 @@ Include = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-"""What may be asked for besides. Only log-probabilities exist here; the others belong to items that never come."""
+"""Values of `include`. Only log-probabilities exist here; the others belong to items that never come."""
 
 
 class TextFormat(RequestModel):
@@ -71,7 +71,7 @@ Summary = Annotated[str | None, ignored("ignored 'reasoning.summary', reasoning 
 
 
 class ReasoningConfig(LenientModel):
-    """How the model reasons."""
+    """Options of reasoning."""
 
     effort: Annotated[ReasoningEffort | None, only(*get_args(ReasoningEffort))] = None
     summary: Summary = None
@@ -79,7 +79,7 @@ class ReasoningConfig(LenientModel):
 
 
 class ContextFields(LenientModel):
-    """What makes a response's prompt."""
+    """Fields that make a response's prompt."""
 
     unsupported_fields = SAMPLING_FIELDS
     fields_that_may_be_empty = frozenset({"input"})
@@ -138,7 +138,7 @@ class CompactRequest(ContextFields):
 
 
 class StreamOptions(LenientModel):
-    """How a stream is sent."""
+    """Options of a stream."""
 
     include_obfuscation: Obfuscation = None
 
