@@ -111,8 +111,16 @@ def test_every_flag_shows_the_default_of_its_setting():
 
 def test_help_shows_the_defaults_under_headings(kvarn_inside):
     shown = kvarn_inside("serve", "--help").stdout
-    assert all(f"─ {heading} ─" in shown for heading in ("Model", "Server", "Engine", "Logs"))
-    assert re.search(r"--port .*default: .?8000", shown) and re.search(r"--host .*default: .?127\.0\.0\.1", shown)
+    headings = ("Common options", "Model", "KV cache", "Server", "Engine", "Logs")
+    assert all(f"\n{heading}:\n" in shown for heading in headings) and "Common" in shown.partition("\nModel:")[0]
+    assert "[default: 8000]" in " ".join(shown.split()) and "[default: 127.0.0.1]" in " ".join(shown.split())
+
+
+def test_help_cuts_no_flag_name_at_80_columns(kvarn_inside):
+    shown = kvarn_inside("serve", "--help", COLUMNS="80").stdout
+    names = [name for flag, each in FLAGS.items() for name in (flag, each.other_name) if name]
+    assert [name for name in names if not re.search(rf"(?<!\S){name}(?![\w-])", shown)] == []
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ class GatewayProcesses:
                 answer = await running.channel.call(SNAPSHOT)
         except (ChannelClosedError, TimeoutError) as error:
             reason = str(error) or f"no answer in {_SNAPSHOT_S:g} s"
-            _log.warning("a gateway process does not tell its metrics: %s", reason, extra={"number": running.number})
+            _log.warning("no metrics from a gateway process: %s", reason, extra={"number": running.number})
         else:
             running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
 

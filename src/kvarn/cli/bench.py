@@ -27,6 +27,7 @@ from kvarn.bench.workload import (
     synthetic_requests,
     warm_up_requests,
 )
+from kvarn.cli.application import application
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
 from kvarn.cli.parameters import expand_options
 from kvarn.cli.roofline import roofline
@@ -35,7 +36,7 @@ from kvarn.cli.values import api_key as read_api_key
 DEFAULT_REQUESTS = 100
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _TOKEN_IDS = Lengths(128, 128), Lengths(64, 64), Vocabulary()
 
-app = typer.Typer(add_completion=False)
+app = application()
 Option = typer.Option
 ValueT = TypeVar("ValueT")
 
@@ -61,7 +62,10 @@ class BenchOptions:
     api_key: Annotated[
         str | None,
         Option(
-            envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token, written nowhere."
+            envvar="KVARN_API_KEY",
+            parser=read_api_key,
+            metavar="KEY",
+            help="API key, sent as bearer token and written nowhere.",
         ),
     ] = None
     endpoint: Annotated[Endpoint, Option(help="completions: token-id prompts, exact lengths. chat: text prompts.")] = (

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from kvarn.cli.application import application
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, show, stop
 from kvarn.cli.parameters import expand_options
 from kvarn.cli.values import api_key as read_api_key
@@ -19,7 +20,7 @@ from kvarn.cli.values import api_key as read_api_key
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _MODEL_COLUMNS = ("model", "parent", "aliases", "state", "kind", "context", "running", "waiting")
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
 class ClientError(Exception):
@@ -33,7 +34,7 @@ class Server:
     url: Annotated[str, typer.Option(help="Root of the server, with or without /v1.")] = "http://127.0.0.1:8000"
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token."),
+        typer.Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="API key, sent as bearer token."),
     ] = None
 
     def models(self) -> list[dict[str, Any]]:
@@ -127,11 +128,12 @@ def chat(
     server: Server,
     options: AnswerOptions,
     question: Annotated[
-        str | None, typer.Argument(help="Answered once.", show_default="read from a pipe, or a chat at the terminal")
+        str | None,
+        typer.Argument(help="A single question.", show_default="read from a pipe, or a chat at the terminal"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.", show_default="none")] = None,
 ) -> None:
-    """Talk with a model of a running server."""
+    """Chat with a model of a running server."""
     messages = [{"role": "system", "content": system}] if system else []
     question = question or _piped()
     with one_line_errors():
@@ -155,7 +157,7 @@ def complete(
     options: AnswerOptions,
     prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default="read from a pipe")] = None,
 ) -> None:
-    """Let a model of a running server continue a text."""
+    """Continue a text with a model of a running server."""
     prompt = prompt or _piped()
     if prompt is None:
         raise typer.BadParameter("give a prompt, or pipe one in", param_hint="prompt")
@@ -168,7 +170,7 @@ def complete(
 def models(
     server: Server, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
 ) -> None:
-    """List the models and adapters of a running server, and whether they are ready."""
+    """List the models and adapters of a running server, with readiness and load."""
     with one_line_errors():
         listed = server.models()
     if not as_json:
@@ -186,7 +188,7 @@ def models(
 
 
 def _take_turn(server: Server, options: AnswerOptions, messages: list[dict[str, str]], text: str) -> None:
-    """One question and its answer; a failed question is not kept in the conversation."""
+    """Ask one question; a failed question is removed from the conversation."""
     messages.append({"role": "user", "content": text})
     answer: list[str] = []
     try:
@@ -225,7 +227,7 @@ def _piped() -> str | None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """An error of the server ends the command with one line."""
+    """End the command with one line on an error of the server."""
     try:
         yield
     except ClientError as error:

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 import yaml
 
+from kvarn.cli.application import application
 from kvarn.cli.options import ServeOptions
 from kvarn.cli.output import EXIT_USAGE, stop
 from kvarn.cli.values import ConfigPath
@@ -17,7 +18,7 @@ from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
 from kvarn.text.local_path import local_path
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
 @app.command("config")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from kvarn.cli.application import application
 from kvarn.cli.client import ClientError, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
 from kvarn.cli.parameters import expand_options
@@ -22,7 +23,7 @@ _POLL_S = 0.5
 _UNDER_WAY = ("shadow", "canary")
 """Phases of a rollout under way."""
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
 WaitOption = Annotated[
@@ -37,7 +38,8 @@ def deploy(
     model: ModelArgument,
     path: Annotated[str | None, typer.Option(help="Checkpoint directory, hub id or packaged model.")] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="YAML file of settings, as under `models` of the configuration.")
+        Path | None,
+        typer.Option("--file", "-f", help="YAML file of settings, as those of a model in the configuration."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -50,11 +52,14 @@ def deploy(
         str | None,
         typer.Option(
             metavar="PERCENT,...",
-            help="Shares of the requests for the new version, one after the other as long as no gate fails.",
+            help="Shares of the requests for the new version, in steps; a failed gate rolls back.",
         ),
     ] = None,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="First have the version answer copies of requests, which no client sees.")
+        bool,
+        typer.Option(
+            "--shadow", help="First answer copies of requests with the new version; no client sees its answers."
+        ),
     ] = False,
     rollout: Annotated[
         list[str] | None,
@@ -62,7 +67,7 @@ def deploy(
     ] = None,
     wait: WaitOption = None,
 ) -> None:
-    """Deploy a version of a model, which then serves. Settings that are not given stay as in the present version."""
+    """Deploy a version of a model. Settings that are left out stay as in the present version."""
     wanted = _read(file)
     for name, value in read_settings(settings, "--set").items():
         _put(wanted, name.split("."), value)
@@ -95,10 +100,12 @@ def scale(
 def rollback(
     server: Server,
     model: ModelArgument,
-    version: Annotated[int | None, typer.Option(min=0, show_default="the one that served before")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="Version to go back to.", show_default="the one that served before")
+    ] = None,
     wait: WaitOption = None,
 ) -> None:
-    """Have an earlier version of a model serve again; while one is rolled out, at once."""
+    """Go back to an earlier version of a model, or end a rollout at once."""
     with _change(server, "/rollback", {"model": model, "version": version}, wait) as made:
         typer.echo(f"{model}: version {made['version']} serves again")
 

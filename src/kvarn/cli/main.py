@@ -12,26 +12,27 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import kvarn
+from kvarn.cli.application import application
 from kvarn.fleet.launch.engine_process import EngineProcess
 
 _COMMANDS = {
     "serve": ("options", "Serve models behind an OpenAI-compatible API."),
-    "bench": ("bench", "Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput."),
-    "chat": ("client", "Talk with a model of a running server."),
-    "complete": ("client", "Let a model of a running server continue a text."),
-    "models": ("client", "List the models of a running server, and whether they are ready."),
-    "rollout": ("rollout", "Have a new version of a model take over, step by step."),
+    "bench": ("bench", "Measure latency and throughput of an OpenAI-compatible server."),
+    "chat": ("client", "Chat with a model of a running server."),
+    "complete": ("client", "Continue a text with a model of a running server."),
+    "models": ("client", "List the models of a running server, with readiness and load."),
+    "rollout": ("rollout", "Show and control the rollouts of new versions."),
     "deploy": ("deployments", "Deploy a version of a model on a running server."),
     "scale": ("deployments", "Set the number of a model's replicas."),
-    "rollback": ("deployments", "Have an earlier version of a model serve again."),
-    "status": ("deployments", "Show a server's models: what is wanted, and what is there."),
+    "rollback": ("deployments", "Go back to an earlier version of a model."),
+    "status": ("deployments", "Show the desired and actual state of each model."),
     "config": ("configure", "Print the effective configuration."),
-    "keys": ("administration.keys", "Make, list and revoke API keys."),
-    "tenants": ("administration.tenants", "Organisations: make, list, show, set, delete."),
-    "usage": ("administration.usage", "Show who used how much, and what it cost."),
-    "prompts": ("administration.prompts", "Show kept prompts of projects that allowed it."),
+    "keys": ("administration.keys", "Create, list and revoke API keys."),
+    "tenants": ("administration.tenants", "Manage organisations."),
+    "usage": ("administration.usage", "Show usage and its cost."),
+    "prompts": ("administration.prompts", "Show stored prompts of projects that allow it."),
     "meter": ("administration.meter", "Build the billing tables from the usage events in Kafka."),
-    "store": ("administration.store", "Upgrade, check or downgrade the database's schema."),
+    "store": ("administration.store", "Upgrade, check or downgrade the database schema."),
 }
 """Name of each command: its module in this package, and its help."""
 
@@ -56,7 +57,9 @@ class _Commands(TyperGroup):
         self.commands = {**lazy, **self.commands}
 
 
-app = typer.Typer(name="kvarn", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app = application(
+    name="kvarn", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True
+)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from kvarn.cli.application import COMMON, GroupedCommand, application
 from kvarn.cli.parameters import option, parameters_of, with_parameters
 from kvarn.cli.values import (
     absolute_path,
@@ -37,7 +38,14 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.fleet.launch.engine_process import EngineProcess
 
-_PANELS = {"models.engine.": "Engine", "models.": "Model", "log_": "Logs", "": "Server"}
+_HEADINGS = {
+    "models.engine.": "Engine",
+    "models.kv_": "KV cache",
+    "models.lora.": "Adapters",
+    "models.": "Model",
+    "log_": "Logs",
+    "": "Server",
+}
 """Headings of `--help` by the beginning of a setting's path."""
 _OPTIONAL_SECTIONS = ("models.kv_tiers.",)
 """They are there only where something in them is set: until then their defaults are not in force."""
@@ -59,9 +67,9 @@ class Flag:
     """Help in place of the setting's."""
 
     @property
-    def panel(self) -> str:
-        """The heading of `--help` that it stands under."""
-        return next(panel for start, panel in _PANELS.items() if self.setting.startswith(start))
+    def heading(self) -> str:
+        """The heading of `--help` that it stands under, unless it is one of `COMMON_FLAGS`."""
+        return next(heading for start, heading in _HEADINGS.items() if self.setting.startswith(start))
 
     @property
     def help(self) -> str:
@@ -174,6 +182,14 @@ FLAGS = {
 }
 """The flags that set a setting, by name."""
 
+COMMON_FLAGS = (
+    *("--max-model-len", "--dtype", "--quantization", "--device", "--gpu-memory-utilization"),
+    *("--kv-cache-memory-bytes", "--max-num-seqs", "--tensor-parallel-size", "--replicas"),
+    *("--tool-call-parser", "--reasoning-parser", "--speculative-config", "--lora-modules"),
+    *("--host", "--port", "--api-key", "--log-level"),
+)
+"""Flags that people use first, which `--help` shows ahead of the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
@@ -203,15 +219,11 @@ def _serve(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")] = None,
     named: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.", rich_help_panel="Model"
-        ),
+        typer.Option("--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable."),
     ] = None,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Name clients use for the model; given again: an alias.", rich_help_panel="Model"
-        ),
+        typer.Option(metavar="NAME", help="Name clients use for the model; given again: an alias."),
     ] = None,
     **flags: Any,
 ) -> None:
@@ -232,16 +244,17 @@ def _parameter(name: str, flag: Flag) -> Parameter:
     own_name = f"{name}/--no-{name.removeprefix('--')}" if flag.type is bool else name
     info = typer.Option(
         *([own_name, flag.other_name] if flag.other_name else [own_name]),
-        help=flag.help,
-        show_default=flag.default or False,
-        rich_help_panel=flag.panel,
+        help=f"{flag.help} [default: {flag.default}]" if flag.default else flag.help,
+        show_default=False,
+        rich_help_panel=COMMON if name in COMMON_FLAGS else flag.heading,
         parser=flag.parser,
         metavar=flag.metavar,
     )
     return option(_variable(name), Annotated[flag.type | None, info])
 
 
-app = typer.Typer(add_completion=False)
-app.command("serve")(
-    with_parameters(_serve, [*parameters_of(_serve), *(_parameter(*item) for item in FLAGS.items())], _serve)
+app = application()
+_ordered = {name: FLAGS[name] for name in (*COMMON_FLAGS, *FLAGS)}
+app.command("serve", cls=GroupedCommand)(
+    with_parameters(_serve, [*parameters_of(_serve), *(_parameter(*item) for item in _ordered.items())], _serve)
 )

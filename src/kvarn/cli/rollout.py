@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvarn.cli.application import application
 from kvarn.cli.client import Server, one_line_errors
 from kvarn.cli.output import EXIT_USAGE, show, stop
 from kvarn.cli.parameters import expand_options
@@ -14,9 +15,7 @@ from kvarn.cli.parameters import expand_options
 _PATH = "rollouts"
 _COLUMNS = ("model", "stable", "candidate", "phase", "share", "answered", "waits_for", "failure")
 
-app = typer.Typer(
-    help="Show and control the rollouts that `kvarn deploy --canary` began.", no_args_is_help=True, add_completion=False
-)
+app = application(help="Show and control the rollouts that `kvarn deploy --canary` began.", no_args_is_help=True)
 
 ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -57,8 +56,8 @@ def status(
 
 
 _COMMANDS = {
-    "pause": "Stay at this step; a gate that fails still rolls back.",
-    "resume": "Go on after a pause.",
+    "pause": "Stay at this step. A failed gate still rolls back.",
+    "resume": "Continue after a pause.",
     "promote": "Give all requests to the new version now.",
     "rollback": "Give all requests to the stable version now.",
 }

@@ -1,4 +1,4 @@
-"""`kvarn bench roofline`: the machine's ceilings, and how near each kind of step comes to them."""
+"""`kvarn bench roofline`: the machine's ceilings beside the measured time of each kind of step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COLUMNS: dict[str, Callable[[Point], str]] = {
 def roofline(
     path: Annotated[str, Argument(metavar="MODEL", help="Directory, hub id or packaged model.")] = "kvarn-demo",
     batch: Annotated[list[int] | None, Option(min=1, help="Decode batch; repeatable.", show_default="1, 8, 32")] = None,
-    context: Annotated[int, Option(min=8, help="Tokens each sequence has in the middle of its run.")] = 192,
+    context: Annotated[int, Option(min=8, help="Tokens of each sequence in the middle of its run.")] = 192,
     prompt: Annotated[list[int] | None, Option(min=2, help="Prompt length; repeatable.", show_default="512")] = None,
     steps: Annotated[int, Option(min=1, help="Steps measured for each batch.")] = 16,
     dtype: Annotated[
@@ -51,7 +51,7 @@ def roofline(
     threads: Annotated[int | None, Option(min=1, help="Kernel threads.", show_default="as `kvarn serve`")] = None,
     json_path: Annotated[Path | None, Option("--json", help="Write ceilings and points.")] = None,
 ) -> None:
-    """Measure the machine's ceilings and, for each kind of step, the floor they allow and the time it takes."""
+    """Measure the machine's ceilings and, for each kind of step, its floor and its time."""
     # Imported here: the load generator needs no torch.
     import torch
 
@@ -86,7 +86,7 @@ def roofline(
 
 
 def _load(path: str, **settings: Any) -> Decoder:
-    """The model, or the command ends with why not. `settings`: see `load_model`."""
+    """Load the model, or end the command with the reason. `settings`: see `load_model`."""
     from kvarn.kernels.errors import KernelError
     from kvarn.models import Decoder, load_model
     from kvarn.models.errors import ModelError
@@ -98,7 +98,7 @@ def _load(path: str, **settings: Any) -> Decoder:
     except (CheckpointError, ModelError, KernelError) as error:
         stop(str(error), EXIT_USAGE)
     if not isinstance(model, Decoder):
-        stop(f"{path} is an encoder: the roofline is of decoders", EXIT_USAGE)
+        stop(f"{path} is an encoder: the roofline measures decoders only", EXIT_USAGE)
     return model
 
 

@@ -41,9 +41,9 @@ EXIT_USAGE = 2
 """The command line, the configuration or what it names cannot be used."""
 
 _POLL_S = 0.02
-_WHO_MAY = {
-    "keys": "keys: every request needs an API key (auth.mode)",
-    "open": "open: whoever is on this machine may use and administer the server without a key (auth.mode)",
+_ACCESS = {
+    "keys": "every request needs an API key (auth.mode is keys)",
+    "open": "anyone on this machine can use and administer the server without a key (auth.mode is open)",
 }
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         engines = Engines(config, engine, desired.models)
         try:
             gateway = _Gateway(config, engines, desired, began, needs_key=mode == "keys")
-            log.info(_WHO_MAY[mode])
+            log.info(_ACCESS[mode])
             with asyncio.Runner(loop_factory=gateway.server.config.get_loop_factory()) as runner:
                 return runner.run(gateway.run())
         finally:
@@ -117,7 +117,7 @@ class _Gateway:
         self._controller.listen(live)
         self._models = [model for name, model in live.by_name.items() if desired.models[name].count]
         self._idle = [model for name, model in live.by_name.items() if not desired.models[name].count]
-        """They have no replicas until they are asked for, or scaled."""
+        """Models without replicas until a request or `kvarn scale` starts one."""
         self._listener, is_inherited = _listen(config.gateway)
         self._processes = None
         if config.gateway.api_server_count > 1:
@@ -205,7 +205,7 @@ class _Gateway:
             raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
 
     async def _wait_for_models(self) -> None:
-        """Clients wait in the queue of the socket, or are answered by the server before this one."""
+        """Wait while clients are in the queue of the socket, or served by the server before this one."""
         await self._shown.wait()
 
     async def _show_start(self) -> bool:
@@ -242,8 +242,7 @@ class _Gateway:
         return registry if gateway.control.shared is None else await gateway.control.shared.metrics()
 
     async def _hold_fleet(self) -> bool:
-        """Whether this gateway looks after the engines of the cluster, and no other one. Without the database nothing
-        changes."""
+        """Whether this gateway manages the engines of the cluster. Unchanged while the database is away."""
         from kvarn.store.errors import StoreAwayError
         from kvarn.store.repositories import leases
 
@@ -253,8 +252,8 @@ class _Gateway:
         return self._holds_fleet
 
     async def _start_processes(self) -> None:
-        """Look after the fleet, and start the other gateway processes, once this one serves: it has brought the
-        database up to date by then."""
+        """Manage the fleet and start the other gateway processes once this one serves: it has upgraded the database by
+        then."""
         while not self.server.started:  # noqa: ASYNC110  it has no event to wait for
             await asyncio.sleep(_POLL_S)
         self._controller.start()
@@ -266,7 +265,7 @@ class _Gateway:
 
 
 def _listen(config: GatewayConfig) -> tuple[socket.socket, bool]:
-    """The socket on which the server listens, and whether it was given by whoever started this process.
+    """The socket on which the server listens, and whether the process that started this one passed it.
 
     Raises:
         ConfigError: It cannot listen there.
@@ -275,7 +274,7 @@ def _listen(config: GatewayConfig) -> tuple[socket.socket, bool]:
 
     inherited = inherited_listener(config)
     if inherited is not None and config.api_server_count > 1:
-        raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
+        raise ConfigError("a server with an inherited socket has one process: leave out --api-server-count")
     try:
         return inherited or bind(config), inherited is not None
     except OSError as error:

@@ -86,7 +86,7 @@ class Meter:
             except StoreAwayError as error:
                 if self._stopping:
                     raise
-                _log.warning("usage events wait to be counted: %s", error)
+                _log.warning("counting usage events failed, retrying: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._metrics.billed.inc(new)

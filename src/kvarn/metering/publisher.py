@@ -117,7 +117,7 @@ class Publisher:
         except KafkaException as error:
             errors.append(error.args[0])
         if errors:
-            _log.warning("usage events wait for the broker: %s", errors[0], extra={"events": len(entries)})
+            _log.warning("Kafka publish failed, retrying: %s", errors[0], extra={"events": len(entries)})
         if any(error.fatal() for error in errors):
             self._producer = None  # a producer that has met a fatal error cannot be used again
         return delivered

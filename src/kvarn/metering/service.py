@@ -122,7 +122,9 @@ class Metering:
                     self._budgets_read = float("-inf")  # other gateways shall not wait for what is held to run out
                     await self._write()
             except (TimeoutError, StoreAwayError) as error:
-                _log.warning("the next start writes the last usage events: %s", error or "the database is slow")
+                _log.warning(
+                    "the last usage events will be written at the next start: %s", error or "the database is slow"
+                )
             except Exception:
                 _log.exception("the last usage events cannot be written; they stay in the journal")
         self._journal.close()
@@ -135,7 +137,7 @@ class Metering:
         """A request that did work has ended: its event is on disk when this returns, and soon in the database."""
         event = make_event(request, measured, self.prices, self._settings.currency)
         if self._journal is None:
-            _log.error("usage event before the journal was opened", extra={"event_id": event.id})
+            _log.error("usage event dropped: the journal is not open yet", extra={"event_id": event.id})
             return event
         self._journal.finish(slot, event)
         self.budgets.finished(event)

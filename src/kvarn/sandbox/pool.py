@@ -52,10 +52,10 @@ class SandboxPool:
                 except MemoryPassedError as error:
                     if not error.after_other_work:
                         raise
-                    _log.info("work could not be done %s in a used process; a new one does it", error)
+                    _log.info("sandboxed work did not finish %s in a used process; retrying in a new one", error)
                 return await process.call(request)
             except LimitPassedError as error:
-                _log.warning("work that a client or a checkpoint sent was not done %s", error)
+                _log.warning("sandboxed work did not finish %s", error)
                 raise
             finally:
                 self._idle.append(process)

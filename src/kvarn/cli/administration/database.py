@@ -119,7 +119,7 @@ async def _work_on_database(work: Work, path: Path | None, values: dict[str, Any
 
 @contextmanager
 def one_line_errors() -> Generator[None, None, None]:
-    """An error ends the command with one line and its exit status."""
+    """End the command on an error with one line and its exit status."""
     try:
         yield
     except (ConfigError, OptionError) as error:
@@ -127,7 +127,7 @@ def one_line_errors() -> Generator[None, None, None]:
     except ApiError as error:  # an option that a request could not have either
         stop(error.message, EXIT_USAGE)
     except DBAPIError as error:
-        stop(f"the database refuses it: {cause_of(error)}", EXIT_FAILED)
+        stop(f"the database refuses the change: {cause_of(error)}", EXIT_FAILED)
     except (NewerSchemaError, OSError, SafetyError, StoreError) as error:
         stop(str(error), EXIT_FAILED)
 

@@ -1,4 +1,4 @@
-"""`kvarn keys`: make, list and revoke API keys."""
+"""`kvarn keys`: create, list and revoke API keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.administration.database import Database, JsonOption, checked, database_command, seconds_of
+from kvarn.cli.application import application
 from kvarn.cli.output import show, show_secret
 from kvarn.gateway.routes.organization.objects import project_key_object, scopes_of
 from kvarn.store.errors import ConflictError
@@ -18,9 +19,9 @@ from kvarn.store.repositories.tenants.organizations import default_project_id, g
 from kvarn.store.repositories.tenants.users import get_member
 from kvarn.wire.openai.organization.requests import ProjectKeyCreate
 
-app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, add_completion=False)
+app = application(help="Create, list and revoke API keys.", no_args_is_help=True)
 
-TenantOption = Annotated[str, typer.Option(help="Organisation whose keys they are.")]
+TenantOption = Annotated[str, typer.Option(help="Organisation that owns the keys.")]
 
 _COLUMNS = ("id", "name", "role", "project", "redacted_value", "scopes", "created_at", "expires_at", "last_used_at")
 _HIDDEN = ("owner", "owner_project_access", "object")
@@ -29,21 +30,21 @@ _HIDDEN = ("owner", "owner_project_access", "object")
 @database_command(app, "create")
 async def create(
     database: Database,
-    name: Annotated[str, typer.Argument(help="What it is for.")],
+    name: Annotated[str, typer.Argument(help="Purpose of the key.")],
     role: Annotated[Role, typer.Option(help="service: uses models; member: sees usage too; admin.")] = Role.SERVICE,
     tenant: TenantOption = DEFAULT_ORGANIZATION,
     project: Annotated[str | None, typer.Option(help="Project.", show_default="the organisation's first")] = None,
     user: Annotated[
-        str | None, typer.Option(help="Id of the project's user or service account whose key it is.")
+        str | None, typer.Option(help="Id of the project's user or service account that owns the key.")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="Only this model; repeatable.")] = None,
-    endpoint: Annotated[list[str] | None, typer.Option(help="Only paths that begin so; repeatable.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Model that the key may use; repeatable.")] = None,
+    endpoint: Annotated[list[str] | None, typer.Option(help="Path prefix that the key may use; repeatable.")] = None,
     expires_in: Annotated[
-        str | None, typer.Option(help="Such as 12h, 30d; a year at most.", show_default="never")
+        str | None, typer.Option(help="Lifetime, such as 12h or 30d; up to a year.", show_default="never")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it: it cannot be shown again. Standard output carries the key alone."""
+    """Create a key and print it. It cannot be shown again; standard output carries the key alone."""
     scopes = [f"models:{each}" for each in model or ()] + [f"endpoints:{each}" for each in endpoint or ()]
     lifetime_s = None if expires_in is None else seconds_of(expires_in)
     over_http = "service" if role is Role.ADMIN else str(role)
@@ -66,7 +67,7 @@ async def create(
 async def list_keys(
     database: Database,
     tenant: TenantOption = DEFAULT_ORGANIZATION,
-    revoked: Annotated[bool, typer.Option("--all", help="Revoked and expired ones too.")] = False,
+    revoked: Annotated[bool, typer.Option("--all", help="Include revoked and expired keys.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List an organisation's keys, oldest first."""
@@ -81,7 +82,7 @@ async def list_keys(
 @database_command(app, "revoke")
 async def revoke(
     database: Database,
-    key: Annotated[str, typer.Argument(help="Its id (key_…), or the key itself where it has leaked.")],
+    key: Annotated[str, typer.Argument(help="Id (key_…) of the key, or the key itself if it has leaked.")],
 ) -> None:
     """Revoke a key. Running servers notice within auth.refresh_s."""
     async with database.audited_change() as change:

@@ -1,4 +1,4 @@
-"""`kvarn meter`: builds the billing tables until it is stopped."""
+"""`kvarn meter`: build the billing tables until stopped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from kvarn.cli.administration.database import Database, database_command
+from kvarn.cli.application import application
 from kvarn.config.load import ConfigError
 from kvarn.config.platform import KafkaConfig
 from kvarn.metering.billing import MeterMetrics, bill_ledger
@@ -22,7 +23,7 @@ _RETRY_S = 1.0
 
 _log = logging.getLogger("kvarn.metering")
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
 @database_command(app, "meter", ready=False)

@@ -1,4 +1,4 @@
-"""`kvarn prompts`: prompts that projects allowed to be kept, decrypted for the server's operator."""
+"""`kvarn prompts`: stored prompts of projects that allow it, decrypted for the server's operator."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Annotated
 import typer
 
 from kvarn.cli.administration.database import Database, database_command
+from kvarn.cli.application import application
 from kvarn.safety.errors import SafetyError
 from kvarn.safety.sealing import Seal
 from kvarn.store.models import PromptSample
 from kvarn.store.repositories.prompt_samples import latest_samples
 
-app = typer.Typer(help="Prompts that projects allowed to be kept.", no_args_is_help=True)
+app = application(help="Show stored prompts of projects that allow it.", no_args_is_help=True)
 
 
 @app.callback()
 def prompts() -> None:
-    """Prompts that projects allowed to be kept."""
+    """Show stored prompts of projects that allow it."""
 
 
 @database_command(app, "show")
 async def show(
     database: Database,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
-    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
-    request: Annotated[str | None, typer.Option(help="Only of this request id.")] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=10_000, help="Number of prompts, newest first.")] = 20,
+    project: Annotated[str | None, typer.Option(help="Id of a project to select.")] = None,
+    request: Annotated[str | None, typer.Option(help="Id of a request to select.")] = None,
 ) -> None:
-    """Print kept prompts, one JSON object a line. Needs the server's database and its key file; the audit log of each
-    organisation records it."""
+    """Print stored prompts, one JSON object a line. Needs the server's database and its key file; the audit log of
+    each organisation records the access."""
     samples = await latest_samples(database.store, last, project_id=project, request_id=request)
     if not samples:
         return

@@ -1,4 +1,4 @@
-"""`kvarn tenants`: organisations, what they may, and their end."""
+"""`kvarn tenants`: create, list, show, change and delete organisations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.administration.database import Database, JsonOption, OptionError, checked, database_command
+from kvarn.cli.application import application
 from kvarn.cli.output import show, show_fields, show_secret
 from kvarn.gateway.routes.organization.objects import project_object, tenant_object
 from kvarn.store.owner import Role
@@ -17,12 +18,14 @@ from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, list_all_
 from kvarn.store.repositories.tenants.projects import list_projects
 from kvarn.wire.openai.organization.requests import RateLimitUpdate, TenantCreate, TenantUpdate
 
-app = typer.Typer(help="Organisations, what they may, and their end.", no_args_is_help=True, add_completion=False)
+app = application(help="Manage organisations.", no_args_is_help=True)
 
 TenantArgument = Annotated[str, typer.Argument(help="Id of the organisation.")]
-Weight = Annotated[float | None, typer.Option(min=0.001, max=1000, help="Share of a saturated engine.")]
-Priority = Annotated[int | None, typer.Option(min=0, max=100, help="Best tier: 0 is interactive, 10 is batch.")]
-Retention = Annotated[int | None, typer.Option(min=0, help="Days its data is kept; 0: the server's setting.")]
+Weight = Annotated[float | None, typer.Option(min=0.001, max=1000, help="Weight of its share of a saturated engine.")]
+Priority = Annotated[
+    int | None, typer.Option(min=0, max=100, help="Best priority its requests may have: 0 is interactive, 10 is batch.")
+]
+Retention = Annotated[int | None, typer.Option(min=0, help="Days that its data is kept; 0: the server's setting.")]
 
 _ALL = Cursor(limit=100_000, ascending=True)
 _COLUMNS = ("id", "name", "status", "weight", "priority", "retention_days", "created_at")
@@ -32,14 +35,14 @@ _LIMITS = ("model", *rate_limits.LIMITS)
 @database_command(app, "create")
 async def create(
     database: Database,
-    name: Annotated[str, typer.Argument(help="Its name.")],
+    name: Annotated[str, typer.Argument(help="Name of the organisation.")],
     weight: Weight = None,
     priority: Priority = None,
     retention_days: Retention = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an organisation with a project and an administrator's key, and print the key: it cannot be shown again.
-    Standard output carries the key alone."""
+    """Create an organisation with a project and an administrator's key, and print the key. It cannot be shown again;
+    standard output carries the key alone."""
     settings = {"weight": weight, "priority": priority, "retention_days": retention_days or None}
     request = checked(TenantCreate, name=name, **settings)
     async with database.audited_change() as change:
@@ -94,15 +97,15 @@ async def set_tenant(
     priority: Priority = None,
     retention_days: Retention = None,
     archived: Annotated[
-        bool | None, typer.Option("--archived/--active", help="Stop all its keys, or let them work again.")
+        bool | None, typer.Option("--archived/--active", help="Disable all its keys, or enable them again.")
     ] = None,
-    model: Annotated[str, typer.Option(help="Model that the limits hold for.", show_default="each")] = "*",
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="0: no limit.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="0: no limit.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=0, help="Requests running at once. 0: no limit.")] = None,
+    model: Annotated[str, typer.Option(help="Model that the limits apply to.", show_default="each")] = "*",
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests a minute; 0: no limit.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Tokens a minute; 0: no limit.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=0, help="Requests running at once; 0: no limit.")] = None,
 ) -> None:
-    """Set what an organisation may. Options that are left out keep their value. Running servers notice within
-    auth.refresh_s."""
+    """Change the rights and limits of an organisation. Options that are left out keep their value. Running servers
+    apply the change within auth.refresh_s."""
     settings = {"name": name, "weight": weight, "priority": priority, "archived": archived}
     changes: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
     if retention_days is not None:
@@ -133,8 +136,10 @@ async def set_tenant(
 async def delete(
     database: Database,
     tenant: TenantArgument,
-    erase_usage: Annotated[bool, typer.Option(help="Its usage too, also when it is gone already.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    erase_usage: Annotated[
+        bool, typer.Option(help="Delete its usage too, even if the organisation is already deleted.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete an organisation and all it owns: projects, keys, conversations, files."""
     if not yes:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.administration.database import Database, JsonOption, OptionError, database_command
+from kvarn.cli.application import application
 from kvarn.cli.output import show
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
@@ -28,30 +29,33 @@ GROUPS = {
     "batch": "batch_id",
 }
 TIMES = {"hour": (HOUR_S, "%Y-%m-%dT%H:00Z"), "day": (DAY_S, "%Y-%m-%d")}
-"""Width in seconds, and how the beginning is written."""
+"""Width in seconds, and format of the beginning."""
 _AGO = re.compile(r"(\d+)([hd])")
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
 @database_command(app, "usage")
 async def usage(
     database: Database,
     by: Annotated[
-        str, typer.Option(help="tenant, project, key, user, model, endpoint, outcome, tier, batch; hour or day.")
+        str,
+        typer.Option(help="Groups: tenant, project, key, user, model, endpoint, outcome, tier, batch; hour or day."),
     ] = "tenant,model",
     since: Annotated[
         str | None,
         typer.Option(
-            help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago.", show_default="30d; all time of a --batch"
+            help="Start: 2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago.", show_default="30d; all time of a --batch"
         ),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="As --since; not included.", show_default="now")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
-    batch: Annotated[str | None, typer.Option(help="Only the lines of this batch.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="End (exclusive), in the forms of --since.", show_default="now")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Id of an organisation to select.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Id of a batch to select.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who used how much, and what it cost, from the database's ledger."""
+    """Show usage and its cost, from the database's ledger."""
     names = by.split(",")
     times = [name for name in names if name in TIMES]
     if len(times) > 1 or len(set(names)) < len(names) or not {*names} <= GROUPS.keys() | TIMES.keys():
