@@ -111,7 +111,7 @@ def throughput(model: Decoder, load: Load, num_blocks: int, adapters: dict[str, 
         stats = [engine.core.stats() for engine in engines]
         if stats[0].batch_tokens == stats[1].batch_tokens == load.streams:
             pairs.append(took[1] / took[0])
-            distinct.append(len(stats[0].adapters_running))
+            distinct.append(len(stats[0].adapters.running))
     speeds = [engine.tokens / engine.seconds for engine in engines]
     stats = engines[0].core.stats()
     print(
@@ -121,8 +121,8 @@ def throughput(model: Decoder, load: Load, num_blocks: int, adapters: dict[str, 
     )
     print(
         f"  full decode steps: {100 * statistics.median(pairs):.1f} % (median of {len(pairs)} pairs), "
-        f"{statistics.mean(distinct):.1f} adapters in a step; {stats.adapter_loads_total} loads, "
-        f"{stats.adapter_evictions_total} evictions"
+        f"{statistics.mean(distinct):.1f} adapters in a step; {stats.adapters.loads_total} loads, "
+        f"{stats.adapters.evictions_total} evictions"
     )
 
 

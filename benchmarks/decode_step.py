@@ -42,7 +42,7 @@ def load(path: Path, precision: dict[str, Any], *, single_calls: bool = False) -
     model = load_model(path, **precision)
     assert isinstance(model, Decoder), "the checkpoint is an encoder"
     if single_calls:
-        model.kernels.decoder_layers = lambda parts: None  # type: ignore[method-assign]
+        model.kernels.operations.decoder_layers = lambda parts: None  # type: ignore[method-assign]
     return model
 
 

@@ -203,7 +203,7 @@ async def measure(mode: str, spec: ReplicaSpec, seed: int, arguments: argparse.N
             found.p95.append(_percentile(load.gaps, 0.95))
             found.first += load.first
             found.prompts += len(load.first)
-            found.apart += client.stats.prefills_apart_total
+            found.apart += client.stats.lookups.remote_prefills_total
         finally:
             await asyncio.gather(*[supervisor.stop() for supervisor in supervisors])
 

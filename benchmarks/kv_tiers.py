@@ -249,7 +249,7 @@ def main() -> None:
         print(
             f"{policy:<10} {statistics.median(means) * 1000:>7.1f} ms {statistics.median(merged) * 1000:>6.1f} ms "
             f"{merged[int(0.95 * len(merged))] * 1000:>6.1f} ms {ratio:>8.2f} {stats.cached_tokens_total:>7} "
-            f"{stats.external_hits_total:>9} {stats.prompt_tokens_total:>9} {engine_s:>14.2f} s "
+            f"{stats.lookups.hits_total:>9} {stats.prompt_tokens_total:>9} {engine_s:>14.2f} s "
             f"{share:>7.3f}"
         )
 

@@ -16,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from kvarn.answers.stages.budgets import reserve_budget
-from kvarn.answers.stages.ledger import note_work
-from kvarn.answers.work import RequestRecord, Work
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.stages.budgets import BudgetStage
+from kvarn.answers.stages.ledger import LedgerStage
+from kvarn.answers.turn import Turn
 from kvarn.config.schema import KvarnConfig
 from kvarn.metering.service import Metering
 from kvarn.store.engine import Store
@@ -28,8 +29,8 @@ COUNTS = 64
 """Of tokens, in each request."""
 
 
-def make_work() -> Work:
-    return Work(
+def make_turn() -> Turn:
+    return Turn(
         record=RequestRecord("req-0123456789abcdef0123456789abcdef", endpoint="/v1/chat/completions"),
         model="kvarn-demo",
         model_version="0123456789abcdef",
@@ -48,22 +49,22 @@ class Round:
 
     async def run(self) -> dict[str, float]:
         """Microseconds of each step."""
-        works = [make_work() for _ in range(self._requests)]
-        spent = {"budget": await self._time(lambda: self._reserve(works))}
-        waves = [works[start : start + 64] for start in range(0, len(works), 64)]
+        turns = [make_turn() for _ in range(self._requests)]
+        spent = {"budget": await self._time(lambda: self._reserve(turns))}
+        waves = [turns[start : start + 64] for start in range(0, len(turns), 64)]
         taken = counted = finished = 0.0
         for wave in waves:  # 64 requests in flight at a time
             began = time.thread_time()
-            for work in wave:
-                await note_work(self._metering, work)
+            for turn in wave:
+                await LedgerStage(self._metering).enter(turn)
             after_take = time.thread_time()
-            for work in wave:
-                work.usage.count(prompt=100)
+            for turn in wave:
+                turn.usage.count(prompt=100)
                 for _ in range(COUNTS):
-                    work.usage.count(completion=1)
+                    turn.usage.count(completion=1)
             after_count = time.thread_time()
-            for work in wave:
-                work.closing.close()
+            for turn in wave:
+                turn.closing.close()
             taken += after_take - began
             counted += after_count - after_take
             finished += time.thread_time() - after_count
@@ -73,9 +74,9 @@ class Round:
         spent["finish"] = 1e6 * finished / self._requests
         return spent
 
-    async def _reserve(self, works: list[Work]) -> None:
-        for work in works:
-            await reserve_budget(self._metering, work)
+    async def _reserve(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            await BudgetStage(self._metering).enter(turn)
 
     async def _time(self, do: Callable[[], object]) -> float:
         began = time.thread_time()
@@ -84,7 +85,7 @@ class Round:
 
     def _bare_counts(self) -> float:
         """A count that nobody watches, which the ledger is not to blame for."""
-        usage = make_work().usage
+        usage = make_turn().usage
         began = time.thread_time()
         for _ in range(self._requests):
             usage.count(completion=1)

@@ -73,8 +73,10 @@ class Arm:
         self._clock = clock
         self.seconds: dict[tuple[str, int], list[float]] = {}
         config = SpeculationConfig()
-        dtype = model.kernels.activation_dtype(model.dtype)
-        expected = expected_steps(model.costs, product_speeds(model.input_products, dtype, model.kernels.device))
+        dtype = model.kernels.operations.activation_dtype(model.dtype)
+        expected = expected_steps(
+            model.costs, product_speeds(model.input_products, dtype, model.kernels.device.torch_device)
+        )
         self._engine = EngineCore(
             EngineParts(
                 InProcessExecutor(
@@ -128,8 +130,8 @@ class Arm:
     def acceptance(self) -> str:
         """Proposals so far, and the share that was right."""
         stats = self._engine.stats()
-        proposed = stats.spec_decode_draft_tokens_total
-        return f"{proposed} proposals, {stats.spec_decode_accepted_tokens_total / max(1, proposed):.0%} right"
+        proposed = stats.speculation.draft_tokens_total
+        return f"{proposed} proposals, {stats.speculation.accepted_tokens_total / max(1, proposed):.0%} right"
 
 
 def demo_cases(streams: Sequence[int], smoke: bool) -> list[Case]:

@@ -62,12 +62,11 @@ class _Spec:
 class InstantModel:
     """Stands for a decoder: the same logits for every row, at once. Notes when it was entered and left."""
 
-    reads_shared_prefixes = False
-
     def __init__(self) -> None:
         self.spec = _Spec()
         self.kernels = kernels_for()
         self.adapters: dict[str, int] = {}
+        self.reads_shared_prefixes = True
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 
@@ -78,7 +77,7 @@ class InstantModel:
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters, of which there are none."""
-        return self.kernels.new_adapter_memory(cache, torch.float32)
+        return self.kernels.operations.new_adapter_memory(cache, torch.float32)
 
     def last_hidden(
         self, _tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor, _hidden_states: None

@@ -10,8 +10,8 @@ import torch
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
-from kvarn.kernels.operations import Kernels
 from kvarn.shapes import KvDtype
 
 
@@ -47,7 +47,7 @@ class AttentionCase:
         self._tables[:, :shared_blocks] = self._tables[0, :shared_blocks]
         is_fp8 = self._kind.cache == "fp8"
         dtype = "float32" if session.dtype == torch.float32 and not is_fp8 else self._kind.cache
-        self._cache = session.kernels.new_kv_cache(1, sum(blocks), heads, dtype)
+        self._cache = session.kernels.operations.new_kv_cache(1, sum(blocks), heads, dtype)
         for tensor in (*self._cache.keys, *self._cache.values):
             numbers = torch.randn(tensor.shape, device=session.device)
             tensor.copy_(numbers.to(torch.float8_e4m3fn).view(torch.uint8) if is_fp8 else numbers)
@@ -130,7 +130,9 @@ class LatentCase:
         blocks = -(-context // 16)
         self._tables = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
         dtype = "float32" if session.dtype == torch.float32 else "bfloat16"
-        self._cache = session.kernels.new_latent_cache(1, sequences * blocks, self.size, dtype).keys[0].normal_()
+        self._cache = (
+            session.kernels.operations.new_latent_cache(1, sequences * blocks, self.size, dtype).keys[0].normal_()
+        )
         self._queries, self._rows = (
             torch.randn(sequences, queries, *shape, device=session.device).to(session.dtype)
             for shape in ((self.heads, self.size), (self.size,))
@@ -151,7 +153,7 @@ class LatentCase:
             (tables.gather(1, positions // 16).long() * 16 + positions % 16).flatten(),
         )
         device = self._session.device
-        plan = self._session.kernels.plan_latent(
+        plan = self._session.kernels.operations.plan_latent(
             PagedBatch(*(each.to(device) for each in parts)), self.heads, self.size
         )
         own = [each[picked.to(device)].flatten(0, 1) for each in (self._queries, self._rows)]

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.timing import Case
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.delta import DeltaWeights
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.operations import Kernels
 from kvarn.shapes.attention import DeltaDimensions
 
 
@@ -35,7 +35,7 @@ class DeltaLayer:
         )
         self._projected = draw(tokens, self.dims.channels + self.dims.value_features).to(session.dtype)
         self._rates = draw(tokens, 2 * value).to(session.dtype)
-        self.states = self.kernels.new_states(1, places, self.dims)
+        self.states = self.kernels.operations.new_states(1, places, self.dims)
         self.state_bytes = self.states.matrices.nbytes // places
 
     def step(self, *spans: range) -> Callable[[], torch.Tensor]:
@@ -46,13 +46,15 @@ class DeltaLayer:
         starts = torch.tensor([0, *map(len, spans)], device=tokens.device).cumsum(0).int()
         unused = starts[:0]
         batch = PagedBatch(unused, starts, unused, unused, unused, recurrent_states=states)
-        return lambda: self.kernels.plan_delta(batch, self.dims).run(projected, rates, self.weights, self.states, 0)
+        return lambda: self.kernels.operations.plan_delta(batch, self.dims).run(
+            projected, rates, self.weights, self.states, 0
+        )
 
 
 def delta_correctness(session: Session) -> dict[str, Any]:
     """Against torch's, and the bits of a prompt that is computed in parts."""
     length = 5 if session.dry else 200
-    own, torch_own, cut = (DeltaLayer(session, 2, length, each) for each in (None, Kernels(session.device), None))
+    own, torch_own, cut = (DeltaLayer(session, 2, length, each) for each in (None, torch_kernels(session.device), None))
     found, want = (layer.step(range(length), range(3))()[:length].float() for layer in (own, torch_own))
     parts = [cut.step(span)().float() for span in (range(1), range(1, length - 1), range(length - 1, length))]
     states, want_states, cut_states = (layer.states.matrices[:, 0] for layer in (own, torch_own, cut))

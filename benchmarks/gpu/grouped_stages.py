@@ -32,15 +32,15 @@ class Mixture:
         ]
         kernels = session.kernels
         held = [
-            [Weight(weight) if form == "plain" else kernels.quantize(weight, form) for weight in weights]  # type: ignore[arg-type]
+            [Weight(weight) if form == "plain" else kernels.packer.quantize(weight, form) for weight in weights]  # type: ignore[arg-type]
             for weights in self.weights
         ]
         self.weights = [[weight.dequantized() for weight in weights] for weights in held]
         first, second = (
-            [kernels.pack_linear(weight, None, activation) for weight in weights]
+            [kernels.packer.pack_linear(weight, None, activation) for weight in weights]
             for weights, activation in zip(held, ("silu", None), strict=True)  # type: ignore[arg-type]
         )
-        grouped = kernels.group_experts(first, second, None)
+        grouped = kernels.packer.group_experts(first, second, None)
         assert grouped is not None, "the kernels of GPUs group experts"
         self.layer = grouped
         self.expert_bytes = first[0].nbytes + second[0].nbytes
@@ -96,8 +96,10 @@ class Adapters:
     def __init__(self, session: Session) -> None:
         self.count, self.inputs, self.outputs = (2, 64, 48) if session.dry else (32, 4096, 6144)
         self._session = session
-        cache = session.kernels.new_kv_cache(1, 64 if session.dry else 4096, HeadShape(8, 8, 128), "bfloat16")
-        self.memory = session.kernels.new_adapter_memory(cache, session.dtype)
+        cache = session.kernels.operations.new_kv_cache(
+            1, 64 if session.dry else 4096, HeadShape(8, 8, 128), "bfloat16"
+        )
+        self.memory = session.kernels.operations.new_adapter_memory(cache, session.dtype)
         first = 0
         for index in range(self.count):
             a = torch.randn(self.RANK, self.inputs) / self.inputs**0.5

@@ -63,7 +63,7 @@ def _product(
         "FORMAT": "plain" if form == "bf16" else "4 bits" if group else "8 bits",
         "GROUP": group,
         "HAS_ZEROS": False,
-        "HAS_MULTIPLIERS": bool(group),
+        "HAS_SUB_SCALES": bool(group),
         "HAS_BIAS": activation == "clamped_swiglu",
         "ACTIVATION": activation,
         "LIMIT": 7.0,

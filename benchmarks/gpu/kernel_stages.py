@@ -63,7 +63,7 @@ class Product:
         self.weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
         self.activation = activation
         self.bias = torch.randn(outputs, device=session.device) if name.endswith("qkv") else None
-        self.layer = session.kernels.pack_linear(self.weight, self.bias, activation or None)  # type: ignore[arg-type]
+        self.layer = session.kernels.packer.pack_linear(self.weight, self.bias, activation or None)  # type: ignore[arg-type]
         self.adds = name.endswith(("output", "down"))
         self.norm = None if self.adds else Norm(torch.rand(inputs, device=session.device) + 0.5, 1e-6)
         self.x = torch.randn(session.most_rows, inputs, device=session.device).to(session.dtype)
@@ -91,7 +91,7 @@ class Product:
 def make_weight(session: Session, inputs: int, outputs: int, form: str) -> Weight:
     """A random weight in one of `FORMATS`."""
     plain = torch.randn(outputs, inputs, device=session.device) / inputs**0.5
-    return Weight(plain.to(session.dtype)) if form == "plain" else session.kernels.quantize(plain, form)  # type: ignore[arg-type]
+    return Weight(plain.to(session.dtype)) if form == "plain" else session.kernels.packer.quantize(plain, form)  # type: ignore[arg-type]
 
 
 def products(session: Session) -> Iterator[tuple[str, Product]]:
@@ -164,7 +164,7 @@ def cases(session: Session) -> Iterator[Case]:
     for name, inputs, outputs, activation in layers(session):
         for form in FORMATS:
             weight = make_weight(session, inputs, outputs * (2 if activation else 1), form)
-            layer = session.kernels.pack_linear(weight, None, activation or None)  # type: ignore[arg-type]
+            layer = session.kernels.packer.pack_linear(weight, None, activation or None)  # type: ignore[arg-type]
             for rows in session.rows:
                 x = torch.randn(rows, inputs, device=session.device, dtype=session.dtype)
                 peer = None

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.timing import Timer
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.operations import Kernels
 
 THREADS = max(1, (os.cpu_count() or 1) - 2)
 """That compile."""
@@ -55,8 +55,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.kernels: Kernels = kernels_for("triton", "cpu" if self.dry else "cuda")
-        self.device = self.kernels.device
-        self.dtype = self.kernels.preferred_dtype()
+        self.device = self.kernels.device.torch_device
+        self.dtype = self.kernels.packer.preferred_dtype()
         self.timer = Timer(self.device)
         self.shapes = ["tiny"] if self.dry else ["8B", "0.6B", "1B"]
         self.batches = [1, 2] if self.dry else [1, 8, 32, 128, 256]
@@ -83,7 +83,7 @@ class Session:
     def compile_ahead(self, calls: Callable[[], None]) -> None:
         """Begin to compile what some calls will launch, in threads; they compute nothing here. Sequentially that takes
         longer than what is measured."""
-        self.kernels.compile_ahead(calls, THREADS)
+        self.kernels.device.compile_ahead(calls, THREADS)
 
     def note(self, stage: str, found: Any) -> None:
         """Keep what a stage has so far, also where the run is ended before the stage is."""
@@ -122,7 +122,7 @@ def run(session: Session, stages: list[Stage], minutes: float) -> None:
         free_memory()
         session.write()
         print(_summary(session.results.get(name)), flush=True)
-    session.kernels.stop_compiling()
+    session.kernels.device.stop_compiling()
 
 
 def free_memory() -> None:

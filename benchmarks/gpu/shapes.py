@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.families.decoder_spec import decoder_spec
@@ -98,9 +98,9 @@ class RandomCheckpoint:
 
 def random_decoder(shape: str, kernels: Kernels, quantization: Quantization | None = None) -> Decoder:
     """A decoder of one of `SHAPES`, in bfloat16, or float32 where bfloat16 is not multiplied."""
-    checkpoint: Any = RandomCheckpoint(SHAPES[shape], kernels.device)
-    loader = WeightLoader(checkpoint, kernels, kernels.preferred_dtype(), Parallel(), quantization)
+    checkpoint: Any = RandomCheckpoint(SHAPES[shape], kernels.device.torch_device)
+    loader = WeightLoader(checkpoint, kernels, kernels.packer.preferred_dtype(), Parallel(), quantization)
     config = checkpoint.validated(DecoderConfig)
     spec = decoder_spec(checkpoint.config["architectures"][0], config)
-    dtype = "float32" if kernels.preferred_dtype() == torch.float32 and quantization is None else "bfloat16"
+    dtype = "float32" if kernels.packer.preferred_dtype() == torch.float32 and quantization is None else "bfloat16"
     return Decoder(spec, loader, dtype)

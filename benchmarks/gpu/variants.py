@@ -30,7 +30,7 @@ LAYERS = {
 }
 """Inputs, outputs, activation and formats of some layers. int8 is read as fp8 is."""
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
-WHERE = {"programs": "*i32", "pieces": "*i32"}
+WHERE = {"programs": "*i32", "partials": "*i32"}
 """Types of what `segments.plan_splits` writes."""
 
 
@@ -88,7 +88,7 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
         "FORMAT": "4 bits" if group else "8 bits" if quantized else "plain",
         "GROUP": group,
         "HAS_ZEROS": False,
-        "HAS_MULTIPLIERS": bool(group),
+        "HAS_SUB_SCALES": bool(group),
         "HAS_NORM": normed,
         "HAS_BIAS": False,
         "ADDS": not activation,
@@ -134,7 +134,7 @@ def _attention(
 
 def _join(model: str, heads: int, group: int, dim: int) -> Variant:
     types = {"parts": "*fp32", "part_stats": "*fp32", "query_starts": "*i32", "context_lens": "*i32"}
-    types |= {"pieces": "*i32", "tokens": "*i32", "out": "*bf16", "num_sequences": "i32"}
+    types |= {"partials": "*i32", "tokens": "*i32", "out": "*bf16", "num_sequences": "i32"}
     constants = {"HEADS": heads, "GROUP": group, "DIM": dim, "WINDOW": 0, "HAS_SINKS": False}
     return Variant(
         f"join segments, {model}",
@@ -147,7 +147,7 @@ def _join(model: str, heads: int, group: int, dim: int) -> Variant:
 
 def _plan_splits() -> Variant:
     types = {"query_starts": "*i32", "context_lens": "*i32", "tokens": "*i32"} | WHERE
-    types |= {"num_sequences": "i32", "extra": "i32", "least": "i32", "room": "i32"}
+    types |= {"num_sequences": "i32", "extra": "i32", "min_segments": "i32", "room": "i32"}
     constants = {"TOGETHER": 16, "WINDOW": 0, "ALWAYS": False, "BLOCK": COUNTED}
     return Variant("divide long sequences", segments.plan_splits, types, constants)
 
@@ -177,11 +177,11 @@ def _latent() -> Iterator[Variant]:
 
 def _cascade() -> Iterator[Variant]:
     types = {"tables": "*i32", "context_lens": "*i32", "members": "*i32", "num_sequences": "i32", "table_stride": "i32"}
-    yield Variant("shared prefixes", cascade.find_shared, types, {"TOGETHER": 16, "SEATS": 16, "BLOCK": COMPARED})
+    yield Variant("shared prefixes", cascade.find_shared, types, {"TOGETHER": 16, "SLOTS": 16, "BLOCK": COMPARED})
     heads, kv, dim = HEADS["8B"]
     types |= {"queries": "*bf16", "keys": "*bf16", "values": "*bf16", "parts": "*fp32", "part_stats": "*fp32"}
-    types |= {"scale": "fp32", "softcap": "fp32", "pieces": "*i32"}
-    constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "HAS_SOFTCAP": False, "TOGETHER": 16, "SEATS": 16}
+    types |= {"scale": "fp32", "softcap": "fp32", "partials": "*i32"}
+    constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "HAS_SOFTCAP": False, "TOGETHER": 16, "SLOTS": 16}
     constants |= {"NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
     yield Variant("attention, 8B, shared prefixes", cascade.attend, types, constants, 4, 2, 255, True)
 
@@ -200,7 +200,7 @@ def _delta() -> Iterator[Variant]:
     types = {"query_starts": "*i32", "places": "*i64", "rows": "*i64", "projected": "*bf16", "norm": "*fp32"}
     types |= {"mixed": "*fp32", "inputs": "*fp32", "out": "*bf16", "eps": "fp32"}
     constants = {"STRIDE": 12288, "CHANNELS": 8192, "VALUE_HEADS": 32, "VALUE": 128, "WINDOW": 4, "BLOCK": 128}
-    constants |= {"PIECE": 256, "PIECE_BLOCK": 256, "WINDOW_BLOCK": 4}
+    constants |= {"SLICE": 256, "SLICE_BLOCK": 256, "WINDOW_BLOCK": 4}
     yield Variant("delta rule: norm and gate", delta.finish, types, constants, 1)
 
 

@@ -13,9 +13,9 @@ from benchmarks.gpu.attention_stages import AttentionCase, Kind
 from benchmarks.gpu.engine_stages import TOKEN_BUDGET, Engine, batch_speed
 from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import random_decoder
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
 
@@ -134,7 +134,7 @@ def _route(
     numbers = torch.stack([torch.randperm(experts, generator=generator) for _ in range(count)]) / experts
     bias = torch.rand(experts, generator=generator).to(session.device) if spec.choice_bias else None
     on_device = numbers.to(session.device)
-    return lambda: kernels.route(on_device, each, spec, bias)
+    return lambda: kernels.operations.route(on_device, each, spec, bias)
 
 
 class Drawing:
@@ -167,21 +167,21 @@ class Drawing:
         params, maxima = self.params(kind), self.logits.amax(1)
         rows = torch.arange(count, device=self._session.device)
         own = params.take(rows)
-        return lambda: kernels.draw_tokens(self.logits, rows, maxima[:count], own)
+        return lambda: kernels.operations.draw_tokens(self.logits, rows, maxima[:count], own)
 
     def launch(self) -> None:
         """Whatever is compared or timed."""
-        self._session.kernels.most_likely(self.logits)
+        self._session.kernels.operations.most_likely(self.logits)
         self.draw(self._session.kernels, "all", 1)()
-        self._session.kernels.mask_logits(self.logits.clone(), self.masks)
+        self._session.kernels.operations.mask_logits(self.logits.clone(), self.masks)
 
     def compared(self, session: Session, reference: Kernels) -> dict[str, Any]:
         """Tokens that differ from the reference's, and microseconds by rows."""
         found: dict[str, Any] = {}
         kernels = session.kernels
-        tokens, _ = kernels.most_likely(self.logits)
+        tokens, _ = kernels.operations.most_likely(self.logits)
         found["most likely differ"] = int((tokens != self.logits.argmax(1)).sum())
-        found["most likely, us"] = session.timer.time(lambda: kernels.most_likely(self.logits))["us"]
+        found["most likely, us"] = session.timer.time(lambda: kernels.operations.most_likely(self.logits))["us"]
         for kind in ("plain", "top-p", "top-k", "all"):
             drawn, want = (self.draw(each, kind, self.rows)() for each in (kernels, reference))
             found[f"{kind}: differ"] = int((drawn != want).sum())
@@ -190,8 +190,8 @@ class Drawing:
             for count in {1} if session.dry else {1, min(32, self.rows), self.rows}:
                 found[f"{kind}, {count} rows, us"] = session.timer.time(self.draw(kernels, kind, count))["us"]
         ours, theirs = self.logits.clone(), self.logits.clone()
-        kernels.mask_logits(ours, self.masks)
-        reference.mask_logits(theirs, self.masks)
+        kernels.operations.mask_logits(ours, self.masks)
+        reference.operations.mask_logits(theirs, self.masks)
         found["masks as the reference"] = torch.equal(ours, theirs)
         return found
 

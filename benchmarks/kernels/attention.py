@@ -19,7 +19,7 @@ import torch
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu._native import usable_instruction_sets
-from kvarn.kernels.cpu.attention import CpuAttentionPlan, plan_attention
+from kvarn.kernels.cpu.attention import CpuAttentionMetadata, plan_attention
 from kvarn.kernels.cpu.kv_cache import block_bytes, new_kv_cache
 from kvarn.kernels.linear import Norm
 from kvarn.shapes import KvDtype
@@ -37,7 +37,7 @@ class Bench:
     backend: _native.Backend
     seconds: float
 
-    def plan(self, batch: PagedBatch) -> CpuAttentionPlan:
+    def plan(self, batch: PagedBatch) -> CpuAttentionMetadata:
         return plan_attention(self.backend, batch, self.heads)
 
     def cache(self, blocks: int) -> KVCache:
@@ -48,7 +48,7 @@ class Bench:
             tensor.fill_(0x21)
         return cache
 
-    def layer_time(self, batch: PagedBatch, cache: KVCache, plan: CpuAttentionPlan) -> float:
+    def layer_time(self, batch: PagedBatch, cache: KVCache, plan: CpuAttentionMetadata) -> float:
         """Seconds of one layer's attention, the best of many rounds over all layers."""
         tokens = len(batch.positions)
         qkv = torch.randn(tokens, (self.heads.query + 2 * self.heads.kv) * self.heads.dim)

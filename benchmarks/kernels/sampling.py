@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from kvarn.kernels.cpu.backend import CpuKernels
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import torch_kernels
+from kvarn.kernels.cpu.backend import cpu_kernels
 from kvarn.kernels.sampling import SamplingTensors
 
 KINDS: dict[str, dict[str, float]] = {
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    compiled, reference = CpuKernels(), Kernels()
+    compiled, reference = cpu_kernels(), torch_kernels()
     for vocab in arguments.vocab:
         for count in arguments.rows:
             logits, rows = torch.randn(count, vocab) * 3, torch.arange(count)
@@ -63,16 +63,16 @@ def main() -> None:
             print(f"{count} rows of {vocab}")
             report(
                 "greedy",
-                lambda x=logits: compiled.most_likely(x),
-                lambda x=logits: reference.most_likely(x),
+                lambda x=logits: compiled.operations.most_likely(x),
+                lambda x=logits: reference.operations.most_likely(x),
                 arguments.rounds,
             )
             for name, filters in KINDS.items():
                 given = (logits, rows, row_max, params_of(count, **filters))
                 report(
                     name,
-                    lambda given=given: compiled.draw_tokens(*given),
-                    lambda given=given: reference.draw_tokens(*given),
+                    lambda given=given: compiled.operations.draw_tokens(*given),
+                    lambda given=given: reference.operations.draw_tokens(*given),
                     arguments.rounds,
                 )
 

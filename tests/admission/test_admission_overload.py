@@ -145,16 +145,10 @@ def test_first_tokens_come_when_foretold():
     assert errors[int(0.95 * len(errors))] - errors[int(0.05 * len(errors))] < 0.2
 
 
-def test_most_that_are_turned_away_hear_it_at_once():
-    refused = [call for call in played(4.0).calls if call.refusal is not None]
-    at_once = [call for call in refused if call.refused_at == call.at]
-    assert len(at_once) > 0.8 * len(refused)
-    assert all(0 < call.refusal.retry_after_s <= 120 for call in refused if call.refusal)
-
-
-def test_most_refusals_are_made_on_arrival():
+def test_most_refusals_are_made_on_arrival_and_say_when_to_retry():
     refused = [call for level in (2.0, 4.0) for call in played(level).calls if call.refusal is not None]
     assert sum(call.refused_at == call.at for call in refused) >= 0.95 * len(refused) > 1000
+    assert all(0 < call.refusal.retry_after_s <= 120 for call in refused if call.refusal)
 
 
 def test_batch_work_fills_idle_capacity_and_costs_interactive_work_nothing():

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fake_replica import GENERATE_CARD, FakeReplica
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.stages.admission import AdmissionStage
-from kvarn.answers.work import RequestRecord, Work
+from kvarn.answers.turn import Turn
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.costs.step_times import StepTimes
@@ -36,8 +37,8 @@ def stage(server: Any, served: dict[str, ServedModel]) -> AdmissionStage:
     return AdmissionStage(config, served, AdmissionMetrics())
 
 
-def work_for(replicas: ReplicaSet) -> Work:
-    work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
+def work_for(replicas: ReplicaSet) -> Turn:
+    work = Turn(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
     work.route_request = RouteRequest(prompt_tokens=10)
     choice = replicas.choose(work.route_request)
     assert choice is not None

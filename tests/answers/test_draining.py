@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvarn
-from kvarn.catalog.failover import generate_anywhere
+from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.schema import ModelConfig
@@ -53,7 +53,7 @@ class Fleet:
         tokens: list[list[int]] = [[] for _ in range(sampling.n)]
         first = self.replicas.choose(self.replicas.route_of(submit))
         assert first is not None
-        async for delta in generate_anywhere(self.replicas, first, submit, FailoverConfig()):
+        async for delta in generate_anywhere(ResumableRequest(self.replicas, first, submit, FailoverConfig())):
             tokens[delta.index] += delta.token_ids
         return tokens
 

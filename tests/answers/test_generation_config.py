@@ -99,7 +99,7 @@ def test_a_response_and_the_list_of_models_show_the_defaults(serving: Serve) -> 
 
 
 def test_the_log_shows_the_defaults(serving: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "kvarn.gateway"), serving({"temperature": 0.6}):
+    with caplog.at_level(logging.INFO, "kvarn.catalog"), serving({"temperature": 0.6}):
         pass
     (record,) = [entry for entry in caplog.records if entry.message == "sampling parameters by default"
                  and entry.__dict__["model"] == "tiny"]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvarn.answers.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.store.owner import ANYBODY, Owner
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.parse import decode_body, validate

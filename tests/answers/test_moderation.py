@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import openai
@@ -14,7 +15,8 @@ import pytest
 
 from fake_replica import answer_text
 from kvarn.answers.moderation.checks import Moderation
-from kvarn.answers.work import Outcome, RequestRecord, Work
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Outcome, Turn
 from kvarn.config.platform import SafetyConfig
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.safety.verdict import CATEGORIES
@@ -240,15 +242,16 @@ async def test_a_request_given_up_while_its_prompt_is_looked_at_has_cost_nothing
     async def slow(text: str, claim: Any) -> Any:
         await asyncio.sleep(30)
 
-    moderation = Moderation(SafetyConfig(moderate_input=True), server.gateway.models, server.gateway.text)
+    moderation = Moderation(SafetyConfig(moderate_input=True), server.gateway.models, server.gateway.text, Mock())
     monkeypatch.setattr(moderation.moderator, "judge", slow, raising=False)
-    work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
-    looking = asyncio.create_task(moderation.check_input(work, lambda: ["a text"], "messages"))
+    turn = Turn(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
+    prompt = Mock(moderated=[("messages", lambda: ["a text"])])
+    looking = asyncio.create_task(moderation.check_prompt(turn, prompt))
     await asyncio.sleep(0)
     looking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await looking
-    assert work.outcome is Outcome.FAILED, "which gives its limits back as a whole"
+    assert turn.outcome is Outcome.FAILED, "which gives its limits back as a whole"
 
 
 def test_what_tools_say_of_themselves_is_looked_at_too(guarded: Any) -> None:

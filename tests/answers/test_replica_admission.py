@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.stages.replica_admission import ReplicaAdmission
-from kvarn.answers.work import RequestRecord, Work
+from kvarn.answers.turn import Turn
 from kvarn.config.platform import AdmissionConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.observe.admission import AdmissionMetrics
@@ -32,7 +33,7 @@ class Harness:
         self.queue = self.admission.controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:
-        work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
+        work = Turn(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
         self.demand = self.admission.demand_of(work)
         return asyncio.create_task(self.admission.enter(self.demand, client_left))
 

@@ -88,7 +88,7 @@ def test_every_api_knows_routes(routed: Any) -> None:
 
 def test_weights_change_while_the_server_runs(routed: Any) -> None:
     changed = RouteConfig.model_validate({**ROUTES[0], "targets": [{"model": "next"}]})
-    routed.gateway.routes.replace([changed])
+    routed.gateway.catalog.routes.replace([changed])
     arms = {routed.http.post(CHAT, json=body(user=str(user))).headers["x-kvarn-arm"] for user in range(10)}
     assert arms == {"next"}
     assert routed.http.post(CHAT, json=body("ruled")).status_code == 404
@@ -164,7 +164,7 @@ def test_a_tenant_is_pinned_to_a_model(routed: Any) -> None:
     routed.add_tenant("pinned").close()
     organization = routed.authenticator.principals["pinned"].organization_id
     pin = {"organization": organization, "model": "small"}
-    routed.gateway.routes.replace([RouteConfig.model_validate({**ROUTES[0], "pins": [pin]})])
+    routed.gateway.catalog.routes.replace([RouteConfig.model_validate({**ROUTES[0], "pins": [pin]})])
     for user in range(5):
         headers = {"authorization": "Bearer pinned"}
         assert routed.http.post(CHAT, json=body(user=str(user)), headers=headers).json()["model"] == "small"

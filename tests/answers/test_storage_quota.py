@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.storage_quota import StorageQuota
-from kvarn.answers.work import RequestRecord
 from kvarn.store import quota as store_quota
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError

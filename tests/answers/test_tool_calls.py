@@ -99,10 +99,14 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
 ) -> None:
     outcomes: list[str] = []
 
-    async def watch(work: Any) -> None:
-        work.closing.callback(lambda: outcomes.append(str(work.outcome)))
+    class Noting:
+        name = "noting"
 
-    server.gateway.stages.append(watch)
+        async def enter(self, turn: Any) -> None:
+            turn.closing.callback(lambda: outcomes.append(str(turn.outcome)))
+
+    stage = Noting()
+    server.gateway.steps.stages.append(stage)
     try:
         answering(CALL + "x" * 300)
         body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "parallel_tool_calls": False, "stream": True}
@@ -112,7 +116,7 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
                     break
         wait_for(lambda: bool(outcomes), "the work to be settled")
     finally:
-        server.gateway.stages.remove(watch)
+        server.gateway.steps.stages.remove(stage)
     assert outcomes == ["finished"]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,14 +11,14 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from batch_bench import Bench, make_bench, until
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.batches import items
 from kvarn.batches.items import Backoff
 from kvarn.batches.job import EndReason
 from kvarn.batches.line import line_id
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batches.batches import BatchStatus, move_batch
-from kvarn.store.repositories.batches.lines import Line, add_lines, read_line
+from kvarn.store.repositories.batches.lines import Line, read_line
 from kvarn.wire.openai.errors import ApiError, unavailable
 from profiles import effort
 
@@ -97,31 +95,6 @@ async def test_lines_for_an_idle_model_do_not_wait_behind_a_busy_ones(
     log.free.set()
     await asyncio.wait_for(task, 20)
     assert log.models == {"idle": 40, "busy": 200} and set(log.requests.values()) == {1}
-
-
-async def test_lines_without_a_place_hold_next_to_nothing_however_large_they_are(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models = [f"m{number}" for number in range(10)]
-    bench = await make_bench(store, monkeypatch, [], models)
-    body = json.dumps({"model": "any", "text": "x" * 100_000}).encode()
-    for place, model in enumerate(models):
-        numbers = range(1 + 16 * place, 17 + 16 * place)
-        await add_lines(store, bench.job.id, [Line(number, f"c{number}", body, model) for number in numbers])
-        for _ in range(bench.max_in_flight):
-            await bench.places[model].acquire("another batch's organization")
-    log = Log()
-    bench.answer = log.answer
-    tracemalloc.start()
-    task = bench.run()
-    await asyncio.sleep(0.15)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < 2_000_000, "of 16 MB"
-    for model in models:
-        bench.places[model].release("another batch's organization", bench.max_in_flight)
-    await asyncio.wait_for(task, 30)
-    assert log.models == {"any": 160}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_changes_add_up_to_what_is_cached(
     world.submit("early", 60)
     world.run()
     held = BlockInventory()
-    cache.watch(held)
+    cache.report_to(held)
     view = names_in(held.snapshot()[2])
 
     def compare() -> None:

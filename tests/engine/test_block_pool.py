@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.engine import IntegrityError, OutOfBlocksError
+from kvarn.engine import IntegrityError
 from kvarn.engine.memory.block_pool import BlockPool
 from profiles import examples
 
@@ -21,40 +21,11 @@ class Owner:
         self.pool.uncache(block)
 
 
-def test_each_block_is_handed_out_once():
-    pool = BlockPool(5)
-    assert sorted(pool.allocate() for _ in range(5)) == [0, 1, 2, 3, 4]
-    with pytest.raises(OutOfBlocksError):
-        pool.allocate()
-
-
-def test_a_shared_block_is_free_after_its_last_release_only():
-    pool = BlockPool(1)
-    block = pool.allocate()
-    pool.acquire(block)
-    assert not pool.is_writable(block)
-    pool.release(block)
-    assert pool.num_free == 0
-    assert pool.is_writable(block)
-    pool.release(block)
-    assert pool.num_free == 1
-
-
 def test_a_cached_block_is_not_writable_even_by_a_single_holder():
     pool = BlockPool(1)
     block = pool.allocate()
     pool.cache(block, Owner(pool))
     assert not pool.is_writable(block)
-
-
-def test_a_cached_block_is_idle_when_released_and_available():
-    pool = BlockPool(2)
-    block = pool.allocate()
-    pool.cache(block, Owner(pool))
-    pool.release(block)
-    assert (pool.num_free, pool.num_idle, pool.num_available, pool.num_held) == (1, 1, 2, 0)
-    pool.acquire(block)
-    assert (pool.num_idle, pool.num_held) == (0, 1)
 
 
 def test_where_none_is_free_the_block_idle_for_longest_is_evicted_by_its_owner():

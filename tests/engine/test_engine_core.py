@@ -26,30 +26,6 @@ def test_choices_share_the_prompts_blocks_and_copy_before_they_write(make_world)
     assert computed == 40 + 19 + 3 * 20
 
 
-@pytest.mark.parametrize("prompt", [1, 2, 15, 16, 17, 32, 33])
-def test_choices_are_right_whatever_the_place_of_the_prompts_end_in_its_block(make_world, prompt):
-    world = make_world()
-    world.submit("a", prompt, n=5, max_tokens=18)
-    world.run()
-    world.assert_answered("a")
-
-
-def test_two_slots_for_many_choices_is_enough(make_world):
-    world = make_world(max_num_seqs=2)
-    world.submit("a", 40, n=7, max_tokens=5)
-    world.run()
-    world.assert_answered("a")
-
-
-def test_choices_are_right_without_a_prefix_cache(make_world):
-    world = make_world(max_num_seqs=2, prefix_cache=False)
-    world.submit("a", 40, n=5, max_tokens=3)
-    world.submit("b", 40, n=5, max_tokens=1)
-    world.run()
-    world.assert_answered("a")
-    world.assert_answered("b")
-
-
 def test_what_the_executor_raises_passes_through(make_world):
     world = make_world()
     world.submit("a", 10)
@@ -92,16 +68,6 @@ def test_aborting_an_unknown_request_is_ignored(make_world):
     world.run()
     world.assert_answered("a")
     assert world.engine.stats().aborts_total == 0
-
-
-def test_a_waiting_request_can_be_aborted(make_world):
-    world = make_world(max_num_seqs=1)
-    world.submit("a", 10)
-    world.submit("b", 10)
-    world.step()
-    world.engine.abort("b")
-    world.run()
-    assert world.deltas["b"] == []
 
 
 def test_abort_all_leaves_nothing(make_world):

@@ -6,7 +6,7 @@ import pytest
 
 from engine_world import World
 from kv_connectors import DictConnector
-from kvarn.costs.step_times import StepShape
+from kvarn.costs.step_times import StepTimes
 from kvarn.engine.plan import StepPlan
 from kvarn.engine.step_time import StepTimeModel
 
@@ -19,21 +19,7 @@ def seconds(plan: StepPlan) -> float:
 
 def step_time() -> StepTimeModel:
     """Knows how long steps take: `seconds`."""
-    expected = []
-    for prompt, context, rows in (
-        (16, 0, 0),
-        (64, 0, 0),
-        (64, 64, 0),
-        (256, 0, 0),
-        (32, 64, 8),
-        (0, 64, 8),
-        (0, 256, 1),
-    ):
-        shape = StepShape(decode_rows=rows, decode_context=rows * context)
-        if prompt:
-            shape.add(context, prompt)
-        expected.append((shape, 0.001 + 0.001 * shape.num_tokens))
-    return StepTimeModel(expected=expected)
+    return StepTimeModel.knowing(StepTimes(fixed_s=0.001, prefill_token_s=0.001, decode_row_s=0.001))
 
 
 def tiered(connector: DictConnector, **config: object) -> World:
@@ -66,7 +52,7 @@ def test_a_prompt_begins_with_what_another_engine_stored() -> None:
     assert world.cached_tokens("b") == 96
     assert num_prompt_tokens(world) == 4
     stats = world.engine.stats()
-    assert (stats.external_queries_total, stats.external_hits_total) == (100, 96)
+    assert (stats.lookups.queries_total, stats.lookups.hits_total) == (100, 96)
     assert stats.kv_tiers["dictionary"].blocks == len(connector.blocks)
 
 
@@ -76,7 +62,7 @@ def test_what_the_prefix_cache_holds_is_not_loaded() -> None:
     ask(world, "a")
     ask(world, "b")
     assert connector.num_loaded == 0
-    assert world.engine.stats().external_queries_total == 100 + 4
+    assert world.engine.stats().lookups.queries_total == 100 + 4
 
 
 @pytest.mark.parametrize("scope", [{"tenant": "other"}, {"cache_salt": "other"}, {"adapter": "other"}])
@@ -129,7 +115,7 @@ def test_a_fetch_is_given_up_when_computing_would_have_been_done() -> None:
     world.run()
     world.assert_answered("far")
     assert world.cached_tokens("far") == 0
-    assert world.engine.stats().fetches_given_up_total == 1
+    assert world.engine.stats().lookups.given_up_total == 1
     assert connector.fetches[-1].released
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.costs.step_times import StepShape
+from kvarn.costs.step_times import StepTimes
 from kvarn.engine.plan import StepPlan
 from kvarn.engine.step_time import StepTimeModel
 
@@ -22,8 +22,7 @@ def seconds_of(plan: StepPlan) -> float:
 
 
 def known_times() -> StepTimeModel:
-    shapes = [StepShape(0, 0, 1, 64), StepShape(0, 0, 8, 512), StepShape(64, 2080, 0, 0), StepShape(512, 131_328, 0, 0)]
-    return StepTimeModel(expected=[(each, step_s(each.decode_rows)) for each in shapes])
+    return StepTimeModel.knowing(StepTimes(fixed_s=STEP_S, decode_row_s=ROW_S))
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from kv_connectors import DictConnector
 from kvarn.engine.plan import LAST_SAMPLED
 from scripted_masks import EveryThird
 
@@ -31,19 +28,6 @@ def test_nothing_is_computed_past_the_last_token_that_was_asked_for(make_world):
         assert sum(plan.num_tokens for plan in world.executor.plans) == 10 + 3 + 30
 
 
-def test_what_was_computed_past_a_stop_token_is_dropped(make_world):
-    world = make_world(max_in_flight=2, max_num_seqs=1, prefix_cache=False)
-    world.submit("a", 10, max_tokens=20, stop_token_ids=list(range(50)))
-    world.submit("b", 20, max_tokens=3)
-    world.step()
-    assert len(world.output("a")) == 1
-    assert world.engine.scheduler.memory.pool.num_held == 0, "its blocks are free though a row of it is in flight"
-    world.run()
-    assert world.executor.plans[1].rows[0].slot == world.executor.plans[2].rows[0].slot
-    world.assert_answered("a")
-    world.assert_answered("b")
-
-
 def test_a_request_aborted_while_its_step_runs_is_never_heard_of_again(make_world):
     world = make_world(max_in_flight=2, prefix_cache=False)
     world.submit("a", 40, n=2, max_tokens=20)
@@ -66,22 +50,6 @@ def test_when_all_are_aborted_the_step_in_flight_is_still_collected(make_world):
     assert world.engine.has_work()
     world.run()
     assert len(world.output("a")) == 1
-
-
-@pytest.mark.parametrize("offloads", [False, True])
-def test_a_sequence_preempted_while_its_step_runs_draws_the_same_tokens_again(make_world, offloads):
-    world = make_world(
-        max_in_flight=2,
-        num_blocks=12,
-        prefix_cache=False,
-        connector=DictConnector() if offloads else None,
-    )
-    for index in range(4):
-        world.submit(f"r{index}", 30, max_tokens=50)
-    world.run()
-    assert world.engine.stats().preemptions_total > 0
-    for index in range(4):
-        world.assert_answered(f"r{index}")
 
 
 def test_a_masked_sequence_waits_for_its_token_and_the_others_do_not(make_world):

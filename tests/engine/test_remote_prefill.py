@@ -7,7 +7,7 @@ import pytest
 from engine_world import World
 from kv_connectors import DictConnector
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.costs.step_times import StepShape
+from kvarn.costs.step_times import StepTimes
 from kvarn.engine.memory.remote_prefill import PeerLoad, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepPlan
@@ -23,11 +23,7 @@ def seconds(plan: StepPlan) -> float:
 
 def step_time() -> StepTimeModel:
     """Knows how long steps take: `seconds`."""
-    shapes = [StepShape(decode_rows=rows, decode_context=rows * 64) for rows in (1, 4, 8)]
-    for tokens, start in ((16, 0), (64, 0), (64, 64), (256, 0)):
-        shapes.append(StepShape())
-        shapes[-1].add(start, tokens)
-    return StepTimeModel(expected=[(shape, 0.001 + 0.001 * shape.num_tokens) for shape in shapes])
+    return StepTimeModel.knowing(StepTimes(fixed_s=0.001, prefill_token_s=0.001, decode_row_s=0.001))
 
 
 class Peer:
@@ -80,7 +76,7 @@ def test_a_long_prompt_beside_running_answers_is_computed_elsewhere() -> None:
     assert peer.asked == [499 // 16]
     assert world.cached_tokens("long") == 496
     assert max(plan.num_tokens for plan in world.executor.plans) < 60
-    assert world.engine.stats().prefills_apart_total == 1
+    assert world.engine.stats().lookups.remote_prefills_total == 1
 
 
 @pytest.mark.parametrize(
@@ -143,4 +139,4 @@ def test_a_peer_that_sends_nothing_is_given_up_and_the_prompt_computed_here() ->
     answer_beside_a_decode(world)
     assert len(peer.asked) == 1
     assert world.cached_tokens("long") == 0
-    assert world.engine.stats().fetches_given_up_total == 1
+    assert world.engine.stats().lookups.given_up_total == 1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.costs.step_times import StepShape
+from kvarn.costs.step_times import StepTimes
 from kvarn.engine.plan import StepPlan
 from kvarn.engine.step_time import StepTimeModel
 
@@ -252,19 +252,11 @@ def test_turns_of_a_conversation_reuse_prompt_and_answer(make_world, prefix_cach
     world.assert_answered("turn2")
 
 
-def test_two_salts_never_share_and_one_salt_does(make_world):
+@pytest.mark.parametrize("label", ["cache_salt", "tenant"])
+def test_only_requests_of_the_same_tenant_and_salt_share_blocks(make_world, label):
     world = make_world()
-    prompt = list(range(40))
-    for name, salt in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
-        world.submit(name, prompt, cache_salt=salt)
-        world.run()
-    assert [world.cached_tokens(name) for name in "abcd"] == [0, 0, 0, 32]
-
-
-def test_two_tenants_never_share_even_with_the_same_salt(make_world):
-    world = make_world()
-    for name, tenant in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
-        world.submit(name, list(range(40)), tenant=tenant, cache_salt="s")
+    for name, value in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
+        world.submit(name, list(range(40)), **{"tenant": "t", "cache_salt": "s", label: value})
         world.run()
     assert [world.cached_tokens(name) for name in "abcd"] == [0, 0, 0, 32]
 
@@ -292,9 +284,8 @@ def test_the_first_decision_of_a_large_model_keeps_the_target_where_it_knows_wha
     told, prompt_tokens, make_world
 ):
     """19 prompt tokens fit beside the first decode. One that knows nothing tries 64, which take twice the target."""
-    shapes = [shape_of_rows(*rows) for rows in ((1, 0), (32, 0), (0, 16), (0, 256), (0, 1024))]
-    expected = [(shape, 0.1 + 0.005 * shape.num_tokens) for shape in shapes]
-    step_time = StepTimeModel(expected=expected) if told else None
+    times = StepTimes(fixed_s=0.1, prefill_token_s=0.005, decode_row_s=0.005)
+    step_time = StepTimeModel.knowing(times) if told else None
     world = make_world(num_blocks=400, seconds=seconds_on_a_large_model, tpot_target_ms=200.0, step_time=step_time)
     world.submit("chat", 1, max_tokens=50)
     world.submit("long", 2000, max_tokens=2)
@@ -302,10 +293,3 @@ def test_the_first_decision_of_a_large_model_keeps_the_target_where_it_knows_wha
     decode, prompt = world.executor.plans[0].rows
     assert len(decode.token_ids) == 1
     assert len(prompt.token_ids) in prompt_tokens
-
-
-def shape_of_rows(decodes: int, prompt: int) -> StepShape:
-    shape = StepShape(decode_rows=decodes, decode_context=decodes * 100)
-    if prompt:
-        shape.add(0, prompt)
-    return shape

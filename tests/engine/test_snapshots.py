@@ -98,13 +98,3 @@ def test_preempted_sequences_go_on_from_their_last_snapshot(make_world, max_in_f
     assert world.engine.stats().preemptions_total > 0
     for index in range(3):
         world.assert_answered(f"r{index}")
-
-
-def test_an_aborted_prompt_leaves_the_books_in_order(make_world):
-    world = make_world(num_snapshots=2, token_budget=20)
-    world.submit("r", COMMON)
-    for _ in range(3):
-        world.step()
-    world.engine.abort("r")
-    world.engine.check_integrity()
-    ask(world, "again", COMMON)

@@ -135,10 +135,10 @@ def test_counts_of_proposals_are_reported(make_world):
     world.run()
     stats = world.engine.stats()
     drawn = [row for plan in world.executor.plans for row in plan.rows if row.num_proposals]
-    assert stats.spec_decode_drafts_total == len(drawn)
-    assert stats.spec_decode_draft_tokens_total == sum(row.num_proposals for row in drawn)
-    by_position = stats.spec_decode_accepted_tokens_per_pos_total
-    assert sum(by_position) == stats.spec_decode_accepted_tokens_total == 2 * len(drawn)
+    assert stats.speculation.drafts_total == len(drawn)
+    assert stats.speculation.draft_tokens_total == sum(row.num_proposals for row in drawn)
+    by_position = stats.speculation.accepted_tokens_per_pos_total
+    assert sum(by_position) == stats.speculation.accepted_tokens_total == 2 * len(drawn)
     assert by_position[:3] == [len(drawn), len(drawn), 0]
 
 

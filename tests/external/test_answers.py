@@ -206,21 +206,3 @@ def test_models_and_readiness_show_it(far: Any, foreign: ForeignServer) -> None:
     assert models["far-vec"]["kind"] == "embed"
     assert far.get("/ready").json()["models"]["far"]["ready"]
     assert re.search(r'kvarn_replica_up\{model="far".*\} 1.0', far.get("/metrics").text)
-
-
-def test_ollamas_clients_are_answered_from_afar(far: Any, foreign: ForeignServer) -> None:
-    asked = {"model": "far:latest", "messages": [{"role": "user", "content": "think of it"}], "tools": [TOOL]}
-    *lines, last = map(json.loads, far.post("/api/chat", json=asked).text.splitlines())
-    (call,) = [call for line in lines for call in line["message"].get("tool_calls", ())]
-    assert call["function"] == {"index": 0, "name": "weather", "arguments": {"city": "Uppsala"}}
-    assert last["done_reason"] == "stop" and last["eval_count"] > 0
-    prompt: dict[str, Any] = {"model": "far", "prompt": "hello far", "stream": False}
-    answer = far.post("/api/generate", json=prompt).json()
-    assert answer["response"] == "hello far " and "context" not in answer
-    raw = far.post("/api/generate", json={**prompt, "raw": True, "options": {"num_predict": 5}}).json()
-    assert raw["response"] == "hello far " and foreign.requests[-1]["max_tokens"] == 5
-    far.post("/api/generate", json={**prompt, "raw": True})
-    assert foreign.requests[-1]["max_tokens"] < 1_000_000
-    refused = far.post("/api/generate", json={**prompt, "context": [1]})
-    assert refused.status_code == 400 and "Another server" in refused.json()["error"]
-    assert far.post("/api/embed", json={"model": "far-vec", "input": ["a"]}).json()["embeddings"][0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -16,11 +15,10 @@ import pytest
 import zmq
 
 from conditions import until
-from kvarn.catalog.failover import generate_anywhere
+from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
-from kvarn.config.replica import FailoverConfig, ReplicaConfig
+from kvarn.config.replica import FailoverConfig
 from kvarn.fleet.launch.process_exit import exit_of
-from kvarn.fleet.supervision.engine_run import EngineRun
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
@@ -28,7 +26,7 @@ from kvarn.replica.spec import ReplicaSpec
 from kvarn.replica.transport import ClientTransport, Inbox, Outbox
 from kvarn.routing.router import ReplicaChoice
 from kvarn.wire.messages import FromEngine, Join, Ready, StepOutput, Submit, TokenDelta
-from kvarn.wire.supervision import Activate, Asleep, Drain, Sleep, Supervise, Warm
+from kvarn.wire.supervision import Activate, Asleep, Sleep, Supervise
 from profiles import thorough
 
 WAIT_S = 60.0
@@ -201,7 +199,7 @@ async def test_a_request_goes_on_with_the_engine_that_is_joined_again(
     config = FailoverConfig(max_wait_s=WAIT_S)
     tokens = []
     async with asyncio.timeout(WAIT_S):
-        async for delta in generate_anywhere(replicas, ReplicaChoice("m/0"), request, config):
+        async for delta in generate_anywhere(ResumableRequest(replicas, ReplicaChoice("m/0"), request, config)):
             tokens += delta.token_ids
             if len(tokens) == 10:
                 proxied[2].reset_all()
@@ -287,61 +285,6 @@ async def test_whoever_has_no_key_breaks_no_connection_and_an_answer_that_breaks
         client.close()
         inbox.close()
         context.destroy(linger=0)
-
-
-class Launched:
-    """An engine process that is reached through the proxy: a `LaunchedEngine`."""
-
-    def __init__(self, own: Endpoint, endpoint: Endpoint, spec: ReplicaSpec) -> None:
-        self.endpoint, self.supervisor = endpoint, free_address(HOST)
-        self._process = run_engine(msgspec.structs.replace(spec, endpoint=own, supervisor=self.supervisor))
-        self.pid, self.kill = self._process.pid, self._process.kill
-        self.exited: asyncio.Future[str | None] = asyncio.ensure_future(self._exit())
-
-    async def _exit(self) -> str | None:
-        await exit_of(self._process)
-        return None
-
-    def close(self) -> None:
-        self.kill()
-
-
-@pytest.mark.thorough
-async def test_what_supervisor_and_engine_tell_each_other_outlives_a_connection(
-    proxied: tuple[Endpoint, Endpoint, Proxy], make_spec: Callable[..., ReplicaSpec]
-) -> None:
-    own, endpoint, proxy = proxied
-    heard: list[object] = []
-    spec = msgspec.structs.replace(make_spec(), warm=True, directory=json.dumps({}))
-    engine = Launched(own, endpoint, spec)
-    run = EngineRun(engine, ReplicaConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=WAIT_S), heard.append)
-
-    def came(kind: type) -> Callable[[], bool]:
-        return lambda: any(isinstance(each, kind) for each in heard)
-
-    async def lose(say: Callable[[], None]) -> None:
-        """Say something on a connection that breaks before it has come."""
-        before = proxy.passed
-        await until(lambda: proxy.passed > before, "there is a connection")
-        proxy.silence_all()
-        say()
-        before = proxy.swallowed
-        await until(lambda: proxy.swallowed > before + 1000, "that and what was said after it is lost")
-        proxy.reset_all()
-
-    waiting = asyncio.create_task(run.wait())
-    try:
-        await until(came(Warm), "it waits")
-        await lose(lambda: run.order(Activate()))
-        await until(came(Ready), "it has heard that it shall load the model")
-        await lose(lambda: run.order(Drain()))
-        assert (await asyncio.wait_for(waiting, WAIT_S)).gone
-        assert sum(isinstance(each, Ready) for each in heard) == 1
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        engine.kill()
-        await engine.exited
 
 
 async def test_an_engine_says_again_that_it_is_ready_or_asleep_until_its_supervisor_knows(

@@ -11,10 +11,9 @@ import pytest
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.checkpoints import find_checkpoints
 from kvarn.fleet.controller import FleetController
-from kvarn.fleet.desired import Desired, DesiredState
+from kvarn.fleet.desired import DesiredState
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.launch.choice import launcher_of
-from kvarn.fleet.placement.packing import GIB, this_machine
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState
@@ -97,21 +96,6 @@ async def test_a_replica_that_is_taken_out_for_its_answers_is_not_replaced(make_
     fleet.controller.wake()
     await fleet.until_ready(1)
     assert fleet.pids == {second: before[second]} and fleet.added == []
-
-
-@pytest.mark.thorough
-async def test_versions_follow_each_other_where_there_is_room_for_two_replicas(make_fleet):
-    two_fifths_gib = 0.4 * this_machine().memory_bytes / GIB
-    fleet = make_fleet(hardware={"memory_gib": two_fifths_gib})
-    await fleet.until_ready(1)
-    for version in (1, 2):
-        fleet.desired["m"] = Desired(fleet.desired["m"].model, version)
-        fleet.controller.wake()
-        async with asyncio.timeout(WAIT_S):
-            while [each.status.version for each in fleet.engines.supervisors.values()] != [version]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        await fleet.until_ready(1)
-    assert len(fleet.added) == 2
 
 
 def test_an_engine_is_told_which_settings_are_the_operators() -> None:

@@ -82,21 +82,19 @@ def test_quotas_of_version_1_are_read(machine):
     assert cpu_quota(files) is None
 
 
-def test_with_four_cores_the_gateway_gets_one_and_the_other_hyper_threads(machine):
-    assert separate_cpus(files=machine(FOUR_CORES_OF_TWO)) == CpuAffinity(engines=(0, 1, 2), gateway=(3, 7, 4, 5, 6))
-
-
-def test_several_gateway_processes_get_a_core_each_or_none_is_kept_apart(machine):
-    assert separate_cpus(files=machine(FOUR_CORES_OF_TWO), gateways=2) is None
-
-
-def test_each_of_two_gateway_processes_gets_a_core(machine):
-    affinity = separate_cpus(files=machine([str(number) for number in range(8)]), gateways=2)
-    assert affinity == CpuAffinity(engines=(0, 1, 2, 3, 4, 5), gateway=(6, 7))
-
-
-def test_with_fewer_cores_nothing_is_kept_apart(machine):
-    assert separate_cpus(files=machine(["0-1", "0-1", "2-3", "2-3"])) is None
+@pytest.mark.parametrize(
+    ("siblings", "max_threads", "gateways", "expected"),
+    [
+        (FOUR_CORES_OF_TWO, 0, 1, CpuAffinity(engines=(0, 1, 2), gateway=(3, 7, 4, 5, 6))),
+        (FOUR_CORES_OF_TWO, 3, 1, CpuAffinity(engines=(0, 1, 2), gateway=(3, 7, 4, 5, 6))),
+        (FOUR_CORES_OF_TWO, 4, 1, None),
+        (FOUR_CORES_OF_TWO, 0, 2, None),
+        ([str(number) for number in range(8)], 0, 2, CpuAffinity(engines=(0, 1, 2, 3, 4, 5), gateway=(6, 7))),
+        (["0-1", "0-1", "2-3", "2-3"], 0, 1, None),
+    ],
+)
+def test_each_gateway_process_gets_a_core_where_enough_are_left(machine, siblings, max_threads, gateways, expected):
+    assert separate_cpus(max_threads, machine(siblings), gateways) == expected
 
 
 def test_under_a_quota_nothing_is_tied_to_cores(machine):
@@ -105,20 +103,10 @@ def test_under_a_quota_nothing_is_tied_to_cores(machine):
     assert separate_cpus(files=files) is None
 
 
-def test_a_core_that_the_configuration_wants_for_a_kernel_is_not_spare(machine):
-    files = machine(FOUR_CORES_OF_TWO)
-    assert separate_cpus(3, files) is not None
-    assert separate_cpus(4, files) is None
-
-
 def test_a_tiny_model_gets_one_thread_and_a_larger_one_every_core(machine):
     files = machine(FOUR_CORES_OF_TWO)
     assert kernel_threads(10 * 1024**2, files) == 1
     assert kernel_threads(1024**3, files) == 4
-
-
-def test_this_machine_has_at_least_one_core_and_no_more_than_processors():
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_a_process_keeps_to_the_processors_it_is_given():

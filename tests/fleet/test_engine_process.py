@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -34,13 +33,6 @@ async def test_tokens_come_in_order_and_the_last_delta_says_why_it_ended(make_re
     assert [delta.finish_reason for delta in deltas][-1] is FinishReason.LENGTH
     assert {"interpreter", "import", "read the script", "total"} <= set(card.start_s)
     assert replica.stats.finished_total == 1
-
-
-async def test_all_choices_of_a_request_arrive(make_replica, submit):
-    replica = make_replica()
-    await replica.wait_until_ready()
-    finished = [d.index async for d in replica.generate(submit(n=3, max_tokens=5)) if d.finish_reason is not None]
-    assert sorted(finished) == [0, 1, 2]
 
 
 async def test_two_hundred_requests_at_once_all_finish(make_replica, submit):
@@ -130,18 +122,6 @@ async def test_the_gauges_tell_of_an_abort_that_leaves_the_engine_idle(make_repl
     await stream.aclose()
     await until(lambda: replica.stats.running == 0 and replica.stats.aborts_total == 1)
     assert replica.stats.kv_blocks_free == replica.stats.kv_blocks_total
-
-
-async def test_cancelling_the_consumer_aborts_in_the_engine(make_replica, submit):
-    replica = make_replica(step_s=0.01)
-    await replica.wait_until_ready()
-    task = asyncio.create_task(collect(replica, submit(max_tokens=60_000)))
-    await until(lambda: replica.stats.running == 1)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    await collect(replica, submit("after", max_tokens=2))
-    assert replica.stats.aborts_total == 1
 
 
 async def test_a_stream_that_was_never_read_leaves_nothing_behind(make_replica, submit):

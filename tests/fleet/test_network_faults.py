@@ -22,7 +22,6 @@ from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address, tcp_address
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
-from profiles import thorough
 
 WAIT_S = 60.0
 CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=4.0, restart_backoff_s=0.1)
@@ -155,34 +154,6 @@ async def replica(network: Network, make_spec: Callable[..., ReplicaSpec]) -> As
     network.cut(cut=False)
     made.client.close()
     await made.supervisor.stop()
-
-
-@pytest.mark.parametrize(
-    "netem", [thorough(("delay", "60ms", "20ms")), thorough(("loss", "5%")), ("delay", "20ms", "loss", "2%")]
-)
-async def test_a_slow_and_lossy_link_delays_answers_and_changes_nothing(
-    network: Network, replica: Replica, submit: Callable[..., Submit], netem: tuple[str, ...]
-) -> None:
-    wanted = await replica.answer(submit("undisturbed", max_tokens=40))
-    network.shape(*netem)
-    requests = [submit(f"disturbed-{number}", max_tokens=40) for number in range(10)]
-    answers = await asyncio.wait_for(asyncio.gather(*map(replica.answer, requests)), WAIT_S)
-    assert answers == [wanted] * 10
-    network.shape("delay", "0ms")
-    assert replica.client.starts == 1, "it was not taken for lost"
-
-
-@pytest.mark.thorough
-async def test_a_cut_shorter_than_the_heartbeats_time_out_loses_nothing(
-    network: Network, replica: Replica, submit: Callable[..., Submit]
-) -> None:
-    wanted = await replica.answer(submit("undisturbed", max_tokens=40))
-    network.cut()
-    answering = asyncio.create_task(replica.answer(submit("cut", max_tokens=40)))
-    await asyncio.sleep(0.6)
-    network.cut(cut=False)
-    assert await asyncio.wait_for(answering, WAIT_S) == wanted
-    assert replica.client.starts == 1
 
 
 async def test_a_replica_that_is_cut_off_is_replaced_and_its_process_ends_by_itself(

@@ -202,7 +202,7 @@ async def pair(running: Pair) -> AsyncGenerator[Pair, None]:
 async def test_prompts_come_from_the_second_engine_and_answers_are_those_of_one(pair: Pair) -> None:
     for _ in range(3):
         assert await pair.check() == WHOLE
-    assert pair.clients["first"].stats.prefills_apart_total >= 3
+    assert pair.clients["first"].stats.lookups.remote_prefills_total >= 3
 
 
 @pytest.mark.thorough

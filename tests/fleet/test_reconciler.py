@@ -102,19 +102,6 @@ def test_an_update_keeps_the_promised_number_ready_and_starts_no_more_than_the_s
 
 
 @pytest.mark.thorough
-@given(targets(), st.integers(), st.integers(0, 20))
-def test_crashes_in_the_middle_of_an_update_only_delay_it(target: Target, seed: int, crashes: int) -> None:
-    world = ReplicaWorld(seed)
-    world.settle(replace(target, version=target.version + 1))
-    for _ in range(crashes):
-        world.apply(plan([target], world.observed))
-        world.move()
-        world.crash()
-    world.settle(target)
-    assert is_as_wanted(world, target)
-
-
-@pytest.mark.thorough
 @given(st.integers(1, 5), st.integers())
 def test_a_version_that_never_starts_leaves_the_old_one_serving(replicas: int, seed: int) -> None:
     world = ReplicaWorld(seed)

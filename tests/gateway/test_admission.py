@@ -14,7 +14,9 @@ import msgspec
 import pytest
 
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.lifecycle import take_in
+from kvarn.answers.record import Deferred, RequestRecord
+from kvarn.answers.turn import Prompt
 from kvarn.catalog.models import ServedModel
 from kvarn.config.platform import AdmissionConfig, SloConfig
 from kvarn.costs.step_times import StepTimes
@@ -271,16 +273,17 @@ def test_weight_and_tenant_reach_the_engine(busy: Any) -> None:
 
 def test_a_line_of_a_batch_waits_without_a_client(busy: Any) -> None:
     busy.chat.stats = FULL
-    record = RequestRecord("line", endpoint=CHAT, best_priority=10)
+    record = RequestRecord("line", endpoint=CHAT, deferred=Deferred(10))
 
     async def begin() -> Any:
-        model = busy.gateway.ready_model(record, "tiny", "generate")
-        started = asyncio.create_task(busy.gateway.begin(record, model, prompt_tokens=5, max_output_tokens=5))
+        model = busy.gateway.catalog.ready(record, "tiny", "generate")
+        prompt = Prompt(model=model, tokens=5, max_output_tokens=5)
+        started = asyncio.create_task(take_in(busy.gateway, record, prompt))
         await asyncio.sleep(0.05)
         assert not started.done()
         busy.chat.stats = IDLE
-        work = await started
-        assert work.priority == 10
+        turn = await started
+        assert turn.priority == 10
         await record.close()
 
     busy.do(begin())

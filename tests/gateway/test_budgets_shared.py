@@ -8,7 +8,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import redis
 
 from fake_replica import EOS
+from kvarn.answers.stages.budgets import BudgetStage
 from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
 from kvarn.metering.service import Metering
 
@@ -68,8 +68,7 @@ def knows_budgets(server: Any) -> bool:
 
 
 def metering_of(server: Any) -> Metering:
-    stages = [stage for stage in server.gateway.stages if isinstance(stage, partial)]
-    return next(stage.args[0] for stage in stages if isinstance(stage.args[0], Metering))
+    return next(stage.metering for stage in server.gateway.steps.stages if isinstance(stage, BudgetStage))
 
 
 def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:

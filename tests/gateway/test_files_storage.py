@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -45,12 +44,3 @@ def test_an_upload_past_what_may_be_stored_is_refused_until_there_is_room(small:
         assert upload(blue, b"x" * 2 * MIB).status_code == 200, "another organisation has room of its own"
         assert red.delete(f"/v1/files/{first.json()['id']}").status_code == 200
         assert upload(red, b"x" * 2 * MIB).status_code == 200
-
-
-def test_uploads_at_the_same_time_do_not_pass_it_together(small: Any) -> None:
-    with small.add_tenant("red") as red, ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: upload(red, b"x" * MIB), range(6)))
-        kept = sum(answer.status_code == 200 for answer in answers)
-        assert kept <= 2 and {answer.status_code for answer in answers} <= {200, 413}
-        assert len(red.get("/v1/files").json()["data"]) == kept
-        assert [upload(red, b"x" * MIB).status_code for _ in range(3 - kept)] == [200] * (2 - kept) + [413]

@@ -44,7 +44,7 @@ def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -
 
 def _replica_admission(server: Any) -> Any:
     (replica,) = server.served["tiny"].replicas
-    return server.gateway.bodies._check.__self__._replicas[replica]
+    return server.app.state.bodies._check.__self__._replicas[replica]
 
 
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:

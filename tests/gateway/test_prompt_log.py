@@ -85,7 +85,7 @@ def test_prompts_reach_neither_disk_nor_log(
 
     server.chat.generate = fail
     assert client.post("/v1/chat/completions", json=body).status_code == 500
-    server.do(server.gateway.prompts.flush())
+    server.do(server.gateway.moderation.prompts.flush())
     data = Path(server.config.data_dir)
     assert (data / "kvarn.db").exists() and files_with(data, MARK) == []
     assert "answered" in debug_log.getvalue() and "RuntimeError: broken" in debug_log.getvalue()
@@ -107,7 +107,7 @@ def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(
         closed = {"model": "tiny", "messages": [{"role": "user", "content": f"closed {MARK}"}]}
         assert closed_tenant.post("/v1/chat/completions", json=closed).status_code == 200
         assert open_tenant.post("/v1/completions", json={"model": "tiny", "prompt": list(b"ids")}).status_code == 200
-        server.do(server.gateway.prompts.flush())
+        server.do(server.gateway.moderation.prompts.flush())
         data = Path(server.config.data_dir)
         assert files_with(data, MARK) == []
         key = data / "prompts.key"

@@ -198,19 +198,3 @@ def test_a_batch_whose_last_answers_meet_the_bound_is_completed(small: Any, wait
         small.loop.call_soon_threadsafe(held.set)
         await_end(red, batch, wait_for)
         assert len(read_file(red, batch, "output_file_id")) == 1
-
-
-def test_what_requests_bring_counts_while_they_are_answered(small: Any, wait_for: WaitFor) -> None:
-    held = small.chat.hold = asyncio.Event()
-    with small.add_tenant("red") as red, ThreadPoolExecutor(20) as pool:
-        items = [{"role": "user", "content": "x" * 600_000}, {"role": "user", "content": "Hej"}]
-        asked = {"model": "tiny", "truncation": "auto", "input": items}
-        first = [pool.submit(red.post, "/v1/responses", json=asked) for _ in range(10)]
-        wait_for(lambda: len(small.chat.submitted) == 3 and sum(each.done() for each in first) == 7, "three to begin")
-        small.do(asyncio.sleep(1.1))  # the account is asked again, and knows nothing of them yet
-        more = [red.post("/v1/responses", json=asked) for _ in range(3)]
-        small.loop.call_soon_threadsafe(held.set)
-        done = [each.result(30) for each in first]
-        assert sorted(answer.status_code for answer in done) == [200] * 3 + [413] * 7
-        assert [answer.status_code for answer in more] == [413] * 3
-        assert small.do(account(small.gateway.store, small.authenticator.principals["red"].organization_id)) <= MOST

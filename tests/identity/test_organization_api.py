@@ -182,7 +182,7 @@ def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, api) -
     assert root.post(f"{key_path}/rl-*", json={"max_requests_per_1_minute": 5}).status_code == 200
 
     async def rules():
-        return (await api.server.gateway.key_cache.bearer_of(made["value"])).limits
+        return (await api.server.gateway.control.key_cache.bearer_of(made["value"])).limits
 
     found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in api.server.do(rules())}
     assert found == {(project, "tiny", 60), (made["id"], "*", 5)}

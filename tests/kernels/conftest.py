@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.sampling import SamplingParams
 
@@ -42,19 +42,19 @@ def every_kernels(request: pytest.FixtureRequest) -> Kernels:
     """The reference's kernels, and those of each instruction set."""
     if request.param == "torch":
         return kernels_for("torch")
-    from kvarn.kernels.cpu.backend import CpuKernels
+    from kvarn.kernels.cpu.backend import cpu_kernels
 
-    return CpuKernels(request.param)
+    return cpu_kernels(request.param)
 
 
 @pytest.fixture(scope="session", params=["torch", *_instruction_sets()])
 def draw_tokens(request: pytest.FixtureRequest) -> Draw:
     """The draw of the reference, and of each instruction set."""
     if request.param == "torch":
-        return kernels_for("torch").draw_tokens
-    from kvarn.kernels.cpu.backend import CpuKernels
+        return kernels_for("torch").operations.draw_tokens
+    from kvarn.kernels.cpu.backend import cpu_kernels
 
-    return CpuKernels(request.param).draw_tokens
+    return cpu_kernels(request.param).operations.draw_tokens
 
 
 def oracle_distribution(logits: list[float], params: SamplingParams) -> list[float]:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.adapters import AdapterMemory, AdapterPart, PackedAdapter, pack_adapter
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.torch.linear import TorchLinear
 from kvarn.kernels.weights import Weight
 
@@ -26,10 +26,10 @@ def make_layer(kernels: Kernels, form: str, *, gated: bool = False, bias: bool =
     out = 2 * OUTS[0] if gated else sum(OUTS)
     weight = torch.randn(out, IN, generator=generator) / IN**0.5
     if form in ("int8", "int4"):
-        packed = kernels.quantize(weight.bfloat16(), form)
+        packed = kernels.packer.quantize(weight.bfloat16(), form)
     else:
         packed = Weight(weight.to(getattr(torch, form)))
-    layer = kernels.pack_linear(
+    layer = kernels.packer.pack_linear(
         packed, torch.randn(out, generator=generator) if bias else None, "silu" if gated else None
     )
     layer.adapter_layer = 0
@@ -58,10 +58,10 @@ class World:
     layers_before: int = 0
 
     def __post_init__(self) -> None:
-        self.cache = self.kernels.new_kv_cache(3, 400, HeadShape(2, 1, 8), "float32")
+        self.cache = self.kernels.operations.new_kv_cache(3, 400, HeadShape(2, 1, 8), "float32")
         for tensor in (*self.cache.keys, *self.cache.values):
             tensor.view(torch.uint8).fill_(255)  # NaN
-        self.memory: AdapterMemory = self.kernels.new_adapter_memory(self.cache, self.dtype)
+        self.memory: AdapterMemory = self.kernels.operations.new_adapter_memory(self.cache, self.dtype)
         free = torch.randperm(400, generator=torch.Generator().manual_seed(1)).tolist()
         for index, parts in enumerate(self.adapters):
             packed: PackedAdapter = pack_adapter([parts], self.dtype)
@@ -118,8 +118,8 @@ def test_what_is_added_to_gate_and_up_comes_before_the_activation(every_kernels:
     world, gated = World(every_kernels, torch.float32, adapters), make_layer(every_kernels, form, gated=True)
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(2 * OUTS[0], IN, generator=generator) / IN**0.5
-    plain = every_kernels.pack_linear(
-        every_kernels.quantize(weight.bfloat16(), form)
+    plain = every_kernels.packer.pack_linear(
+        every_kernels.packer.quantize(weight.bfloat16(), form)
         if form.startswith("int")
         else Weight(weight.to(getattr(torch, form))),
         torch.randn(2 * OUTS[0], generator=generator),
@@ -135,9 +135,9 @@ def test_what_is_added_to_gate_and_up_comes_before_the_activation(every_kernels:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa: str, form: str, gated: bool) -> None:
-    from kvarn.kernels.cpu.backend import CpuKernels
+    from kvarn.kernels.cpu.backend import cpu_kernels
 
-    kernels = CpuKernels(isa)
+    kernels = cpu_kernels(isa)
     outs = (OUTS[0], OUTS[0]) if gated else OUTS
     adapters = [parts_of(1, (8, 8), outs), parts_of(2, (16, None), outs), parts_of(3, (40, 3), outs)]
     world, layer = World(kernels, torch.bfloat16, adapters), make_layer(kernels, form, gated=gated)
@@ -156,9 +156,9 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa: str, form: str, gat
 
 
 def test_many_rows_of_one_adapter_equal_single_ones(isa: str) -> None:
-    from kvarn.kernels.cpu.backend import CpuKernels
+    from kvarn.kernels.cpu.backend import cpu_kernels
 
-    kernels = CpuKernels(isa)
+    kernels = cpu_kernels(isa)
     world, layer = World(kernels, torch.float32, ADAPTERS), make_layer(kernels, "bfloat16")
     x = torch.randn(150, IN)
     together = world.run(layer, x, [3] * 150)

@@ -27,7 +27,7 @@ def defined(qkv: torch.Tensor, lengths: list[int], heads: HeadShape, window: int
 def test_every_token_sees_all_of_its_own_text(every_kernels: Any, heads: HeadShape, lengths: list[int]) -> None:
     torch.manual_seed(len(lengths))
     qkv = torch.randn(sum(lengths), 3 * heads.query * heads.dim)
-    plan = every_kernels.plan_bidirectional(torch.tensor(lengths), heads)
+    plan = every_kernels.operations.plan_bidirectional(torch.tensor(lengths), heads)
     for _ in range(2):  # a second layer with the same plan
         found = plan.run(qkv)
         torch.testing.assert_close(found.double(), defined(qkv, lengths, heads), atol=1e-5, rtol=1e-4)
@@ -39,7 +39,7 @@ def test_with_a_window_it_sees_as_many_to_either_side(every_kernels: Any, window
     torch.manual_seed(window)
     heads, lengths = HeadShape(2, 2, 16), [1, 33, 33, 600, 17]
     qkv = torch.randn(sum(lengths), 3 * heads.query * heads.dim)
-    found = every_kernels.plan_bidirectional(torch.tensor(lengths), heads, window).run(qkv)
+    found = every_kernels.operations.plan_bidirectional(torch.tensor(lengths), heads, window).run(qkv)
     torch.testing.assert_close(found.double(), defined(qkv, lengths, heads, window), atol=1e-5, rtol=1e-4)
 
 
@@ -54,7 +54,7 @@ def test_queries_and_keys_are_rotated_and_values_are_not(every_kernels: Any) -> 
         first, second = turned[:, :2, :, pair].clone(), turned[:, :2, :, pair + 8].clone()
         turned[:, :2, :, pair] = first * cos - second * sin
         turned[:, :2, :, pair + 8] = second * cos + first * sin
-    found = every_kernels.plan_bidirectional(torch.tensor(lengths), heads).run(
+    found = every_kernels.operations.plan_bidirectional(torch.tensor(lengths), heads).run(
         qkv, Rotation(angles.cos(), angles.sin())
     )
     torch.testing.assert_close(found.double(), defined(turned.flatten(1), lengths, heads), atol=1e-5, rtol=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,26 +13,26 @@ import torch
 
 import kvarn
 from kvarn.kernels import dispatch
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.dispatch import BACKENDS, Backend, kernels_for
 from kvarn.kernels.errors import MissingDeviceError, MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
-from kvarn.kernels.operations import Kernels
 
 DEVICE_NAMES = {"cpu", "cuda", "mps", "xpu", "hpu", "meta"}
 
 
-class OtherKernels(Kernels):
-    name = "other"
+def other_kernels(device: torch.device) -> Kernels:
+    return replace(torch_kernels(device), name="other")
 
 
 def test_a_device_that_no_backend_is_made_for_is_served_by_torch() -> None:
     kernels = kernels_for(device="meta")
-    assert (kernels.name, kernels.device) == ("torch", torch.device("meta"))
+    assert (kernels.name, kernels.device.torch_device) == ("torch", torch.device("meta"))
 
 
 def test_a_registered_backend_serves_its_device_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "BACKENDS", {"other": Backend(OtherKernels, ("meta",)), **BACKENDS})
+    monkeypatch.setattr(dispatch, "BACKENDS", {"other": Backend(other_kernels, ("meta",)), **BACKENDS})
     kernels = kernels_for(device="meta")
-    assert (kernels.name, kernels.device) == ("other", torch.device("meta"))
+    assert (kernels.name, kernels.device.torch_device) == ("other", torch.device("meta"))
     assert kernels_for().name != "other"
     assert kernels_for("torch", "meta").name == "torch"
     with pytest.raises(UnsupportedByBackendError, match="'other' kernels do not compute on cpu: set `kernels` to auto"):
@@ -54,7 +55,7 @@ def test_a_backend_that_is_not_installed_is_replaced_with_a_warning_unless_it_is
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_auto_takes_the_processors_and_a_gpu_is_refused_in_one_line() -> None:
-    assert kernels_for(device="auto").device == torch.device("cpu")
+    assert kernels_for(device="auto").device.torch_device == torch.device("cpu")
     with pytest.raises(MissingDeviceError, match=r"^no GPU that torch \S+ can use: .*Set `device` to auto or cpu.*$"):
         kernels_for(device="cuda")
 

@@ -21,21 +21,21 @@ KERNELS = kernels_for("torch")
 def test_rms_norm_equals_its_definition(shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape), torch.randn(shape[-1])
     want = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-3) * weight
-    torch.testing.assert_close(KERNELS.rms_norm(x, Norm(weight, 1e-3)), want)
+    torch.testing.assert_close(KERNELS.operations.rms_norm(x, Norm(weight, 1e-3)), want)
 
 
 def test_rms_norm_of_a_shard_uses_the_mean_square_it_is_given() -> None:
     x, weight = torch.randn(4, 10), torch.randn(10)
-    whole = KERNELS.rms_norm(x, Norm(weight, 1e-6))
+    whole = KERNELS.operations.rms_norm(x, Norm(weight, 1e-6))
     mean_square = x.square().mean(-1, keepdim=True)
-    shard = KERNELS.rms_norm(x[:, 3:7], Norm(weight[3:7], 1e-6), mean_square=mean_square)
+    shard = KERNELS.operations.rms_norm(x[:, 3:7], Norm(weight[3:7], 1e-6), mean_square=mean_square)
     torch.testing.assert_close(shard, whole[:, 3:7])
 
 
 def test_rms_norm_of_bfloat16_is_computed_in_float32() -> None:
     x = (torch.randn(3, 256) * 100).bfloat16()
     want = x.double() / torch.sqrt((x.double() ** 2).mean(-1, keepdim=True))
-    found = KERNELS.rms_norm(x, Norm(torch.ones(256), 0.0))
+    found = KERNELS.operations.rms_norm(x, Norm(torch.ones(256), 0.0))
     assert torch.equal(found, want.bfloat16())
 
 
@@ -64,7 +64,7 @@ def test_a_gated_weight_gives_its_definition(activation: Activation) -> None:
         "gelu_tanh": gate * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))),
         "gelu": gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2))),
     }[activation]
-    packed = KERNELS.pack_linear(Weight(weight), None, activation)
+    packed = KERNELS.packer.pack_linear(Weight(weight), None, activation)
     assert packed.out_features == 7
     torch.testing.assert_close(packed(x), activated * up, atol=1e-5, rtol=1e-5)
 
@@ -75,14 +75,14 @@ def test_an_activation_keeps_infinity_on_every_processor(activation: Activation,
     """Torch's GELU of infinity is NaN where oneDNN computes it with AVX-512."""
     x = torch.tensor([math.inf, math.nan, -math.inf, 40.0, 0.0] * 8, dtype=dtype)
     want = torch.tensor([math.inf, math.nan, math.nan, 40.0, 0.0] * 8, dtype=dtype)
-    torch.testing.assert_close(KERNELS.activation(x, activation), want, equal_nan=True)
+    torch.testing.assert_close(KERNELS.operations.activation(x, activation), want, equal_nan=True)
 
 
 def test_a_product_norms_its_input_and_adds_to_the_stream() -> None:
     weight, x, stream = torch.randn(7, 5), torch.randn(6, 5), torch.randn(6, 7)
     norm = Norm(torch.randn(5), 1e-5)
-    want = stream + KERNELS.rms_norm(x, norm) @ weight.T
-    found = KERNELS.pack_linear(Weight(weight))(x, norm=norm, add_to=stream)
+    want = stream + KERNELS.operations.rms_norm(x, norm) @ weight.T
+    found = KERNELS.packer.pack_linear(Weight(weight))(x, norm=norm, add_to=stream)
     assert found is stream
     torch.testing.assert_close(found, want)
 
@@ -93,7 +93,7 @@ def test_a_product_norms_its_input_and_adds_to_the_stream() -> None:
 def test_packed_products_equal_the_plain_one(rows: int, dtype: torch.dtype, with_bias: bool) -> None:
     weight, x = torch.randn(37, 50).to(dtype), torch.randn(rows, 50).to(dtype)
     bias = torch.randn(37).to(dtype) if with_bias else None
-    packed = KERNELS.pack_linear(Weight(weight), bias)
+    packed = KERNELS.packer.pack_linear(Weight(weight), bias)
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     found = packed(x)
     assert (packed.out_features, packed.in_features, found.dtype) == (37, 50, dtype)

@@ -26,10 +26,10 @@ def test_steps_of_any_mix_equal_the_definition(every_kernels: Any, dtype: Any) -
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compiled_results_are_those_of_the_sequence_alone_to_the_last_bit(isa: str, dtype: Any) -> None:
-    from kvarn.kernels.cpu.backend import CpuKernels
+    from kvarn.kernels.cpu.backend import cpu_kernels
 
     lengths = [70, 17, 33]
-    together, alone = (LatentRows(CpuKernels(isa), dtype, lengths) for _ in range(2))
+    together, alone = (LatentRows(cpu_kernels(isa), dtype, lengths) for _ in range(2))
     want = together.step((0, 70), (1, 17), (2, 33))
     for sequence, length in enumerate(lengths):
         parts = [alone.step((sequence, count))[0] for count in (1, 3, length - 5, 1)]
@@ -37,11 +37,11 @@ def test_compiled_results_are_those_of_the_sequence_alone_to_the_last_bit(isa: s
 
 
 def test_what_does_not_fit_is_refused(isa: str) -> None:
-    from kvarn.kernels.cpu.backend import CpuKernels
+    from kvarn.kernels.cpu.backend import cpu_kernels
 
-    kernels = CpuKernels(isa)
+    kernels = cpu_kernels(isa)
     with pytest.raises(UnsupportedByBackendError, match="bfloat16 or float32"):
-        kernels.new_latent_cache(1, 4, SIZE, "int8")
+        kernels.operations.new_latent_cache(1, 4, SIZE, "int8")
     world = LatentRows(kernels, "float32", [5])
     world.queries[0] = world.queries[0][..., :-1]
     with pytest.raises(KernelInputError, match="queries"):

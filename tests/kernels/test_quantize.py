@@ -46,8 +46,8 @@ def test_any_shape_and_size_is_quantized_within_its_type(rows: int, columns: int
     int8, int4 = quantize(weight, "int8"), quantize(weight, "int4")
     assert int8.values.shape == int4.values.shape == weight.shape
     assert int4.scales is not None and int4.scales.shape == (rows, -(-columns // 128))
-    assert int4.multipliers is not None and int4.multipliers.shape == (rows, -(-columns // 32))
-    assert int(int4.multipliers.abs().max()) <= 15
+    assert int4.sub_scales is not None and int4.sub_scales.shape == (rows, -(-columns // 32))
+    assert int(int4.sub_scales.abs().max()) <= 15
     assert int(int4.values.max()) <= 15
     assert int(int8.values.abs().max()) <= 127
     assert torch.equal(int8.dequantized()[0], weight[0])
@@ -75,7 +75,7 @@ def test_a_number_that_is_not_finite_does_not_vanish(to: Quantization, damage: f
 def test_fp8_is_the_nearest_of_its_numbers_and_the_largest_weight_the_largest_of_them(dtype: torch.dtype) -> None:
     weight = random_weight(20, 130).to(dtype)
     weight[3] = 0
-    quantized = kernels_for("torch").quantize(weight, "fp8")
+    quantized = kernels_for("torch").packer.quantize(weight, "fp8")
     assert quantized.format == "fp8" and quantized.scales is not None
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     every = every[every.isfinite()]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.kernels.dispatch import BACKENDS, kernels_for
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.philox import uniforms
@@ -154,10 +154,8 @@ def test_exp_gives_the_same_bits_at_every_place_of_a_tensor() -> None:
     assert torch.equal(values.repeat(700).exp(), expected.repeat(700))
 
 
-@pytest.mark.parametrize("backend", list(BACKENDS))
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300, 40_000])
-def test_masks_leave_what_they_allow(backend: str, vocab_size: int) -> None:
-    kernels = kernels_for(backend)
+def test_masks_leave_what_they_allow(every_kernels: Kernels, vocab_size: int) -> None:
     chance = np.random.default_rng(vocab_size)
     words = -(-vocab_size // 32)
     masks = {
@@ -170,5 +168,5 @@ def test_masks_leave_what_they_allow(backend: str, vocab_size: int) -> None:
         for token in range(vocab_size):
             if not mask[token // 32] >> (token % 32) & 1:
                 expected[row, token] = -torch.inf
-    kernels.mask_logits(logits, {row: mask.tobytes() for row, mask in masks.items()})
+    every_kernels.operations.mask_logits(logits, {row: mask.tobytes() for row, mask in masks.items()})
     assert torch.equal(logits, expected)

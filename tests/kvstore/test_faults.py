@@ -160,7 +160,7 @@ def test_an_engine_over_damaged_files_answers_every_request_as_without(tmp_path:
         world, tiers = engine(tmp_path / "damaged")
         converse(world, tiers, "again")
         stats = world.engine.stats()
-        hits += stats.external_hits_total
+        hits += stats.lookups.hits_total
         dropped += sum(stats.kv_tiers["disk"].dropped_total.values())
         tiers.close()
         shutil.rmtree(tmp_path / "damaged")
@@ -180,7 +180,7 @@ def test_after_a_restart_the_hit_rate_is_that_of_before(tmp_path: Path) -> None:
     converse(world, tiers, "third")
     after = world.engine.stats()
     assert after.cached_tokens_total >= 0.99 * before > 0
-    assert after.external_hits_total > 0
+    assert after.lookups.hits_total > 0
     tiers.close()
 
 

@@ -22,7 +22,7 @@ from kv_blocks import (
     transfer,
     wait_until,
 )
-from kvarn.kvstore import BadBlockError, DiskTier, KVStoreError, TieredStore
+from kvarn.kvstore import BadBlockError, DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
 
 
@@ -46,6 +46,20 @@ def test_blocks_that_memory_gave_up_come_back_from_disk(tmp_path: Path) -> None:
     assert all(tiers.holds(name_of(number)) for number in range(10))
     assert fetch(tiers, [0, 1]) == [contents_of(0), contents_of(1)]
     tiers.close()
+
+
+def test_each_tier_behind_memory_keeps_every_block_and_any_gives_it_back(tmp_path: Path) -> None:
+    first, second = open_disk(tmp_path / "first"), open_disk(tmp_path / "second")
+    second.label = "second"
+    tiers = TieredStore(MemoryTier(64, BLOCK_BYTES, 64), [first, second])
+    store(tiers, range(10))
+    assert {name: tier.blocks for name, tier in tiers.stats().items()} == {"memory": 10, "disk": 10, "second": 10}
+    tiers.close()
+    again = TieredStore(
+        MemoryTier(64, BLOCK_BYTES, 64), [open_disk(tmp_path / "empty"), open_disk(tmp_path / "second")]
+    )
+    assert fetch(again, range(10)) == [contents_of(number) for number in range(10)]
+    again.close()
 
 
 def test_a_restart_keeps_all_blocks(tmp_path: Path) -> None:

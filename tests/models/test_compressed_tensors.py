@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import torch_kernels
 from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.formats import weight_format
 from kvarn.models.loading.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ def save(path: Path, form: str, tensors: dict[str, torch.Tensor], *targets: str)
 
 
 def embedding(checkpoint: Checkpoint) -> torch.Tensor:
-    loader = WeightLoader(checkpoint, Kernels(), torch.float32, Parallel())
+    loader = WeightLoader(checkpoint, torch_kernels(), torch.float32, Parallel())
     return loader.embedding("model.embed_tokens", Shard.whole(VOCAB), HIDDEN)
 
 

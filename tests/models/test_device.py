@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from kvarn.kernels import dispatch
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.dispatch import BACKENDS, Backend
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models import Decoder, load_model
 from kvarn.shapes import KvDtype
 
@@ -20,15 +22,14 @@ Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 40))
 
 
-class RecordingKernels(Kernels):
-    """Stands for the kernels of another device: computes on this one, and counts the caches it makes."""
+class RecordingOperations(Operations):
+    """Stands for the operations of another device: computes on this one, and counts the caches it makes."""
 
-    name = "recording"
     caches = 0
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.requested = device
+    def __init__(self, requested: torch.device) -> None:
+        super().__init__(torch.device("cpu"))
+        self.requested = requested
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         self.caches += 1
@@ -63,11 +64,16 @@ def find_tensors(found: object, tensors: list[torch.Tensor], seen: set[int]) -> 
 def test_the_registered_backend_of_a_device_serves_the_model_and_makes_its_cache(
     oracle_factory: Factory, run_paged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def recording(device: torch.device) -> Kernels:
+        return replace(torch_kernels(), name="recording", operations=RecordingOperations(device))
+
     _, path = oracle_factory("qwen3")
-    monkeypatch.setattr(dispatch, "BACKENDS", {"recording": Backend(RecordingKernels, ("xpu",)), **BACKENDS})
+    monkeypatch.setattr(dispatch, "BACKENDS", {"recording": Backend(recording, ("xpu",)), **BACKENDS})
     model = load_model(path, device="xpu:1", dtype="float32")
-    assert isinstance(model, Decoder) and isinstance(model.kernels, RecordingKernels)
-    assert model.kernels.requested == torch.device("xpu:1")
+    assert isinstance(model, Decoder)
+    operations = model.kernels.operations
+    assert isinstance(operations, RecordingOperations)
+    assert operations.requested == torch.device("xpu:1")
     logits = run_paged(model).step({"a": PROMPT})["a"]
-    assert model.kernels.caches == 1
+    assert operations.caches == 1
     assert torch.equal(logits, run_paged(load_model(path, dtype="float32", kernels="torch")).step({"a": PROMPT})["a"])

@@ -54,7 +54,7 @@ def one_by_one(model: Decoder, cache: KVCache) -> Ints:
             tokens = torch.from_numpy(drawn[number - 1, :count].copy())
             batch = batch_of([1] * count, ends[:count] + number)
         logits = model.forward(tokens, batch, cache, batch.query_starts[1:].long() - 1)
-        drawn[number, :count] = model.kernels.most_likely(logits)[0].numpy()
+        drawn[number, :count] = model.kernels.operations.most_likely(logits)[0].numpy()
     return drawn
 
 

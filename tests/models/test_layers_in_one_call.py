@@ -13,7 +13,7 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed wit
 
 from kvarn.kernels.batch import Rotation, whole_texts
 from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
-from kvarn.kernels.cpu.backend import CpuKernels
+from kvarn.kernels.cpu.operations import CpuOperations
 from kvarn.kernels.decoder import DecoderParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.models import Decoder, load_model
@@ -34,7 +34,7 @@ def single_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From this call on no model is given its layers in one."""
 
     def leave_out() -> None:
-        monkeypatch.setattr(CpuKernels, "decoder_layers", lambda self, parts: None)
+        monkeypatch.setattr(CpuOperations, "decoder_layers", lambda self, parts: None)
 
     return leave_out
 
@@ -43,13 +43,13 @@ def single_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[DecoderParts]:
     """Collects what is given to the kernels to be computed in one call."""
     given: list[DecoderParts] = []
-    whole = CpuKernels.decoder_layers
+    whole = CpuOperations.decoder_layers
 
-    def note(self: CpuKernels, parts: DecoderParts) -> Any:
+    def note(self: CpuOperations, parts: DecoderParts) -> Any:
         given.append(parts)
         return whole(self, parts)
 
-    monkeypatch.setattr(CpuKernels, "decoder_layers", note)
+    monkeypatch.setattr(CpuOperations, "decoder_layers", note)
     return given
 
 
@@ -171,19 +171,19 @@ def test_what_does_not_fit_together_is_refused(oracle_factory: Factory, run_page
     runner = run_paged(model)
     runner.step({"a": [1]})
     heads = joined[0].heads
-    layers = model.kernels.decoder_layers(joined[0])
+    layers = model.kernels.operations.decoder_layers(joined[0])
     assert layers is not None
     batch, _ = whole_texts(torch.tensor([1]))
     batch.block_tables[:], batch.slot_mapping[:] = 5, 5 * BLOCK_SIZE
-    plan = model.kernels.plan_attention(batch, heads)
+    plan = model.kernels.operations.plan_attention(batch, heads)
     rotation = Rotation(torch.ones(1, heads.dim // 2), torch.zeros(1, heads.dim // 2))
     hidden, count = torch.zeros(1, model.spec.hidden_size), len(joined[0].layers)
     small = model.new_kv_cache(1)
     deep = load(oracle_factory("qwen3", num_hidden_layers=4)[1], dtype="bfloat16").new_kv_cache(96)
     other = load(oracle_factory("qwen3")[1], dtype="bfloat16", kv_cache_dtype="int8").new_kv_cache(96)
     for change, problem in (
-        ({"hidden": hidden[:, 1:]}, "x must be float32"),
-        ({"hidden": hidden.double()}, "x must be float32"),
+        ({"hidden": hidden[:, 1:]}, "rows must be torch.float32"),
+        ({"hidden": hidden.double()}, "rows must be torch.float32"),
         ({"hidden": torch.zeros(2, model.spec.hidden_size)}, "not the 1 tokens"),
         ({"cache": small}, "cache of 1 blocks"),
         ({"cache": other}, "does not hold keys and values as bfloat16"),

@@ -123,7 +123,7 @@ def test_rounding_a_float16_checkpoint_is_said(
 def test_dtype_auto_follows_the_processor(checkpoint: Path) -> None:
     for name in ("cpu", "torch"):
         model = load(checkpoint, dtype="auto", kernels=name)
-        assert model.dtype == model.kernels.preferred_dtype()
+        assert model.dtype == model.kernels.packer.preferred_dtype()
 
 
 def test_a_lower_context_length_can_be_asked_for(checkpoint: Path) -> None:

@@ -17,8 +17,9 @@ import torch
 
 from kvarn import kernels, models
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.packer import WeightPacker
 from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
@@ -32,14 +33,14 @@ cpu_backend = pytest.importorskip(
 PROMPT = list(range(5, 40))
 
 
-class CompiledLinears(Kernels):
+class CompiledLinears(WeightPacker):
     """Products of the compiled kernels, all else torch's; counts what is packed."""
 
-    packed_layout = "test/1"
+    layout = "test/1"
 
     def __init__(self) -> None:
-        super().__init__()
-        self.compiled = cpu_backend.CpuKernels()
+        super().__init__(torch.device("cpu"))
+        self.compiled = cpu_backend.cpu_kernels().packer
         self.packed = 0
 
     def pack_linear(
@@ -68,7 +69,7 @@ def load(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def run(**options: Any) -> tuple[Decoder, int]:
         compiled = CompiledLinears()
-        monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: compiled)
+        monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: replace(torch_kernels(), packer=compiled))
         settings = {"dtype": "float32", "packed_cache": tmp_path / "cache", **options}
         model = load_model(checkpoint, **settings)
         finish_writes()
@@ -102,7 +103,7 @@ def test_other_weights_or_another_form_of_them_are_packed_anew(load: Any, checkp
 
 def test_another_layout_of_packed_bytes_is_another_file(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     load()
-    monkeypatch.setattr(CompiledLinears, "packed_layout", "test/2")
+    monkeypatch.setattr(CompiledLinears, "layout", "test/2")
     assert load()[1] == 13
 
 
@@ -191,19 +192,19 @@ def test_torch_kernels_keep_nothing_and_say_so(
 
 
 def test_reordered_inputs_are_kept_with_their_order(tmp_path: Path) -> None:
-    kernels = CompiledLinears()
+    packer = CompiledLinears()
     weight = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
     order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
-    layer = kernels.pack_linear(Weight(weight[:, order], input_order=order), torch.ones(20))
-    cache = PackedCache.open(tmp_path, "m", ["x"], kernels)
+    layer = packer.pack_linear(Weight(weight[:, order], input_order=order), torch.ones(20))
+    cache = PackedCache.open(tmp_path, "m", ["x"], packer)
     cache.keep("layer", layer)
     save(cache)
-    again = PackedCache.open(tmp_path, "m", ["x"], kernels).find("layer")
+    again = PackedCache.open(tmp_path, "m", ["x"], packer).find("layer")
     assert again is not None
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(again(x), x @ weight.T + 1)
     assert torch.equal(again.rows(torch.tensor([7, 2])), weight[[7, 2]])
-    assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("other") is None
+    assert PackedCache.open(tmp_path, "m", ["x"], packer).find("other") is None
 
 
 def save(cache: PackedCache) -> None:
@@ -213,10 +214,10 @@ def save(cache: PackedCache) -> None:
 
 def small_cache(directory: Path) -> tuple[CompiledLinears, PackedCache]:
     """Something to save."""
-    kernels = CompiledLinears()
-    cache = PackedCache.open(directory, "m", ["x"], kernels)
-    cache.keep("layer", kernels.pack_linear(Weight(torch.ones(16, 32))))
-    return kernels, cache
+    packer = CompiledLinears()
+    cache = PackedCache.open(directory, "m", ["x"], packer)
+    cache.keep("layer", packer.pack_linear(Weight(torch.ones(16, 32))))
+    return packer, cache
 
 
 def test_a_directory_that_may_not_be_looked_into_costs_only_a_warning(
@@ -261,7 +262,7 @@ def test_a_full_disk_costs_only_a_warning_and_leaves_nothing(
 
 
 def test_parts_of_writers_that_were_killed_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
-    kernels, cache = small_cache(tmp_path)
+    packer, cache = small_cache(tmp_path)
     old, new, other = (tmp_path / f".{name}-ab" for name in (cache.file.name, f"{cache.file.name}-", "other"))
     for part in (old, new, other):
         part.write_bytes(b"part")
@@ -269,7 +270,7 @@ def test_parts_of_writers_that_were_killed_are_removed_and_those_of_living_ones_
         os.utime(part, (1, 1))
     save(cache)
     assert sorted(tmp_path.iterdir()) == sorted([cache.file, new, other])
-    assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("layer") is not None
+    assert PackedCache.open(tmp_path, "m", ["x"], packer).find("layer") is not None
 
 
 def test_two_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> None:

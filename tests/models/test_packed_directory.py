@@ -20,9 +20,7 @@ from kvarn.models.loading.packed_directory import default_directory, only_writer
 from packed_files import finish_writes, writers
 from rank_services import ASSETS, build
 
-cpu_backend = pytest.importorskip(
-    "kvarn.kernels.cpu.backend", reason="needs the compiled kernels", exc_type=ImportError
-)
+cpu_packer = pytest.importorskip("kvarn.kernels.cpu.packer", reason="needs the compiled kernels", exc_type=ImportError)
 
 PROMPT = list(range(5, 40))
 HOUR = 3600
@@ -69,7 +67,7 @@ def forbid_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("packed again")
 
-    monkeypatch.setattr(cpu_backend.CpuKernels, "pack_linear", refuse)
+    monkeypatch.setattr(cpu_packer.CpuPacker, "pack_linear", refuse)
 
 
 def test_weights_quantized_at_load_are_found_by_the_next_start(

@@ -1,7 +1,6 @@
 """GPTQ, AWQ and compressed-tensors checkpoints against a transformers model that holds the numbers they stand for.
 
-The writers here are made from the descriptions of the formats, word by word and bit by bit, independently of the
-readers.
+The writers are made from the descriptions of the formats, bit by bit, independently of the readers.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ import transformers
 from safetensors.torch import save_file
 
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.packer import WeightPacker
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.errors import CheckpointError, WeightShapeError
@@ -199,11 +199,11 @@ CASES = {
 }
 
 
-class ExactKernels(Kernels):
+class ExactPacker(WeightPacker):
     """Multiplies the numbers that quantized weights stand for, with plain activations; notes what was packed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self.packed: list[Weight] = []
 
     def pack_linear(
@@ -219,12 +219,14 @@ class Written:
     oracle: Any
     layers: dict[str, Quantized]
 
-    def load(self, parallel: Parallel | None = None) -> tuple[Decoder, ExactKernels]:
-        kernels, checkpoint = ExactKernels(), Checkpoint(self.path)
-        loader = WeightLoader(checkpoint, kernels, torch.float32, parallel or Parallel())
+    def load(self, parallel: Parallel | None = None) -> tuple[Decoder, ExactPacker]:
+        packer, checkpoint = ExactPacker(), Checkpoint(self.path)
+        loader = WeightLoader(
+            checkpoint, replace(torch_kernels(), packer=packer), torch.float32, parallel or Parallel()
+        )
         config = checkpoint.validated(DecoderConfig)
         spec = replace(decoder_spec("Qwen3ForCausalLM", config), num_parameters=loader.num_parameters)
-        return Decoder(spec, loader, "float32"), kernels
+        return Decoder(spec, loader, "float32"), packer
 
     def change_config(self, change: Callable[[dict[str, Any]], None]) -> None:
         config = json.loads((self.path / "config.json").read_text())
@@ -269,10 +271,10 @@ def check_logits(written: Written, run_paged: Any, model: Decoder) -> None:
 def test_each_format_gives_the_logits_of_the_numbers_it_stands_for(name: str, tmp_path: Path, run_paged: Any) -> None:
     case = CASES[name]
     written = write(case, tmp_path)
-    model, kernels = written.load()
+    model, packer = written.load()
     check_logits(written, run_paged, model)
-    assert {weight.format for weight in kernels.packed[:-1]} == {case.held}
-    assert kernels.packed[-1].format == "float"  # the head, which is ignored
+    assert {weight.format for weight in packer.packed[:-1]} == {case.held}
+    assert packer.packed[-1].format == "float"  # the head, which is ignored
     assert model.quantization == case.config["quant_method"]
 
 
@@ -285,8 +287,8 @@ def test_parameters_are_counted_as_those_of_the_plain_model(name: str, tmp_path:
 
 def test_symmetric_weights_need_no_zero_points(tmp_path: Path) -> None:
     for name, zeros in (("gptq-sym", False), ("pack-quantized", False), ("gptq", True)):
-        _, kernels = write(CASES[name], tmp_path / name).load()
-        weight = kernels.packed[0]
+        _, packer = write(CASES[name], tmp_path / name).load()
+        weight = packer.packed[0]
         assert weight.format == "int4"
         assert (weight.zeros is not None) == zeros
 
@@ -308,19 +310,21 @@ def test_layers_left_plain_among_quantized_ones_are_read(
     tmp_path: Path, run_paged: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = write(CASES["gptq"], tmp_path, skip=("layers.0.mlp", "v_proj"))
-    model, kernels = written.load()
+    model, packer = written.load()
     check_logits(written, run_paged, model)
-    kinds = [weight.format for weight in kernels.packed]
+    kinds = [weight.format for weight in packer.packed]
     assert kinds.count("int4") == 4  # both o_proj, the second layer's MLP
     assert caplog.text.count("quantized in different ways") == 1
 
 
 def test_a_weight_without_a_form_in_the_kernels_can_become_int8(tmp_path: Path) -> None:
     write(CASES["pack-quantized-w8a16-groups"], tmp_path)
-    loader = WeightLoader(Checkpoint(tmp_path), kernels := ExactKernels(), torch.float32, Parallel(), "int8")
+    packer = ExactPacker()
+    kernels = replace(torch_kernels(), packer=packer)
+    loader = WeightLoader(Checkpoint(tmp_path), kernels, torch.float32, Parallel(), "int8")
     spec = decoder_spec("Qwen3ForCausalLM", Checkpoint(tmp_path).validated(DecoderConfig))
     Decoder(spec, loader, "float32")
-    assert {weight.format for weight in kernels.packed} == {"int8"}
+    assert {weight.format for weight in packer.packed} == {"int8"}
 
 
 def test_the_lowest_int8_value_becomes_the_one_above_it() -> None:
@@ -341,12 +345,12 @@ class Alone:
 @pytest.mark.parametrize("name", ["gptq", "awq", "pack-quantized-asymmetric", "int-quantized-w8a8"])
 def test_a_rank_holds_its_rows_and_inputs(name: str, tmp_path: Path) -> None:
     written = write(CASES[name], tmp_path, skip=("mlp",))  # 160 inputs cannot be halved at a group's border
-    _, kernels = written.load(Parallel(1, 2, Alone()))  # its part of a sum: four parts, or one group of 32 inputs
+    _, packer = written.load(Parallel(1, 2, Alone()))  # its part of a sum: four parts, or one group of 32 inputs
     numbers = {layer: quantized.numbers for layer, quantized in written.layers.items()}
     prefix = "model.layers.0.self_attn."
     qkv = [numbers[f"{prefix}{part}_proj"] for part in ("q", "k", "v")]
-    torch.testing.assert_close(kernels.packed[0].dequantized(), torch.cat([part.chunk(2)[1] for part in qkv]))
-    parts = kernels.packed[1 : 2 if kernels.packed[1].group else 5]
+    torch.testing.assert_close(packer.packed[0].dequantized(), torch.cat([part.chunk(2)[1] for part in qkv]))
+    parts = packer.packed[1 : 2 if packer.packed[1].group else 5]
     output = torch.cat([part.dequantized() for part in parts], 1)
     torch.testing.assert_close(output, numbers[f"{prefix}o_proj"].chunk(2, 1)[1])
 

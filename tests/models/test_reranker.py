@@ -50,7 +50,7 @@ def test_the_first_published_kind_finds_its_answers_in_the_tokenizer(tmp_path: P
     logits = last_logits(oracle)
     torch.testing.assert_close(encode(model, TEXTS), (logits[:, YES] - logits[:, NO])[:, None], atol=1e-4, rtol=1e-4)
     alone = torch.cat([encode(model, [text]) for text in TEXTS])
-    assert model.kernels.packed_layout is None or torch.equal(encode(model, TEXTS), alone)
+    assert model.kernels.packer.layout is None or torch.equal(encode(model, TEXTS), alone)
 
 
 def test_sentence_transformers_files_say_that_it_ranks(tmp_path: Path) -> None:

@@ -263,4 +263,4 @@ def test_more_adapters_than_fit_at_once_take_turns() -> None:
     assert {tuple(set(tokens)) for name, tokens in rig.tokens.items() if name.startswith("two")} == {(2,)}
     assert len(rig.tokens) == 12
     stats = rig.service.stats()
-    assert stats.adapter_evictions_total > 0 and stats.kv_blocks_free == NUM_BLOCKS
+    assert stats.adapters.evictions_total > 0 and stats.kv_blocks_free == NUM_BLOCKS

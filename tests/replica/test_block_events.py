@@ -25,9 +25,9 @@ class WatchedCache:
         self.held: BlockInventory | None = None
         self._cache = world.engine.cache
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         self.held = held
-        self._cache.watch(held)
+        self._cache.report_to(held)
 
 
 class Gateways:

@@ -50,7 +50,7 @@ def check_tiers(directory: Path, tiers: dict[str, Any], vocabulary: range, sizes
         stats.append(service.stats())
         service.shutdown()
     assert stats[0].evictions_total > 0
-    assert stats[0].external_hits_total + stats[1].external_hits_total > 0
+    assert stats[0].lookups.hits_total + stats[1].lookups.hits_total > 0
     assert stats[1].kv_tiers["disk"].loaded_bytes_total > 0
     assert set(stats[1].kv_tiers["disk"].dropped_total) <= {"slow"}, "no block was damaged"
 
@@ -81,7 +81,7 @@ def test_an_eagle_head_follows_ranks_that_share_layers() -> None:
     service = build(DEMO, tensor_parallel_size=2, speculation=head, kv_tiers={"host_gib": 0.05}, kv_cache_gib=0.0006)
     for _ in range(2):
         assert run(service, messages) == expected
-    assert service.stats().spec_decode_accepted_tokens_total > 0
+    assert service.stats().speculation.accepted_tokens_total > 0
     service.shutdown()
 
 

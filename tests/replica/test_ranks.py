@@ -95,7 +95,7 @@ def test_adapters_are_divided_among_ranks() -> None:
         assert answers.keys() == expected.keys()
         for key, answer in answers.items():
             assert answer == expected[key], (degree, key)
-        assert service.stats().adapter_evictions_total > 0
+        assert service.stats().adapters.evictions_total > 0
         service.shutdown()
 
 
@@ -145,9 +145,9 @@ def test_hot_experts_are_held_by_several_after_the_next_start(experts: Path, tmp
         service = build(experts, **settings)
         answers.append(run(service, messages))
         stats = service.stats()
-        assert set(stats.expert_tokens_total) == {"0", "1"}
-        assert stats.expert_imbalance > 1
-        busiest.append(max(stats.expert_tokens_total.values()))
+        assert set(stats.experts.tokens_total) == {"0", "1"}
+        assert stats.experts.imbalance > 1
+        busiest.append(max(stats.experts.tokens_total.values()))
         service.shutdown()
     assert answers[0] == answers[1]
     assert busiest[1] < busiest[0]

@@ -58,14 +58,18 @@ def test_no_more_run_than_the_server_allows(open_gateway: Open, wait_for: Any) -
 def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any) -> None:
     refused: list[str] = []
 
-    async def refuse(work: Any) -> None:
-        refused.append(work.record.request_id)
-        raise ApiError(429, "The budget is spent.", code="insufficient_quota", headers={"retry-after": "1"})
+    class Refusing:
+        name = "refusing"
 
-    kept.gateway.stages.insert(0, refuse)
+        async def enter(self, turn: Any) -> None:
+            refused.append(turn.record.request_id)
+            raise ApiError(429, "The budget is spent.", code="insufficient_quota", headers={"retry-after": "1"})
+
+    stage = Refusing()
+    kept.gateway.steps.stages.insert(0, stage)
     response_id = queue(kept)
     wait_for(lambda: state(kept, response_id)["status"] == "failed", "it to fail", seconds=2)
-    kept.gateway.stages.remove(refuse)
+    kept.gateway.steps.stages.remove(stage)
     assert refused == [response_id]
     assert state(kept, response_id)["error"]["message"] == "The budget is spent."
 

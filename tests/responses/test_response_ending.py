@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from fake_replica import answer_text
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.record import new_record
 from kvarn.metering.service import Metering

@@ -75,7 +75,7 @@ class Versions:
     @property
     def had(self) -> int:
         """Requests that the new version had, copies among them."""
-        trials: int = self.app.state.gateway.rollouts.rollouts["chat"].gates.begun[0].errors.trials
+        trials: int = self.app.state.gateway.control.rollouts.rollouts["chat"].gates.begun[0].errors.trials
         return trials
 
     async def _ask(self, worker: int, ended: asyncio.Event) -> None:

@@ -30,7 +30,7 @@ def shadowed(checkpoint: Path, tmp_path: Path) -> Iterator[Any]:
         gateway.now, gateway.next = (next(iter(model.replicas.values())) for model in gateway.served.values())
         gateway.now.answer = gateway.next.answer = lambda request, index: answer_text("the same")
         gateway.results = []
-        gateway.gateway.shadows.on_result = gateway.results.append
+        gateway.gateway.control.shadows.on_result = gateway.results.append
         with gateway.client() as client:
             gateway.http = client
             yield gateway

@@ -58,15 +58,6 @@ def test_symmetric_differences_of_any_kind_raise_few_false_alarms(draw: Callable
     assert share_failed(lambda: DifferenceTest(tolerance=0.05), draw) <= FALSE_ALARM
 
 
-def test_differences_whose_scale_follows_the_load_raise_few_false_alarms() -> None:
-    def draw(source: random.Random) -> float:
-        draw.load = 0.9 * draw.load + source.expovariate(1)  # type: ignore[attr-defined]
-        return source.gauss(0, 0.05 * draw.load)  # type: ignore[attr-defined]
-
-    draw.load = 1.0  # type: ignore[attr-defined]
-    assert share_failed(DifferenceTest, draw) <= FALSE_ALARM
-
-
 @given(st.floats(0.001, 20), st.floats(0, 5), st.lists(st.tuples(st.floats(-3, 3), st.integers(1, 20)), max_size=4))
 def test_no_pair_of_opposite_differences_raises_the_mean_evidence(
     size: float, tolerance: float, before: list[tuple[float, int]]
@@ -193,13 +184,6 @@ def test_evidence_since_a_step_is_not_hidden_by_what_was_before() -> None:
             break
     assert request <= 12
     assert tests[0].log_evidence < 0
-
-
-def test_a_symmetric_difference_has_no_evidence_before_there_is_any() -> None:
-    assert DifferenceTest().log_evidence == pytest.approx(0.0)
-    assert SignTest().log_evidence == pytest.approx(0.0)
-    assert ErrorRateTest(tolerated=0.01, unacceptable=0.05).log_evidence == 0.0
-    assert DifferenceTest().lower_bound(FALSE_ALARM) == -math.inf
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))

@@ -143,9 +143,8 @@ def test_a_rollout_between_served_models_is_refused_with_what_to_use_instead(dep
     assert refused.status_code == 410 and "kvarn deploy" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("settings", [{"steps": [0.5]}, {"steps": [0.5, 0.1, 1.0]}, {"unknown": 1}])
-def test_settings_that_lead_nowhere_are_refused(deployment: Deployment, settings: Any) -> None:
-    body = {"model": "chat", "settings": {"path": "other"}, "rollout": settings}
+def test_wrong_settings_of_a_rollout_are_refused(deployment: Deployment) -> None:
+    body = {"model": "chat", "settings": {"path": "other"}, "rollout": {"steps": [0.5]}}
     refused = deployment.http.post("/v1/organization/deployments", json=body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "rollout"
 

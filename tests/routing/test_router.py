@@ -16,6 +16,7 @@ from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES, Situation, by_prefix, pick_lowest, score, usable
 from kvarn.routing.router import ReplicaChoice, Router
 from kvarn.wire.block_names import PrefixScope, root_hash
+from kvarn.wire.engine_stats import AdapterStats
 from kvarn.wire.messages import EngineStats
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
@@ -108,7 +109,7 @@ def test_each_part_of_the_load_and_each_uncached_token_speaks_against_a_replica(
     assert score(request, candidate(kv_blocks_cached=1000), situation()) > base
     full = score(request, candidate(kv_blocks_free=10), situation())
     assert full > score(request, candidate(kv_blocks_cached=1000), situation()) > base
-    assert score(request, candidate(adapters_running=["lora"]), situation()) < base
+    assert score(request, candidate(adapters=AdapterStats(running=["lora"])), situation()) < base
     assert score(request, candidate(), situation("x")) < base
     assert score(request, candidate(), situation("y")) == base
 

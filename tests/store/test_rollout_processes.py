@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
-from kvarn.answers.work import RequestRecord
-from kvarn.catalog.model_choice import ModelRoutes
+from kvarn.answers.model_routes import ModelRoutes
+from kvarn.answers.record import ChosenModel, RequestRecord
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.catalog.text_pool import TextPool
@@ -39,10 +39,6 @@ class Time:
     now = 1_000_000.0
 
 
-async def no_stage(*_: object) -> None:
-    """Nothing is served here: no request passes it."""
-
-
 @pytest.fixture
 def clock(store: Store) -> Time:
     time = Time()
@@ -61,7 +57,7 @@ def process(store: Store, clock: Time, tmp_path: Path, *, may_lead: bool) -> Rol
         served[model.name] = versions[0]
     models = ModelTable(served)
     routes = ModelRoutes(models, CONFIG.routes, metrics, lambda *_: None)
-    shadows = Shadows(metrics, no_stage)  # type: ignore[arg-type]
+    shadows = Shadows(metrics)
     text = TextPool(ThreadPoolExecutor(1), 1)  # its thread starts with the first work
     return Rollouts(routes, (), shadows, models, store, text, may_lead=may_lead, clock=lambda: clock.now)
 
@@ -118,10 +114,11 @@ async def test_what_a_follower_sees_is_counted_once_whichever_process_leads(
     await leader.save(begun)
     for each in (leader, follower):
         await each.update()
-    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat@2"),)))
+    route = RouteConfig(name="chat", targets=(TargetConfig(model="chat@2"),))
+    record = RequestRecord("r", choice=ChosenModel(route=route))
     for times in (4, 2):
         for _ in range(times):
-            follower.observer.failed(record, "chat@2", ReplicaLostError("it fell"))
+            follower.observer.not_begun(record, "chat@2", ReplicaLostError("it fell"))
         await follower.update()
     assert follower.rollouts["chat"].answered == 0
     clock.now += 6
@@ -143,8 +140,9 @@ async def test_samples_that_a_leader_has_not_written_down_are_counted_by_the_nex
     await first.save(begun)
     for each in (first, follower):
         await each.update()
-    record = RequestRecord("r", route=RouteConfig(name="chat", targets=(TargetConfig(model="chat@2"),)))
-    follower.observer.failed(record, "chat@2", ReplicaLostError("it fell"))
+    route = RouteConfig(name="chat", targets=(TargetConfig(model="chat@2"),))
+    record = RequestRecord("r", choice=ChosenModel(route=route))
+    follower.observer.not_begun(record, "chat@2", ReplicaLostError("it fell"))
     await follower.update()
     clock.now += 30  # the first is gone
     await second.update()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from batch_jobs import CHAT
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.batches.items import BatchItems
 from kvarn.batches.job import BatchJob
 from kvarn.fairness.semaphore import FairSemaphore

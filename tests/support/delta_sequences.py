@@ -37,7 +37,7 @@ class Sequences:
         )
         self.projected = [draw(length, dims.channels + dims.value_features) for length in lengths]
         self.rates = [draw(length, 2 * dims.value_heads) for length in lengths]
-        self.cache = kernels.new_states(2, PLACES, dims)
+        self.cache = kernels.operations.new_states(2, PLACES, dims)
         for tensor in (*self.cache.matrices, *self.cache.inputs):
             tensor.fill_(torch.nan)
         self.places = [PLACES - 1 - 2 * index for index in range(len(lengths))]
@@ -65,7 +65,9 @@ class Sequences:
             recurrent_states=StateBatch(torch.tensor([self.places[s] for s, _ in spans]), copies),
         )
         projected, rates = (torch.cat([of[s][span] for s, span in spans]) for of in (self.projected, self.rates))
-        found = self.kernels.plan_delta(batch, self.dims).run(projected, rates, self.weights, self.cache, layer)
+        found = self.kernels.operations.plan_delta(batch, self.dims).run(
+            projected, rates, self.weights, self.cache, layer
+        )
         for s, span in spans:
             self.done[s] = span.stop
         return list(found.split([count for _, count in counts]))

@@ -29,7 +29,7 @@ class DictConnector:
         self._num_asked = 0
         self._held: BlockInventory | None = None
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         self._held = held
         for name in self.blocks if held is not None else ():
             held.add(name)

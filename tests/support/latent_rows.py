@@ -20,7 +20,7 @@ class LatentRows:
     def __init__(self, kernels: Any, dtype: Any, lengths: list[int], blocks: int = 60) -> None:
         generator = torch.Generator().manual_seed(sum(lengths))
         self.kernels = kernels
-        self.cache = kernels.new_latent_cache(1, blocks, SIZE, dtype)
+        self.cache = kernels.operations.new_latent_cache(1, blocks, SIZE, dtype)
         self.cache.keys[0].fill_(torch.nan)
         self.rows = [torch.randn(length, SIZE, generator=generator) for length in lengths]
         self.queries = [torch.randn(length, HEADS, SIZE, generator=generator) for length in lengths]
@@ -52,7 +52,7 @@ class LatentRows:
         queries, rows = (
             torch.cat([of[s][span.start : span.stop] for s, span in spans]) for of in (self.queries, self.rows)
         )
-        plan = self.kernels.plan_latent(batch, HEADS, SIZE)
+        plan = self.kernels.operations.plan_latent(batch, HEADS, SIZE)
         found = plan.run(queries, rows, self.cache.keys[0], VALUE, SCALE)
         for s, span in spans:
             self.done[s] = span.stop

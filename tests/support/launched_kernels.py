@@ -99,7 +99,7 @@ def serve(model: Decoder) -> None:
             core.add(Submit(request_id=f"{wave}-{index}", prompt_token_ids=prompt, sampling=sampling))
         while core.has_work():
             core.step()
-    assert proposer is None or core.stats().spec_decode_draft_tokens_total, "guesses were verified"
+    assert proposer is None or core.stats().speculation.draft_tokens_total, "guesses were verified"
     executor.shutdown()
 
 

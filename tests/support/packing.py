@@ -30,6 +30,9 @@ def read_kv(
     key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor, heads: HeadShape
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values at `slots` [N] int64 (block * BLOCK_SIZE + offset) of one layer: [N, G, D] float32 each."""
+    if key_cache.ndim == 4:  # torch's: [blocks, G, 16, D]
+        keys, values = (each[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE].float() for each in (key_cache, value_cache))
+        return keys, values
     dtypes: tuple[KvDtype, ...] = ("float32", "bfloat16", "int8")
     (dtype,) = (dtype for dtype in dtypes if key_cache.shape[1] == block_bytes(heads, dtype))
     blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE

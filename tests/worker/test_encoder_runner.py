@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import torch_kernels
 from kvarn.worker.encoder_runner import EncoderRunner
 
 
 class MeanEncoder:
     """The vector of a text: mean and number of its tokens; keeps the lengths of each pass."""
 
-    kernels = Kernels()
+    kernels = torch_kernels()
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []

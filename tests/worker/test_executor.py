@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
+from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.operations import Kernels
 from kvarn.models import Decoder
 from kvarn.worker.errors import InvalidLogitsError, PlanError, WorkerError
 from kvarn.worker.executor import InProcessExecutor
@@ -45,7 +45,7 @@ class RecordingMemory:
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
-    kernels = Kernels()
+    kernels = torch_kernels()
     reads_shared_prefixes = False
 
     def __init__(self) -> None:

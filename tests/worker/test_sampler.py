@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import torch_kernels
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.constraints import TokenCounts
 from kvarn.worker.errors import InvalidLogitsError, InvalidSamplingError
@@ -24,7 +24,7 @@ VOCAB = 40
 
 
 def run(logits: torch.Tensor, slots: SlotTable) -> Sampled:
-    return Sampler(slots, Kernels()).sample(logits.clone(), np.arange(len(logits)))
+    return Sampler(slots, torch_kernels().operations).sample(logits.clone(), np.arange(len(logits)))
 
 
 def random_logits(rows: int, vocab_size: int = VOCAB, seed: int = 0) -> torch.Tensor:

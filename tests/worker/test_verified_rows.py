@@ -77,7 +77,7 @@ def test_tokens_are_the_same_with_guesses_from_earlier_text(
     assert tokens_of(served, requests()) == plain
     stats = served.engine.stats()
     if not adaptive:
-        assert stats.spec_decode_accepted_tokens_total > (20 if "token_budget" in options else 100)
+        assert stats.speculation.accepted_tokens_total > (20 if "token_budget" in options else 100)
     if "num_blocks" in options:
         assert stats.preemptions_total > 0
 

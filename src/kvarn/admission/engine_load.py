@@ -26,19 +26,6 @@ class EngineLoad:
         tpot_target_s: The target that is sent with each request; None: none.
     """
 
-    __slots__ = (
-        "_ended_rows",
-        "_tokens_by_priority",
-        "_tpot_target_s",
-        "config",
-        "predictor",
-        "reservations",
-        "reserved_rows",
-        "reserved_tokens",
-        "stats",
-        "updated_s",
-    )
-
     def __init__(self, config: EngineConfig, tpot_target_s: float | None = None) -> None:
         self.config = config
         self._tpot_target_s = tpot_target_s

@@ -1,1 +1,1 @@
-"""What an answer is: prompts, generation, choices, and what stands before them. No HTTP server."""
+"""The life of an answer: prompts, stages, generation, observers. No HTTP server."""

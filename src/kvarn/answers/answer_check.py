@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.grammar_pool import GrammarPool
-from kvarn.answers.work import Work
+from kvarn.answers.turn import Turn
 from kvarn.grammar.asked import AnswerGrammar
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.sandbox.errors import SandboxError
@@ -18,7 +18,7 @@ from kvarn.wire.openai.errors import ApiError
 
 _FINISHED = ("stop", "tool_calls", "function_call")
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.answers")
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ async def only_valid_answers(
     deltas: AsyncGenerator[ChoiceDelta, None],
     grammar: AnswerGrammar,
     pool: GrammarPool,
-    work: Work,
+    turn: Turn,
     metrics: GatewayMetrics,
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of an answer. A choice that ends by itself does so only if its text, or the arguments of its calls,
@@ -53,7 +53,7 @@ async def only_valid_answers(
         deltas: Of one prompt's choices.
         grammar: What they were kept to.
         pool: Where it is checked.
-        work: Whose answer it is.
+        turn: Whose answer it is.
         metrics: Count what comes of it.
 
     Raises:
@@ -64,12 +64,12 @@ async def only_valid_answers(
         async for delta in deltas:
             written[delta.index].add(delta)
             if delta.finish_reason in _FINISHED and delta.stop_reason is None and not delta.refusal:
-                await _check(written.pop(delta.index), grammar, pool, work, metrics)
+                await _check(written.pop(delta.index), grammar, pool, turn, metrics)
             yield delta
 
 
 async def _check(
-    written: _Written, grammar: AnswerGrammar, pool: GrammarPool, work: Work, metrics: GatewayMetrics
+    written: _Written, grammar: AnswerGrammar, pool: GrammarPool, turn: Turn, metrics: GatewayMetrics
 ) -> None:
     schemas = grammar.argument_schemas
     parts = [(schemas[name], "".join(pieces)) for name, pieces in written.calls.values() if name in schemas]
@@ -78,14 +78,14 @@ async def _check(
     if not parts:
         return
     try:
-        problem = await pool.check(work.principal.organization_id, parts)
+        problem = await pool.check(turn.record.principal.organization_id, parts)
     except SandboxError as error:
         _log.warning("an answer could not be checked %s", error)
-        metrics.structured_answers.labels(work.model, "unchecked").inc()
+        metrics.structured_answers.labels(turn.model, "unchecked").inc()
         return
-    metrics.structured_answers.labels(work.model, "valid" if problem is None else "invalid").inc()
+    metrics.structured_answers.labels(turn.model, "valid" if problem is None else "invalid").inc()
     if problem is not None:
-        work.usage.failed = True
+        turn.usage.failed = True
         _log.error("an answer that was kept to its schema is invalid: %s", problem)
         message = f"The answer does not match its schema: {problem}. This is a fault of the server; try again."
         raise ApiError(500, message, type="server_error", code="invalid_structured_output")

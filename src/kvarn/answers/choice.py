@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What is new of one choice: the form that an answer has from the engine's tokens to the client's bytes."""
+    """The news of one choice: the form that an answer has from the engine's tokens to the client's bytes."""
 
     index: int
     text: str = ""
-    """Of the content: what is reasoning or a tool call is not part of it."""
+    """The content alone, without reasoning and tool calls."""
     token_ids: list[int] = field(default_factory=list)
     """All tokens counted, the end token included."""
     reasoning_tokens: int = 0
@@ -34,7 +34,7 @@ class ChoiceDelta:
     positions: list[PositionLogprobs] = field(default_factory=list)
     """Log-probabilities of each token that is part of the text; empty where not asked for."""
     prompt_positions: list[PositionLogprobs | None] | None = None
-    """The same of the prompt's tokens; with the first delta, where asked for."""
+    """Log-probabilities of the prompt's tokens; with the first delta, where asked for."""
     finish_reason: FinishReason | None = None
     """Set in the last delta of the choice."""
     stop_reason: int | str | None = None
@@ -50,7 +50,7 @@ class ChoiceDelta:
     completion_logprobs: CompletionLogprobs | None = None
     """Log-probabilities as a text completion has them, where another server has made them."""
     warnings: list[str] = field(default_factory=list)
-    """What is wrong with the tool calls, at the end."""
+    """Faults of the tool calls, at the end."""
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
@@ -123,7 +123,7 @@ class Choice:
     """At the end of what has come: reasoning perhaps."""
 
     def add(self, new: TokenDelta) -> ChoiceDelta:
-        """What the tokens come to; must not be called after a delta with a finish reason."""
+        """The delta that new tokens make; must not be called after a delta with a finish reason."""
         delta = ChoiceDelta(self.index, prompt_positions=new.prompt_logprobs)
         if self.prompt_only:
             delta.finish_reason = "length"
@@ -136,7 +136,7 @@ class Choice:
             self.num_tokens += 1
             if new.logprobs is not None:
                 delta.positions.append(new.logprobs[position])
-            piece = self.detokenizer.push((token_id,))
+            piece = self.detokenizer.push_one(token_id)
             if self.splitter is None and self.stop is None:  # the usual case
                 parts.append(piece)
                 continue
@@ -150,7 +150,10 @@ class Choice:
             delta.token_ids = new.token_ids
             if new.finish_reason is not None:
                 self._finish(delta, new, parts)
-        delta.write(parts)
+        if len(parts) == 1 and isinstance(parts[0], str):  # the usual case
+            delta.text = parts[0]
+        else:
+            delta.write(parts)
         return delta
 
     def _split(self, splitter: ReasoningSplitter, piece: str, delta: ChoiceDelta) -> Sequence[Part]:

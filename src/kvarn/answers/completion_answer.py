@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.work import TokenUsage
+from kvarn.answers.turn import Deltas, TokenUsage
 from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.openai.completions import Completion, CompletionChoice
 from kvarn.wire.openai.usage import Usage
@@ -41,7 +41,7 @@ class CompletionRun:
     model: str
     fingerprint: str
     include_usage: bool
-    deltas: AsyncGenerator[ChoiceDelta, None]
+    deltas: Deltas
     readers: Sequence[ChunkReader]
     usage: TokenUsage
     held: HeldBytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
@@ -11,16 +11,18 @@ from msgspec import UNSET
 
 from kvarn.answers.answer_check import only_valid_answers
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.completion_answer import CompletionRun
+from kvarn.answers.completion_answer import ChunkReader, CompletionRun
 from kvarn.answers.context import ServingContext
-from kvarn.answers.generation import check_token_ids, generate, interleave, make_choices, make_submit
+from kvarn.answers.generation import check_token_ids, generate, joined, make_choices, make_submit
 from kvarn.answers.grammars import grammar_of_completion
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.work import RequestRecord
-from kvarn.catalog.model_choice import BYTES_PER_TOKEN
+from kvarn.answers.lifecycle import answer
+from kvarn.answers.model_routes import BYTES_PER_TOKEN
+from kvarn.answers.question import Question
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.external.completions import start_external_completion
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.logprobs import in_parts, join_logprobs
@@ -32,12 +34,12 @@ from kvarn.wire.openai.errors import invalid_request
 
 
 @dataclass(slots=True)
-class Prompt:
+class ShownPrompt:
     """A prompt as its choices show it."""
 
     token_ids: list[int]
     text: str
-    """What `echo` puts before the answer; empty without it."""
+    """Put before the answer by `echo`; empty without it."""
     positions: list[PositionLogprobs | None] | None = None
     """Log-probabilities of its tokens, once the engine has sent them."""
 
@@ -45,7 +47,7 @@ class Prompt:
 class CompletionReader:
     """Reads the deltas of one choice into what a stream sends; `joined` makes one of all that was read."""
 
-    def __init__(self, prompt: Prompt, request: CompletionRequest, model: ReadyModel) -> None:
+    def __init__(self, prompt: ShownPrompt, request: CompletionRequest, model: ReadyModel) -> None:
         self._prompt = prompt
         self._request = request
         self._text = model.text
@@ -103,39 +105,66 @@ class CompletionReader:
         return IncrementalDetokenizer(self._text.tokenizer, skip_special_tokens=skip, after=after)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionPrompt(GeneratedPrompt):
+    """The prompts of a text completion."""
+
+    readers: Sequence[ChunkReader]
+    """One for each choice of each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
+    """A text completion."""
+
+    def features(self, record: RequestRecord) -> RequestFeatures:
+        """See `Question`."""
+        given = self.request.max_tokens
+        return RequestFeatures(
+            prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
+            max_output_tokens=DEFAULT_COMPLETION_TOKENS if given is None else given,
+        )
+
+    async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> CompletionPrompt:
+        """See `Question`."""
+        given, most = as_list(self.request.prompt), serving.limits.max_prompts
+        if len(given) > most:
+            message = f"'prompt' has {len(given)} prompts; this server takes at most {most}."
+            raise invalid_request(message, "prompt")
+        return await serving.steps.generator_of(model).prompt_completion(serving, record, self.request, model)
+
+    def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> CompletionRun:
+        """See `Question`."""
+        record, model = turn.record, prompt.model
+        assert isinstance(prompt, CompletionPrompt) and isinstance(model, ReadyModel)
+        return CompletionRun(
+            f"cmpl-{record.id}",
+            int(SYSTEM_CLOCK.time()),
+            model.public_name,
+            model.fingerprint,
+            self.request.include_usage,
+            deltas,
+            prompt.readers,
+            turn.usage,
+            HeldBytes(serving.held, record),
+        )
+
+
 async def start_completion(serving: ServingContext, record: RequestRecord, request: CompletionRequest) -> CompletionRun:
-    """Check a completion request, tokenize its prompts, and take it in.
+    """Begin the answer to a text completion.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    features = RequestFeatures(
-        prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
-        max_output_tokens=DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
-    )
-    seed = serving.shadows.seed_of(serving.routes.find(request.model), record, request.seed)
-    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
-    start = partial(_start, serving, record, asked)
-    run = await serving.with_model(record, request.model, start, features, request.user)
-    return serving.shadows.watch(
-        serving,
-        record,
-        run,
-        lambda context, own, name: start_completion(context, own, asked.model_copy(update={"model": name})),
-    )
+    return await answer(serving, record, CompletionQuestion(request))
 
 
-async def _start(
+async def engine_completion(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
-) -> CompletionRun:
-    if model.external is not None:
-        return await start_external_completion(serving, record, request, model, model.external)
-    text, limits = model.text, serving.limits
+) -> CompletionPrompt:
+    """The prompts of a text completion for an engine of this server. Raises as `start_completion` does."""
+    text, limits, given = model.text, serving.limits, as_list(request.prompt)
     checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
-    given = as_list(request.prompt)
-    if len(given) > limits.max_prompts:
-        message = f"'prompt' has {len(given)} prompts; this server takes at most {limits.max_prompts}."
-        raise invalid_request(message, "prompt")
     kept, grammar = await grammar_of_completion(serving, record, request, model) or (None, None)
     prompts = await serving.run(record, lambda: [_prompt(each, request, model) for each in given])
     samplings = [
@@ -149,52 +178,53 @@ async def _start(
         )
         for prompt in prompts
     ]
-    work = await serving.begin(
-        record,
-        model,
-        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-        prompt=max((prompt.token_ids for prompt in prompts), key=len),
-        cache_salt=request.cache_salt,
-        max_output_tokens=sum(sampling.max_tokens * sampling.n for sampling in samplings),
-        sequences=sum(sampling.n for sampling in samplings),
-        priority=request.priority,
-    )
-    work.usage.pending = len(prompts)
-    texts = partial(_texts, given, model)
-    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts()})
-    await serving.moderation.check_input(work, texts, "prompt")
-    watch = partial(serving.moderation.watch, work)
-    streams: list[AsyncGenerator[ChoiceDelta, None]] = []
-    readers: list[CompletionReader] = []
-    for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+
+    def start_one(turn: Turn, number: int) -> Deltas:
+        prompt, sampling = prompts[number].token_ids, samplings[number]
         choices = make_choices(
             request,
             sampling,
             model,
             limits,
-            watch=watch,
+            watch=partial(serving.moderation.watch, turn),
             first_index=number * sampling.n,
-            continued=prompt.token_ids,
+            continued=prompt,
         )
-        submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt, grammar)
-        answers = generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics)
-        streams.append(
-            answers if kept is None else only_valid_answers(answers, kept, serving.grammars, work, serving.metrics)
-        )
-        readers += [CompletionReader(prompt, request, model) for _ in choices]
-    deltas = streams[0] if len(streams) == 1 else interleave(streams)
-    head = (f"cmpl-{record.id}", int(SYSTEM_CLOCK.time()), model.public_name, model.fingerprint, request.include_usage)
-    return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))
+        submit = make_submit(turn, prompt, sampling, grammar, number)
+        deltas = generate(model, submit, choices, turn, HeldBytes(serving.held, record), serving.metrics)
+        if kept is None:
+            return deltas
+        return only_valid_answers(deltas, kept, serving.grammars, turn, serving.metrics)
+
+    texts = partial(_texts, given, model)
+    return CompletionPrompt(
+        model=model,
+        tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        token_ids=max((prompt.token_ids for prompt in prompts), key=len),
+        cache_salt=request.cache_salt,
+        max_output_tokens=sum(sampling.max_tokens * sampling.n for sampling in samplings),
+        prompts=len(prompts),
+        sequences=sum(sampling.n for sampling in samplings),
+        priority=request.priority,
+        moderated=[("prompt", texts)],
+        logged=lambda: {"prompt": texts()},
+        generate=lambda turn: joined([start_one(turn, number) for number in range(len(prompts))]),
+        readers=[
+            CompletionReader(prompt, request, model)
+            for prompt, sampling in zip(prompts, samplings, strict=True)
+            for _ in range(sampling.n)
+        ],
+    )
 
 
-def _prompt(given: str | list[int], request: CompletionRequest, model: ReadyModel) -> Prompt:
+def _prompt(given: str | list[int], request: CompletionRequest, model: ReadyModel) -> ShownPrompt:
     tokenizer = model.text.tokenizer
     if isinstance(given, str):
         token_ids = tokenizer.encode(given, add_special_tokens=request.add_special_tokens is not False)
-        return Prompt(token_ids, given if request.echo else "")
+        return ShownPrompt(token_ids, given if request.echo else "")
     check_token_ids(given, model, "prompt")
     text = tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens) if request.echo else ""
-    return Prompt(given, text)
+    return ShownPrompt(given, text)
 
 
 def _texts(given: list[str | list[int]], model: ReadyModel) -> list[str]:
@@ -202,7 +232,7 @@ def _texts(given: list[str | list[int]], model: ReadyModel) -> list[str]:
 
 
 def _offsets(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int], offset: int) -> tuple[list[int], int]:
-    """Where tokens stand in a choice's text, and where the next one will: special tokens are not in it, and a character
+    """Offsets of tokens in a choice's text, and of the next one: special tokens are not in it, and a character
     may take several tokens."""
     offsets = []
     for token_id in token_ids:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvarn.answers.generator import GeneratorFailedError
 from kvarn.catalog.timeouts import StageTimeoutError
-from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import (
     ConflictError,
@@ -52,10 +52,8 @@ def to_api_error(error: Exception) -> ApiError:
         status, kind, code = _REFUSALS[error.reason]
         headers = retry_after(error.retry_after_s) if status in (429, 503) else {}
         return ApiError(status, str(error), type=kind, code=code, headers=headers)
-    if isinstance(error, ExternalRefusedError):
-        return ApiError(error.status, str(error), type=error.type, code=error.code, param=error.param)
-    if isinstance(error, ExternalFailedError):
-        return _external_failed(error)
+    if isinstance(error, GeneratorFailedError):
+        return error.api_error
     if isinstance(error, StageTimeoutError):
         return ApiError(504, f"{error} Try again.", type="server_error", code="timeout")
     if isinstance(error, PromptTooLongError):
@@ -74,7 +72,7 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, StorageFullError):
         return storage_full(error)
     if isinstance(error, StoreBusyError):
-        return unavailable("Your organisation stores too much at this moment. Try again.", "storage_busy")
+        return unavailable("Too many concurrent writes for your organisation. Try again.", "storage_busy")
     if isinstance(error, StoreReadOnlyError):
         return unavailable("The database takes no writes at present. Try again.", "database_read_only")
     if isinstance(error, StoreAwayError):
@@ -82,13 +80,3 @@ def to_api_error(error: Exception) -> ApiError:
     return ApiError(
         500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
     )
-
-
-def _external_failed(error: ExternalFailedError) -> ApiError:
-    """What a client hears of another server's failure. The log has the reason, which may name addresses."""
-    if error.wrong_setup:
-        why = "The server that runs this model refused this gateway; its log names the reason."
-        return ApiError(502, why, type="server_error", code="external_refused")
-    if error.is_busy:
-        return unavailable("The server that runs this model is busy. Try again.", "overloaded", error.retry_after_s)
-    return unavailable("The server that runs this model failed. Try again.", "replica_lost", error.retry_after_s)

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from kvarn.answers.choice import Choice, ChoiceDelta
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.moderation.output_watch import OutputWatch
-from kvarn.answers.work import Work, salt_of
-from kvarn.catalog.failover import client_of, generate_anywhere
+from kvarn.answers.turn import Deltas, Turn, salt_of
+from kvarn.catalog.failover import ResumableRequest
 from kvarn.catalog.models import ReadyModel
-from kvarn.catalog.timeouts import NO_TIMEOUTS, StageTimeoutError, timeouts_of, within_timeouts
+from kvarn.catalog.timeouts import NO_TIMEOUTS, StageTimeoutError, StageTimer, timeouts_of
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
@@ -77,34 +77,31 @@ def make_choices(
 
 
 def make_submit(
-    request_id: str,
-    prompt: list[int],
-    sampling: SamplingParams,
-    work: Work,
-    cache_salt: str | None,
-    grammar: Grammar | None = None,
+    turn: Turn, prompt: list[int], sampling: SamplingParams, grammar: Grammar | None = None, number: int | None = None
 ) -> Submit:
-    """What is sent to the engine. The tenant and its secret salt come from the server, never from the client: a
-    tenant's cached prompts cannot be found, or their presence timed, by another."""
-    principal, slo = work.principal, work.slo
+    """The engine's request of a turn, or that of its prompt of this number. The tenant and its secret salt come from
+    the server, never from the client: a tenant's cached prompts cannot be found, or their presence timed, by another.
+    """
+    principal, slo = turn.record.principal, turn.slo
+    assert turn.prompt is not None, "a turn that generates has a prompt"
     return Submit(
-        request_id=request_id,
+        request_id=turn.engine_id if number is None else f"{turn.engine_id}-{number}",
         prompt_token_ids=prompt,
         sampling=sampling,
         tenant=principal.organization_id,
         weight=principal.weight,
-        priority=work.priority,
-        adapter=work.adapter,
-        cache_salt=salt_of(principal, cache_salt),
+        priority=turn.priority,
+        adapter=turn.adapter,
+        cache_salt=salt_of(principal, turn.prompt.cache_salt),
         grammar=grammar,
-        ttft_left_s=None if slo is None else work.record.received + slo.ttft_target_s - SYSTEM_CLOCK.now(),
+        ttft_left_s=None if slo is None else turn.record.timeline.received_s + slo.ttft_target_s - SYSTEM_CLOCK.now(),
         tpot_target_s=None if slo is None else slo.tpot_target_s,
     )
 
 
 async def generate(
-    model: ReadyModel, submit: Submit, choices: Sequence[Choice], work: Work, held: HeldBytes, metrics: GatewayMetrics
-) -> AsyncGenerator[ChoiceDelta, None]:
+    model: ReadyModel, submit: Submit, choices: Sequence[Choice], turn: Turn, held: HeldBytes, metrics: GatewayMetrics
+) -> Deltas:
     """Run a prompt; yields what each step adds to a choice.
 
     A choice ends with a stop string, by its transform or by moderation, whatever the engine still sends for it; when
@@ -114,81 +111,101 @@ async def generate(
         model: Where it runs.
         submit: What is sent to the engine.
         choices: One for each of `submit.sampling.n`, in order.
-        work: Where its tokens are counted.
+        turn: Where its tokens are counted.
         held: Counts what the engine has written and nobody has read yet.
         metrics: Where its latencies are shown.
 
     Raises:
         RequestRefusedError: The engine refused or gave up the request.
-        ReplicaLostError: The engine is not ready, died or fell silent.
+        ReplicaLostError: The engine is not ready, died or fell silent, and no other went on.
         StageTimeoutError: A stage took longer than the model's `timeouts`.
         ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
     """
-    observer = metrics.generation(model.name, work.record.received)
-    usage, running = work.usage, len(choices)
+    observer = metrics.generation(model.name, turn.record.timeline.received_s)
+    usage, running, timeline, sent_s = turn.usage, len(choices), turn.record.timeline, 0.0
+    request = _request(model, submit, turn, held, observer)
+    timeouts = timeouts_of(model.served.config.timeouts, external=False)
+    timer = None if timeouts == NO_TIMEOUTS else StageTimer(timeouts)
     usage.count(prompt=len(submit.prompt_token_ids))
+    tokens: AsyncGenerator[TokenDelta, None] | None = None
     try:
-        tokens = _tokens(model, submit, work, held, observer)
-        timeouts = timeouts_of(model.served.config.timeouts, external=False)
-        if timeouts != NO_TIMEOUTS:
-            tokens = within_timeouts(tokens, timeouts, lambda new: bool(new.token_ids))
-        async with aclosing(tokens) as new_tokens:
-            async for new in new_tokens:
-                choice = choices[new.index]
-                if choice.ended:
+        while running:
+            try:
+                if tokens is None:
+                    tokens, sent_s = request.open(), timeline.mark("sent")
+                new = await (anext(tokens) if timer is None else timer.wait(anext(tokens)))
+            except StopAsyncIteration:
+                return
+            except (ReplicaLostError, RequestRefusedError) as error:
+                tokens = None
+                await (request.move(error) if timer is None else timer.wait(request.move(error)))
+                continue
+            new, choice = request.take(new), choices[new.index]
+            if new.token_ids and timer is not None:
+                timer.begun = True
+            if new.events is not None:
+                timeline.add_engine(new.events, sent_s)
+            if choice.ended:
+                continue
+            if new.token_ids:
+                observer.delta(new.index, len(new.token_ids))
+            delta = choice.add(new)
+            usage.count(cached=new.cached_tokens, completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
+            if choice.watch is not None:
+                shown = await choice.watch.look(delta)
+                if shown is None:
                     continue
-                if new.token_ids:
-                    observer.delta(new.index, len(new.token_ids))
-                delta = choice.add(new)
-                usage.count(cached=new.cached_tokens, completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
-                if choice.watch is not None:
-                    shown = await choice.watch.look(delta)
-                    if shown is None:
-                        continue
-                    delta = shown
-                if choice.transform is not None:
-                    choice.transform(delta)
-                if delta.finish_reason is not None:
-                    choice.ended = True
-                    running -= 1
-                    if not running:  # counted before the client hears of it
-                        usage.pending -= 1
-                        observer.finished()
-                yield delta
-                if not running:
-                    return
+                delta = shown
+            if choice.transform is not None:
+                choice.transform(delta)
+            if delta.finish_reason is not None:
+                choice.ended = True
+                running -= 1
+                if not running:  # counted before the client hears of it
+                    usage.pending -= 1
+                    timeline.mark("generated", {"tokens": usage.completion_tokens})
+                    observer.finished()
+            yield delta
     except (RequestRefusedError, ReplicaLostError, StageTimeoutError, ApiError) as error:
         usage.failed = True
         usage.refused = usage.refused or isinstance(error, RequestRefusedError)
         observer.failed()
         raise
+    finally:
+        if tokens is not None:
+            await tokens.aclose()
+        request.end()
 
 
-def _tokens(
-    model: ReadyModel, submit: Submit, work: Work, held: HeldBytes, observer: GenerationObserver
-) -> AsyncGenerator[TokenDelta, None]:
-    """What the model's replicas answer. A batch itself tries its lines again."""
-    replicas, choice = model.served.replicas, work.replica_choice
-    assert choice is not None, "a replica is chosen when work begins"
-    if work.record.batch_id is not None:
-        choice.sent(replicas.clock.now())
-        return client_of(replicas, choice.replica).generate(submit, held.become)
+def _request(
+    model: ReadyModel, submit: Submit, turn: Turn, held: HeldBytes, observer: GenerationObserver
+) -> ResumableRequest:
+    assert turn.replica_choice is not None, "a stage has chosen a replica"
 
     def moved(replica: str, pause_s: float) -> None:
-        work.replica = replica
+        turn.replica = replica
+        turn.record.timeline.mark("failover", {"pause_s": pause_s})
         observer.moved(pause_s)
 
-    return generate_anywhere(replicas, choice, submit, model.served.config.failover, held.become, moved)
+    deferred = turn.record.deferred
+    tries_itself = deferred is not None and deferred.batch_id is not None  # a batch tries its lines again
+    failover = None if tries_itself else model.served.config.failover
+    return ResumableRequest(model.served.replicas, turn.replica_choice, submit, failover, held.become, moved)
 
 
-async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+def joined(streams: Sequence[Deltas]) -> Deltas:
+    """The deltas of one stream or several, as they come."""
+    return streams[0] if len(streams) == 1 else _interleaved(streams)
+
+
+async def _interleaved(streams: Sequence[Deltas]) -> Deltas:
     """The deltas of several streams as they come; the first error ends all of them, as closing does.
 
     Each stream runs at most one delta ahead, so a slow reader slows all of them down.
     """
     queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(maxsize=1)
 
-    async def forward(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
+    async def forward(stream: Deltas) -> None:
         async with aclosing(stream):
             try:
                 async for delta in stream:

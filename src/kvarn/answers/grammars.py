@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt
 from kvarn.answers.context import ServingContext
 from kvarn.answers.grammar_pool import encode
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.catalog.models import ModelText, ReadyModel
 from kvarn.grammar.asked import AnswerGrammar, Asked
@@ -60,8 +60,8 @@ async def grammar_of_chat(
 async def _made(serving: ServingContext, record: RequestRecord, asked: Asked) -> AnswerGrammar:
     tenant = record.principal.organization_id
     payload = await serving.run(record, lambda: encode(asked))
-    made = await cancel_with_client(serving.grammars.make(tenant, asked, payload), record.client_left)
-    record.warnings += [warning for warning in made.warnings if warning not in record.warnings]
+    made = await cancel_with_client(serving.grammars.make(tenant, asked, payload), record.reply.client_left)
+    record.reply.warnings += [warning for warning in made.warnings if warning not in record.reply.warnings]
     return made
 
 

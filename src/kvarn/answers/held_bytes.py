@@ -1,4 +1,4 @@
-"""How much memory running requests may take together, and how organisations share it: their bodies, and what their
+"""Memory that running requests may take together, and how organisations share it: their bodies, and what their
 answers gather (tokens that a slow client has not read, log-probabilities of an answer that is sent as a whole).
 
 An organisation may hold three times what is left free: the dynamic thresholds that switches share their buffers by
@@ -12,13 +12,13 @@ from __future__ import annotations
 from sys import getsizeof
 from typing import Any
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.wire.openai.errors import ApiError
 
 _TIMES_FREE = 3
 _MODEL_BYTES = 256
-"""What an object of a body takes as a validated model, beyond what it took as a dictionary."""
+"""Bytes of an object of a body as a validated model, beyond those it took as a dictionary."""
 _RETRY_AFTER = {"retry-after": "1"}
 
 
@@ -83,7 +83,7 @@ class HeldBytes:
         self.size = 0
         self._budget = budget
         self._record = record
-        record.closing.callback(self.become, 0)
+        record.holdings.callback(self.become, 0)
         self.become(size)
 
     def take(self, size: int) -> None:
@@ -95,14 +95,14 @@ class HeldBytes:
         organization_id, more = self._record.principal.organization_id, size - self.size
         if more > 0:
             try:
-                self._budget.take(organization_id, more, self._record.held_bytes)
+                self._budget.take(organization_id, more, self._record.holdings.bytes)
             except BodyRefusedError:
                 self.become(0)
                 raise
         elif more:
             self._budget.release(organization_id, -more)
         self.size = size
-        self._record.held_bytes += more
+        self._record.holdings.bytes += more
 
 
 def memory_of(data: dict[str, Any]) -> int:

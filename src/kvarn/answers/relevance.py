@@ -1,4 +1,4 @@
-"""How well texts go together: by the angle of their vectors (a bi-encoder), or as a cross-encoder reads each pair."""
+"""Relevance of texts: by the angle of their vectors (a bi-encoder), or as a cross-encoder reads each pair."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cosine(left: Vector, right: Vector) -> float:
 
 
 def numbers(vector: bytes) -> Vector:
-    """Of float32, little-endian."""
+    """Numbers of float32 bytes, little-endian."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from kvarn.answers.errors import storage_full
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, update_balance

@@ -11,7 +11,7 @@ from kvarn.answers.embeddings import start_embedding
 from kvarn.answers.messages.operation import start_message
 from kvarn.answers.moderation.checks import ALIASES
 from kvarn.answers.moderation.operation import start_moderation
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import start_response
 from kvarn.wire.anthropic.messages import MessagesRequest
@@ -32,7 +32,7 @@ def _generating(request_type: type[Any], start: Callable[..., Awaitable[Any]]) -
     """An operation whose answer is collected whole; `start` begins it."""
 
     async def operate(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-        request = parse_request(request_type, body, record.warnings)
+        request = parse_request(request_type, body, record.reply.warnings)
         for name in ("stream", "background"):
             if getattr(request, name, None):
                 raise invalid_request(f"'{name}' must be false or left out in a batch.", name, "unsupported_value")
@@ -42,12 +42,14 @@ def _generating(request_type: type[Any], start: Callable[..., Awaitable[Any]]) -
 
 
 async def _embedding(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    work, _ = await start_embedding(serving, record, parse_request(EmbeddingRequest, body, record.warnings))
+    work, _ = await start_embedding(serving, record, parse_request(EmbeddingRequest, body, record.reply.warnings))
     return await work
 
 
 async def _moderation(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    return await (await start_moderation(serving, record, parse_request(ModerationRequest, body, record.warnings)))
+    return await (
+        await start_moderation(serving, record, parse_request(ModerationRequest, body, record.reply.warnings))
+    )
 
 
 ENDPOINTS: Mapping[str, Operation] = {

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.worker import Job
 from kvarn.store.models import Batch
@@ -64,5 +64,5 @@ class BatchJob(Job):
 
     def note_progress(self, now: float) -> None:
         """A line that is past admission is progress."""
-        if any(request.work is not None for request in self.requests.values()):
+        if any(request.turns for request in self.requests.values()):
             self.progress_at = now

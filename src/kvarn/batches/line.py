@@ -15,8 +15,10 @@ from starlette.requests import ClientDisconnect
 
 from kvarn.admission.demand import BATCH
 from kvarn.answers.errors import STORAGE_FULL, to_api_error
-from kvarn.answers.work import RequestRecord, TokenUsage
+from kvarn.answers.record import Deferred, Reply, RequestRecord
+from kvarn.answers.turn import TokenUsage
 from kvarn.batches.endpoints import Operation
+from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.models import Batch
@@ -58,12 +60,10 @@ def make_record(
     return RequestRecord(
         line_id(batch.id, line.line),
         endpoint=batch.endpoint,
-        dialect=dialect_of(batch.endpoint),
         principal=principal,
-        best_priority=BATCH,
-        batch_id=batch.id,
+        deferred=Deferred(BATCH, batch.id),
         body_bytes=len(line.body),
-        client_left=leaves,
+        reply=Reply(dialect=dialect_of(batch.endpoint), client_left=leaves),
     )
 
 
@@ -77,6 +77,7 @@ async def run_line(
         returned also where the caller is cancelled while it is settled.
     """
     try:
+        check_endpoint(record.principal, record.endpoint)
         body = await operation(serving, record, line.body)
     except ClientDisconnect:
         return None
@@ -91,7 +92,7 @@ async def run_line(
 
 def given_up_answer(batch: Batch, refused: Refused) -> Answer:
     """The answer of a line that is not tried again: what it was refused with last."""
-    record = RequestRecord(line_id(batch.id, refused.line.line), dialect=dialect_of(batch.endpoint))
+    record = RequestRecord(line_id(batch.id, refused.line.line), reply=Reply(dialect_of(batch.endpoint)))
     return _failed(record, refused.line, refused.error)
 
 
@@ -112,15 +113,15 @@ def _failure(record: RequestRecord, line: Line, exception: Exception) -> Answer 
 
 
 def _failed(record: RequestRecord, line: Line, error: ApiError) -> Answer:
-    return _answer(record, line, error.status, record.dialect.error_body(error, record.request_id))
+    return _answer(record, line, error.status, record.reply.dialect.error_body(error, record.request_id))
 
 
 def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:
     response = LineResponse(
-        status_code=status, request_id=record.request_id, body=body, warnings=record.warnings or UNSET
+        status_code=status, request_id=record.request_id, body=body, warnings=record.reply.warnings or UNSET
     )
     output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
-    usage = record.work.usage if record.work is not None else TokenUsage()
+    usage = record.turns[-1].usage if record.turns else TokenUsage()
     counted = usage if usage.did_work else TokenUsage()  # as on the ledger
     return Answer(
         line.line,

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.batches.operation import start_batch
 from kvarn.batches.validation import split_lines
 from kvarn.responses.background_runs import ResponsesContext
@@ -49,8 +49,7 @@ async def start_message_batch(serving: ResponsesContext, record: RequestRecord, 
     if len(request.requests) > config.max_lines:
         why = f"'requests' holds {len(request.requests)}: at most {config.max_lines} are allowed (batches.max_lines)."
         raise invalid_request(why, "requests")
-    writer = FileWriter(serving.store, principal.owner)
-    try:
+    async with FileWriter(serving.store, principal.owner) as writer:
         for index, each in enumerate(request.requests):
             line = {"custom_id": each.custom_id, "method": "POST", "url": ENDPOINT, "body": each.params}
             written = encode_json(line)
@@ -70,9 +69,6 @@ async def start_message_batch(serving: ResponsesContext, record: RequestRecord, 
             output_expires_after=FileExpiry(anchor="created_at", seconds=_KEPT_S),
         )
         return await start_batch(serving, principal, asked, id_prefix=MESSAGE_BATCH, total=len(request.requests))
-    except BaseException:
-        await writer.discard()
-        raise
 
 
 def describe_message_batch(batch: Batch, base_url: str) -> MessageBatch:

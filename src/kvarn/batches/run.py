@@ -203,8 +203,7 @@ async def _result_files(
     """
     owner = Owner(batch.organization_id, batch.project_id)
     # Not counted as long as the lines with the same answers count.
-    output, errors = FileWriter(store, owner, counted=False), FileWriter(store, owner, counted=False)
-    try:
+    async with FileWriter(store, owner, counted=False) as output, FileWriter(store, owner, counted=False) as errors:
         after = 0
         while results := await read_results(store, batch.id, after, _RESULTS_AT_ONCE):
             for result in results:
@@ -216,7 +215,3 @@ async def _result_files(
             if writer.size:
                 files[column] = {"file_id": await writer.finish(), "filename": f"{batch.id}_{name}.jsonl"}
         yield files
-    except BaseException:
-        await output.discard()
-        await errors.discard()
-        raise

@@ -90,8 +90,8 @@ def _measure_decode(
     after = engine.stats()
     engine.abort_all()
     # What was read, not what was asked for: contexts grow with each step, and some began to earlier than others.
-    kv_tokens = (after.kv_tokens_read_total - before.kv_tokens_read_total) / steps
-    pairs = (after.attended_pairs_total - before.attended_pairs_total) / steps
+    kv_tokens = (after.work.kv_tokens_read_total - before.work.kv_tokens_read_total) / steps
+    pairs = (after.work.attended_pairs_total - before.work.attended_pairs_total) / steps
     work = costs.step(tokens=case.batch, logits_rows=case.batch, kv_tokens=round(kv_tokens), pairs=pairs)
     return work, seconds
 

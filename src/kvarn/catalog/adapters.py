@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.answers.context import ServingContext
+from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
@@ -28,67 +28,92 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 
 _STATUS = {"exists": 400, "missing": 404, "invalid": 400}
 _CODES = {"exists": "lora_adapter_exists", "missing": "lora_adapter_not_found", "invalid": "invalid_lora_adapter"}
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
-async def load_adapter(serving: ServingContext, request: LoadAdapterRequest, by: str) -> str:
-    """Load an adapter, which belongs to the model's deployment from then on; returns what to say. A model without
-    replicas gets one first.
+class AdapterLoader:
+    """Loads and unloads adapters for administrators.
 
     Args:
-        serving: What operations need.
-        request: Which adapter.
-        by: Who asks.
-
-    Raises:
-        ApiError: 400 the request or the adapter cannot be used, 403 the directory is not one to load from, 503 the
-            model is not ready.
-        ReplicaLostError: The engine is not ready.
-        StoreAwayError: It cannot be kept, and is not there.
+        config: Where adapters may be loaded from.
+        models: What is served.
+        held_requests: Where requests wait for a model's first replica.
+        store: Keeps which adapters a deployment has.
     """
-    model = _model_of(serving, request.model)
-    name = request.lora_name
-    for other in serving.models:
-        if name in (other.name, *other.config.aliases):
-            raise invalid_request(f"{name!r} is the name of a model: choose another.", "lora_name")
-        if other is not model and name in other.adapters:
-            raise invalid_request(f"{name!r} is an adapter of the model {other.name!r}: choose another.", "lora_name")
-    path = await asyncio.to_thread(_directory, request.lora_path, allowed_directories(serving.config, model))
-    adapter = AdapterInfo(name=name, path=str(path), organizations=request.organizations, projects=request.projects)
-    await serving.held_requests.until_ready(lambda: serving.models.choose_version(model.name))
-    await _load(model, adapter, in_place=request.load_inplace)
-    try:
-        loaded = msgspec.structs.replace(model.adapters.get(name, adapter), kept=True)
-        await keep_adapter(serving.store, model.name, msgspec.to_builtins(loaded), by)
-    except StoreAwayError:
-        if not request.load_inplace:  # or the one before it would be gone
-            await _unload(model, name)
-        raise
-    _log.info("adapter loaded", extra={"adapter": name, "model": model.name, "path": str(path)})
-    return f"Success: LoRA adapter '{name}' added successfully."
 
+    def __init__(self, config: KvarnConfig, models: ModelTable, held_requests: HeldRequests, store: Store) -> None:
+        self._config = config
+        self._models = models
+        self._held_requests = held_requests
+        self._store = store
 
-async def unload_adapter(serving: ServingContext, request: UnloadAdapterRequest) -> str:
-    """Unload an adapter; what runs with it goes on. Returns what to say.
+    async def load(self, request: LoadAdapterRequest, by: str) -> str:
+        """Load an adapter, which belongs to the model's deployment from then on; returns what to say. A model without
+        replicas gets one first.
 
-    Raises:
-        ApiError: 404, there is none of that name; 503, the model is not ready.
-        ReplicaLostError: The engine is not ready.
-        StoreAwayError: It would come back, and stays.
-    """
-    name = request.lora_name
-    model = next((model for model in serving.models if name in model.adapters), None)
-    if model is None:
-        raise ApiError(404, f"The lora adapter {name[:200]!r} cannot be found.", code=_CODES["missing"])
-    await serving.held_requests.until_ready(lambda: serving.models.choose_version(model.name))
-    await drop_adapter(serving.store, model.name, name)
-    await _unload(model, name)
-    _log.info("adapter unloaded", extra={"adapter": name, "model": model.name})
-    return f"Success: LoRA adapter '{name}' removed successfully."
+        Args:
+            request: Which adapter.
+            by: Who asks.
+
+        Raises:
+            ApiError: 400 the request or the adapter cannot be used, 403 the directory is not one to load from, 503 the
+                model is not ready.
+            ReplicaLostError: The engine is not ready.
+            StoreAwayError: It cannot be kept, and is not there.
+        """
+        model = self._model_of(request.model)
+        name = request.lora_name
+        for other in self._models:
+            if name in (other.name, *other.config.aliases):
+                raise invalid_request(f"{name!r} is the name of a model: choose another.", "lora_name")
+            if other is not model and name in other.adapters:
+                raise invalid_request(
+                    f"{name!r} is an adapter of the model {other.name!r}: choose another.", "lora_name"
+                )
+        path = await asyncio.to_thread(_directory, request.lora_path, allowed_directories(self._config, model))
+        adapter = AdapterInfo(name=name, path=str(path), organizations=request.organizations, projects=request.projects)
+        await self._held_requests.until_ready(lambda: (self._models.choose_version(model.name), ""))
+        await _load(model, adapter, in_place=request.load_inplace)
+        try:
+            loaded = msgspec.structs.replace(model.adapters.get(name, adapter), kept=True)
+            await keep_adapter(self._store, model.name, msgspec.to_builtins(loaded), by)
+        except StoreAwayError:
+            if not request.load_inplace:  # or the one before it would be gone
+                await _unload(model, name)
+            raise
+        _log.info("adapter loaded", extra={"adapter": name, "model": model.name, "path": str(path)})
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    async def unload(self, request: UnloadAdapterRequest) -> str:
+        """Unload an adapter; what runs with it goes on. Returns what to say.
+
+        Raises:
+            ApiError: 404, there is none of that name; 503, the model is not ready.
+            ReplicaLostError: The engine is not ready.
+            StoreAwayError: It would come back, and stays.
+        """
+        name = request.lora_name
+        model = next((model for model in self._models if name in model.adapters), None)
+        if model is None:
+            raise ApiError(404, f"The lora adapter {name[:200]!r} cannot be found.", code=_CODES["missing"])
+        await self._held_requests.until_ready(lambda: (self._models.choose_version(model.name), ""))
+        await drop_adapter(self._store, model.name, name)
+        await _unload(model, name)
+        _log.info("adapter unloaded", extra={"adapter": name, "model": model.name})
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+    def _model_of(self, name: str | None) -> ServedModel:
+        if name is not None:
+            return self._models.find(name)
+        models = [model for model in self._models if model.card is None or model.card.kind == "generate"]
+        if len(models) != 1:
+            known = ", ".join(repr(model.name) for model in models)
+            raise invalid_request(f"Say with 'model' which model the adapter is for: {known}.", "model")
+        return models[0]
 
 
 def allowed_directories(config: KvarnConfig, model: ServedModel) -> list[Path]:
-    """Where adapters may be loaded from while the server runs."""
+    """Directories from which adapters may be loaded while the server runs."""
     configured = model.config.lora.directories
     return [Path(config.data_dir, "adapters")] if configured is None else list(map(Path, configured))
 
@@ -112,16 +137,6 @@ def _directory(path: str, allowed: Iterable[Path]) -> Path:
             code="lora_path_not_allowed",
         )
     return directory
-
-
-def _model_of(serving: ServingContext, name: str | None) -> ServedModel:
-    if name is not None:
-        return serving.models.find(name)
-    models = [model for model in serving.models if model.card is None or model.card.kind == "generate"]
-    if len(models) != 1:
-        known = ", ".join(repr(model.name) for model in models)
-        raise invalid_request(f"Say with 'model' which model the adapter is for: {known}.", "model")
-    return models[0]
 
 
 async def _load(model: ServedModel, adapter: AdapterInfo, *, in_place: bool) -> None:

@@ -14,7 +14,7 @@ ClientLeft = Callable[[], Awaitable[None]] | None
 
 
 async def until_client_leaves(result: asyncio.Future[ResultT], client_left: ClientLeft) -> ResultT:
-    """What a future gives, which goes on where this is cancelled or the client leaves.
+    """The result of a future, which goes on where this is cancelled or the client leaves.
 
     Raises:
         ClientDisconnect: The client left before.

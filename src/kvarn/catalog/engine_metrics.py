@@ -1,4 +1,4 @@
-"""What the engines report, as Prometheus metrics, read at the moment of the scrape."""
+"""Reports of the engines as Prometheus metrics, read at the moment of the scrape."""
 
 from __future__ import annotations
 
@@ -20,30 +20,39 @@ _COUNTERS = {
     "kvarn_preemptions_total": ("preemptions_total", "Running requests put back into the queue for want of KV blocks."),
     "kvarn_evictions_total": ("evictions_total", "Blocks evicted from the prefix cache."),
     "kvarn_external_prefix_cache_queries_total": (
-        "external_queries_total",
+        "lookups.queries_total",
         "Prompt tokens looked up in the tiers beyond the KV cache: those that the prefix cache did not hold.",
     ),
     "kvarn_external_prefix_cache_hits_total": (
-        "external_hits_total",
+        "lookups.hits_total",
         "Prompt tokens loaded from the tiers beyond the KV cache.",
     ),
     "kvarn_kv_offload_given_up_total": (
-        "fetches_given_up_total",
+        "lookups.given_up_total",
         "Fetches of KV blocks from disk that took longer than computing the blocks.",
     ),
-    "kvarn_prefills_apart_total": ("prefills_apart_total", "Prompts that the prefill engine was asked to compute."),
-    "kvarn_spec_decode_num_drafts_total": ("spec_decode_drafts_total", "Rows of steps that verified proposals."),
-    "kvarn_spec_decode_num_draft_tokens_total": ("spec_decode_draft_tokens_total", "Tokens proposed."),
+    "kvarn_prefills_apart_total": (
+        "lookups.remote_prefills_total",
+        "Prompts that the prefill engine was asked to compute.",
+    ),
+    "kvarn_spec_decode_num_drafts_total": ("speculation.drafts_total", "Rows of steps that verified proposals."),
+    "kvarn_spec_decode_num_draft_tokens_total": ("speculation.draft_tokens_total", "Tokens proposed."),
     "kvarn_spec_decode_num_accepted_tokens_total": (
-        "spec_decode_accepted_tokens_total",
+        "speculation.accepted_tokens_total",
         "Proposed tokens that were drawn.",
     ),
     "kvarn_aborts_total": ("aborts_total", "Requests aborted because their client left or had enough."),
     "kvarn_finished_total": ("finished_total", "Requests finished."),
-    "kvarn_adapter_loads_total": ("adapter_loads_total", "LoRA adapters brought from host memory into KV blocks."),
-    "kvarn_adapter_evictions_total": ("adapter_evictions_total", "LoRA adapters whose KV blocks were given to others."),
-    "kvarn_read_bytes_total": ("read_bytes_total", "Bytes of weights and cached tokens that the steps had to read."),
-    "kvarn_operations_total": ("operations_total", "Operations that the steps had to do; a multiply-add is two."),
+    "kvarn_adapter_loads_total": ("adapters.loads_total", "LoRA adapters brought from host memory into KV blocks."),
+    "kvarn_adapter_evictions_total": (
+        "adapters.evictions_total",
+        "LoRA adapters evicted from KV blocks.",
+    ),
+    "kvarn_read_bytes_total": (
+        "work.read_bytes_total",
+        "Bytes of weights and cached tokens read by the steps.",
+    ),
+    "kvarn_operations_total": ("work.operations_total", "Operations that the steps had to do; a multiply-add is two."),
 }
 
 _GAUGES = {
@@ -51,9 +60,9 @@ _GAUGES = {
     "kvarn_batch_size": ("batch_seqs", "Sequences in the latest step."),
     "kvarn_batch_tokens": ("batch_tokens", "Tokens computed in the latest step, prefill and decode."),
     "kvarn_step_seconds": ("step_s", "Duration of the latest step."),
-    "kvarn_adapter_kv_blocks": ("adapter_blocks", "KV blocks that hold LoRA adapters, used or not."),
+    "kvarn_adapter_kv_blocks": ("adapters.blocks", "KV blocks that hold LoRA adapters, used or not."),
     "kvarn_expert_imbalance_ratio": (
-        "expert_imbalance",
+        "experts.imbalance",
         "Tokens given to the busiest expert of a layer since the start, over the mean of its experts.",
     ),
     "kvarn_kv_waste_ratio": ("kv_waste_ratio", "Allocated KV slots that hold no token, over all allocated slots."),
@@ -68,11 +77,11 @@ _TIERS = {
     "kvarn_kv_offload_load_seconds_total": ("load_s_total", "Seconds spent reading KV blocks from a tier."),
     "kvarn_kv_offload_evictions_total": ("evictions_total", "KV blocks of a tier that made room for others."),
 }
-"""Of KV blocks beyond the cache, by tier; there are none where no tiers are configured."""
+"""Metrics of KV blocks beyond the cache, by tier; none where no tiers are configured."""
 
 
 Values = float | Mapping[str, float]
-"""Of one replica; by the value of one more label, where the metric has it."""
+"""Metrics of one replica; by the value of one more label, where the metric has it."""
 
 
 class EngineCollector(Collector):
@@ -130,19 +139,19 @@ class EngineCollector(Collector):
         name = "kvarn_spec_decode_num_accepted_tokens_per_pos_total"
         yield self._metric(counter, name, help_text, _accepted_by_position, "position")
         help_text = "Tokens given to the experts of a rank, summed over layers."
-        yield self._metric(counter, "kvarn_expert_tokens_total", help_text, _reader("expert_tokens_total"), "rank")
+        yield self._metric(counter, "kvarn_expert_tokens_total", help_text, _reader("experts.tokens_total"), "rank")
         help_text = "Requests the engine refused, by reason."
         yield self._metric(counter, "kvarn_refused_total", help_text, _reader("refused_total"), "reason")
 
     def _lora_requests(self) -> Metric:
-        """As vLLM's: names in labels, separated by commas. The value is 1: there is one line for each replica."""
+        """Adapters as vLLM shows them: names in labels, separated by commas. The value is 1: one line a replica."""
         labels = (*self._label_names, "max_lora", "running_lora_adapters", "waiting_lora_adapters")
         metric = GaugeMetricFamily(
             "kvarn_lora_requests_info", "LoRA adapters with running and with waiting requests.", labels=labels
         )
         for own, client in self._replicas:
             running, waiting = (
-                ",".join(names) for names in (client.stats.adapters_running, client.stats.adapters_waiting)
+                ",".join(names) for names in (client.stats.adapters.running, client.stats.adapters.waiting)
             )
             metric.add_metric([*own, str(len(client.adapters)), running, waiting], 1.0)
         return metric
@@ -204,7 +213,7 @@ def _prefix_hits(client: ReplicaClient) -> float:
 
 
 def _accepted_by_position(client: ReplicaClient) -> Values:
-    counts = client.stats.spec_decode_accepted_tokens_per_pos_total
+    counts = client.stats.speculation.accepted_tokens_per_pos_total
     return {str(position): float(count) for position, count in enumerate(counts)}
 
 

@@ -23,64 +23,129 @@ from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import ReplicaChoice
 from kvarn.wire.messages import RefusalReason, Submit, TokenDelta
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
-async def generate_anywhere(
-    replicas: ReplicaSet,
-    choice: ReplicaChoice,
-    submit: Submit,
-    config: FailoverConfig,
-    report_pending: ReportPending | None = None,
-    on_moved: Callable[[str, float], None] = lambda replica, pause_s: None,
-) -> AsyncGenerator[TokenDelta, None]:
-    """As `ReplicaClient.generate`, beginning with one replica and going on with others.
+class ResumableRequest:
+    """A request that goes on with another replica where its own is lost.
+
+    Call `open` and read its deltas through `take`; where that raises `ReplicaLostError` or `RequestRefusedError`, await
+    `move` and begin again with `open`. Call `end` last.
 
     Args:
         replicas: Of the model.
-        choice: The one that begins. What it counts as load is the caller's to end.
-        submit: What is asked.
-        config: How often and how long it is tried.
+        choice: The replica that begins. What it counts as load is the caller's to end.
+        submit: The request.
+        config: How often and how long other replicas are tried; None: never.
         report_pending: See `ReportPending`.
         on_moved: Hears of each other replica that goes on, when its first token has come: its name, and the seconds
             since the one before it was lost.
-
-    Raises:
-        ReplicaLostError: It was lost too often without one more token, or no replica was ready in time.
-        RequestRefusedError: The engine refused or gave up the request.
-        Exception: What `report_pending` raised.
     """
-    journal, attempt, lost = _Journal(submit), submit, list[str]()
-    lost_at: float | None = None
+
+    def __init__(
+        self,
+        replicas: ReplicaSet,
+        choice: ReplicaChoice,
+        submit: Submit,
+        config: FailoverConfig | None,
+        report_pending: ReportPending | None = None,
+        on_moved: Callable[[str, float], None] = lambda replica, pause_s: None,
+    ) -> None:
+        self._replicas = replicas
+        self._choice = choice
+        self._submit = self._attempt = submit
+        self._config = config
+        self._report_pending = report_pending
+        self._on_moved = on_moved
+        self._tokens: dict[int, list[int]] = {index: [] for index in submit.choices}
+        """Tokens of the choices that have not ended."""
+        self._told = False
+        """Whether what is told once has come: cached tokens, log-probabilities of the prompt."""
+        self._num_tokens = self._known = 0
+        """Tokens that have come, and how many of them before the replica of now."""
+        self._moves = 0
+        self._lost: list[str] = []
+        """Replicas that were lost since the last token."""
+        self._lost_at: float | None = None
+
+    def open(self) -> AsyncGenerator[TokenDelta, None]:
+        """Send the rest of the request to the replica; its deltas. Raises `ReplicaLostError`: it is gone."""
+        self._choice.sent(self._replicas.clock.now())
+        return client_of(self._replicas, self._choice.replica).generate(self._attempt, self._report_pending)
+
+    def take(self, delta: TokenDelta) -> TokenDelta:
+        """Note a delta; returns what is new in it."""
+        if self._lost_at is not None:
+            self._on_moved(self._choice.replica, self._replicas.clock.now() - self._lost_at)
+            self._lost_at = None
+        if self._told and delta.cached_tokens:
+            delta = msgspec.structs.replace(delta, cached_tokens=0)
+        self._told = True
+        self._num_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._tokens.pop(delta.index, None)
+        elif delta.index in self._tokens:
+            self._tokens[delta.index] += delta.token_ids
+        return delta
+
+    async def move(self, error: ReplicaLostError | RequestRefusedError) -> None:
+        """Find another replica to go on with.
+
+        Raises:
+            ReplicaLostError: Too many were lost without one more token, or none was ready in time: the error itself.
+            RequestRefusedError: No other engine may do it either: the error itself.
+        """
+        if self._config is None:
+            raise error
+        self._choice.end()
+        self._lost_at = self._replicas.clock.now() if self._lost_at is None else self._lost_at
+        if self._num_tokens > self._known:
+            self._lost = []
+        self._known = self._num_tokens
+        self._lost.append(self._choice.replica)
+        route = self._replicas.route_of(self._submit)
+        self._choice = await _other_replica(self._replicas, route, error, self._lost, self._config)
+        self._moves += 1
+        self._attempt = self._rest()
+        extra = {"request": self._submit.request_id, "replica": self._choice.replica, "tokens": self._num_tokens}
+        _log.info("a request goes on with another engine process", extra=extra)
+
+    def end(self) -> None:
+        """End the load of the replica that it moved to."""
+        if self._moves:
+            self._choice.end()
+
+    def _rest(self) -> Submit:
+        """The rest of the request, for another engine. Each time it has another id: what is still under way from an
+        engine that was lost is taken for no answer to it. It is not put behind others for the time of the loss."""
+        request_id = f"{self._submit.request_id}~{self._moves}"
+        rest = msgspec.structs.replace(self._submit, request_id=request_id, ttft_left_s=None)
+        if not self._told:
+            return rest
+        sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
+        tokens = [self._tokens.get(index) for index in range(sampling.n)]
+        return msgspec.structs.replace(rest, sampling=sampling, resume_token_ids=tokens)
+
+
+async def generate_anywhere(request: ResumableRequest) -> AsyncGenerator[TokenDelta, None]:
+    """The deltas of a request, of whichever replica. Raises as `ReplicaClient.generate` and `ResumableRequest.move`."""
     try:
         while True:
-            known = journal.num_tokens
             try:
-                choice.sent(replicas.clock.now())
-                async with aclosing(client_of(replicas, choice.replica).generate(attempt, report_pending)) as deltas:
+                async with aclosing(request.open()) as deltas:
                     async for delta in deltas:
-                        if lost_at is not None:
-                            on_moved(choice.replica, replicas.clock.now() - lost_at)
-                            lost_at = None
-                        yield journal.take(delta)
+                        yield request.take(delta)
                 return
             except (ReplicaLostError, RequestRefusedError) as error:
-                choice.end()
-                lost_at = replicas.clock.now() if lost_at is None else lost_at
-                lost = [choice.replica] if journal.num_tokens > known else [*lost, choice.replica]
-                choice = await _other_replica(replicas, replicas.route_of(submit), error, lost, config)
-                attempt = journal.rest()
-                extra = {"request": submit.request_id, "replica": choice.replica, "tokens": journal.num_tokens}
-                _log.info("a request goes on with another engine process", extra=extra)
+                await request.move(error)
     finally:
-        if lost:
-            choice.end()
+        request.end()
 
 
 async def embed_anywhere(
     replicas: ReplicaSet, choice: ReplicaChoice, request_id: str, inputs: list[list[int]], config: FailoverConfig
 ) -> list[bytes]:
-    """As `ReplicaClient.embed`, beginning with one replica and going on with others. Raises as `generate_anywhere`."""
+    """Embed inputs with one replica, or with others where it is lost. Raises as `generate_anywhere`."""
     lost = list[str]()
     try:
         while True:
@@ -131,40 +196,3 @@ def client_of(replicas: ReplicaSet, name: str) -> ReplicaClient:
     if client is None:
         raise ReplicaLostError(f"the replica {name} is gone")
     return client
-
-
-class _Journal:
-    """What has come of a request."""
-
-    def __init__(self, submit: Submit) -> None:
-        self._submit = submit
-        self._drawn: dict[int, list[int]] = {index: [] for index in submit.choices}
-        """Of the choices that have not ended."""
-        self._told = False
-        """Whether what is told once has come: cached tokens, log-probabilities of the prompt."""
-        self._moves = 0
-        self.num_tokens = 0
-
-    def take(self, delta: TokenDelta) -> TokenDelta:
-        """Note a delta; returns what is new in it."""
-        if self._told and delta.cached_tokens:
-            delta = msgspec.structs.replace(delta, cached_tokens=0)
-        self._told = True
-        self.num_tokens += len(delta.token_ids)
-        if delta.finish_reason is not None:
-            self._drawn.pop(delta.index, None)
-        elif delta.index in self._drawn:
-            self._drawn[delta.index] += delta.token_ids
-        return delta
-
-    def rest(self) -> Submit:
-        """What is left to do, for another engine. Each time it has another id: what is still under way from one that
-        was lost is taken for no answer to it. It is not put behind others for the time that the loss took."""
-        self._moves += 1
-        request_id = f"{self._submit.request_id}~{self._moves}"
-        rest = msgspec.structs.replace(self._submit, request_id=request_id, ttft_left_s=None)
-        if not self._told:
-            return rest
-        sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
-        drawn = [self._drawn.get(index) for index in range(sampling.n)]
-        return msgspec.structs.replace(rest, sampling=sampling, resume_token_ids=drawn)

@@ -47,17 +47,16 @@ class HeldRequests:
             return False
         return not all(map(_may_have_no_replica, versions))
 
-    async def until_ready(self, find: Callable[[], ServedModel]) -> None:
-        """Wait until a model has a replica that is ready, where one is expected. `find` finds the version that would
-        answer now.
+    async def until_ready(self, find: Callable[[], tuple[ServedModel, str]]) -> tuple[ServedModel, str]:
+        """Wait until a model has a replica that is ready, where one is expected. `find` finds the version and the
+        adapter that would answer now; returns what it found last.
 
         Raises:
             ApiError: 503 with Retry-After: too many wait, or none was ready in time.
         """
-        model = find()
-        hold = self._hold_of(model)
-        if hold is None or model.ready or model.load_error is not None:
-            return
+        found = model, _ = find()
+        if model.ready or model.load_error is not None or (hold := self._hold_of(model)) is None:
+            return found
         name, again = (
             model.name,
             "Try again." if hold.retry_after_s is None else f"Try again in {hold.retry_after_s:g} s.",
@@ -71,22 +70,23 @@ class HeldRequests:
             async with asyncio.timeout(hold.max_s):
                 while not model.ready and model.load_error is None:
                     await model.changed()
-                    model = find()
+                    found = model, _ = find()
         except TimeoutError:
             why = f"The model {name!r} had no replica ready within {hold.max_s:g} s."
             raise unavailable(f"{why} {again}", "model_not_ready", hold.retry_after_s) from None
         finally:
             self._count(name, -1)
+        return found
 
     def _hold_of(self, model: ServedModel) -> _Hold | None:
-        """How requests for a model without a ready replica are held; None: they are not."""
+        """Rules by which requests for a model without a ready replica are held; None: they are not."""
         scale = model.config.autoscale
         if model.held_back:  # another version answers
             return None
         if scale is not None and _may_have_no_replica(model):
             return _Hold(scale.max_hold_s, scale.max_held, scale.start_s)
         starts = self._engines_outlive_gateways and bool(model.replicas) and model.state is ReplicaState.STARTING
-        is_expected = model.external is None and (starts or self.stands_by)
+        is_expected = model.config.external is None and (starts or self.stands_by)
         return _Hold(model.config.failover.max_wait_s) if is_expected else None
 
     def _count(self, model: str, change: int) -> None:

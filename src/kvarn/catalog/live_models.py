@@ -1,4 +1,4 @@
-"""What a gateway process serves, as versions of models come and go."""
+"""The models that a gateway process serves, as versions come and go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
 class LiveModels:
@@ -27,7 +27,7 @@ class LiveModels:
 
     def __init__(self, config: GatewayConfig, process: int = 0) -> None:
         self.by_name: dict[str, ServedModel] = {}
-        """Of each model the version that has most ready replicas. The same object always."""
+        """The version of each model that has most ready replicas. The same object always."""
         self.on_added: Callable[[ServedModel], None] = lambda model: None
         """Told of each version before it serves."""
         self._limits = limits_of(config)
@@ -35,7 +35,7 @@ class LiveModels:
         self._versions: dict[tuple[str, int], ServedModel] = {}
         self._loading: dict[tuple[str, int], ServedModel] = {}
         self._early: dict[str, ReplicaStatus] = {}
-        """Of replicas whose version is still being loaded here, the latest each."""
+        """Latest status of each replica whose version is still being loaded here."""
         self._closing: set[asyncio.Future[None]] = set()
 
     @property

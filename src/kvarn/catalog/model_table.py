@@ -15,7 +15,7 @@ from kvarn.routing.model_choice import split_version
 from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import model_not_found
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
 class ModelTable:
@@ -42,13 +42,9 @@ class ModelTable:
     def choose_version(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
         """The version that answers the next request for a model: each gets a share by its ready replicas. Raises as
         `find`."""
-        found = self.find(name, visible)
-        return found if self._is_version(name) else _choose(found.all_versions, found)
-
-    def canonical(self, name: str) -> str:
-        """A model's own name where it is called by an alias; any other name as it is, such as that of a version."""
-        found = None if self._is_version(name) else self.named(name)
-        return name if found is None else found.name
+        found = self.named(name) or self.find(name, visible)
+        several = found.versions and not found.is_version(name)
+        return _choose(found.versions, found) if several else found
 
     def name_of(self, name: str) -> str:
         """The configured name of a model that may be named by an alias or with an adapter: a label of metrics."""
@@ -65,11 +61,6 @@ class ModelTable:
             found = next((each for each in versions if each.version == version), None)
         return found
 
-    def _is_version(self, name: str) -> bool:
-        """Whether a name is that of one version of a model."""
-        found = self.named(name)
-        return found is not None and name != found.name and name not in found.config.aliases
-
     def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
         """The adapter of that name, or of `model:name`, and the version of its model that answers the next request for
         it. A model's own name goes first."""
@@ -81,7 +72,7 @@ class ModelTable:
                 return found, found.adapters[name]
         for place, letter in enumerate(name):
             if letter == ":" and (named := self.named(name[:place])) is not None:
-                adapter, pinned = name[place + 1 :], self._is_version(name[:place])
+                adapter, pinned = name[place + 1 :], named.is_version(name[:place])
                 if pinned and adapter in named.adapters:
                     return named, named.adapters[adapter]
                 found = None if pinned else _choose_with(named.all_versions, adapter)
@@ -110,6 +101,6 @@ def _choose(versions: Sequence[ServedModel], otherwise: ServedModel) -> ServedMo
 
 
 def _choose_with(versions: Sequence[ServedModel], adapter: str) -> ServedModel | None:
-    """The same of those that have an adapter. One that only versions have that are held back is not there yet."""
+    """Choose among the versions that have an adapter; those that are held back do not count."""
     having = [each for each in versions if adapter in each.adapters and not each.held_back]
     return _choose(having, having[0]) if having else None

@@ -11,7 +11,7 @@ from dataclasses import InitVar, asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kvarn
 from kvarn.catalog.replicas import ReplicaSet
@@ -34,15 +34,12 @@ from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import AdapterInfo, ModelCard
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
-if TYPE_CHECKING:
-    from kvarn.external.model import ExternalModel
-
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.catalog")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltInModel:
-    """What answers where no served model does: code of the gateway itself."""
+    """Code of the gateway itself that answers where no served model does."""
 
     name: str
     version: str
@@ -51,7 +48,7 @@ class BuiltInModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What makes tokens of text for a model, and text of its tokens: read from its checkpoint."""
+    """Tokenizer, template and formats of a model, read from its checkpoint."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -59,7 +56,7 @@ class ModelText:
     tool_format: ToolFormat
     """How it writes tool calls."""
     reasoning_format: ReasoningFormat | None
-    """How it writes what it thinks before it answers; None where it does not."""
+    """None where it does not reason."""
     version: str
     """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults
@@ -82,7 +79,7 @@ class ReadyModel:
 
     @property
     def public_name(self) -> str:
-        """What answers call it, and what finds it again."""
+        """Its name in answers, by which it is found again."""
         return self.adapter or self.name
 
     @property
@@ -98,9 +95,9 @@ class ReadyModel:
         return self.loaded_text
 
     @property
-    def external(self) -> ExternalModel | None:
-        """What sends requests to the servers that run it; None where Kvarn runs it."""
-        return self.served.external
+    def is_external(self) -> bool:
+        """Whether other servers run it."""
+        return self.served.config.external is not None
 
     @property
     def exact_prompts(self) -> bool:
@@ -110,7 +107,7 @@ class ReadyModel:
     @property
     def reasons(self) -> bool:
         """Whether its reasoning is told from its answers, as far as is known."""
-        return self.external is not None or self.text.reasoning_format is not None
+        return self.is_external or self.text.reasoning_format is not None
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
@@ -120,10 +117,16 @@ class ReadyModel:
     @property
     def version(self) -> str:
         """Fingerprint of the checkpoint; what the server says of itself where another runs it."""
-        return self.card.kernels if self.external is not None else self.text.version
+        return self.card.kernels if self.is_external else self.text.version
 
     async def render(
-        self, pool: TextPool, tenant: str, size: int, messages: Callable[[], list[dict[str, Any]]], **options: Any
+        self,
+        pool: TextPool,
+        tenant: str,
+        size: int,
+        messages: Callable[[], list[dict[str, Any]]],
+        note: Callable[[str], object] = lambda event: None,
+        **options: Any,
     ) -> list[int]:
         """The token ids of the prompt that the chat template makes of messages.
 
@@ -132,6 +135,7 @@ class ReadyModel:
             tenant: Who takes turns with others at them, and at the template's processes.
             size: Bytes of what the prompt is made from.
             messages: Makes the messages.
+            note: Is told what has been done.
             options: See `PromptBuilder`.
 
         Raises:
@@ -145,13 +149,16 @@ class ReadyModel:
             lambda: PromptBuilder(text.chat_template, text.tokenizer, messages(), context_length=longest, **options),
         )
         rendered = await text.chat_template.render(builder.request, tenant)
-        return await pool.run(tenant, len(rendered), lambda: builder.token_ids(rendered))
+        note("templated")
+        token_ids = await pool.run(tenant, len(rendered), lambda: builder.token_ids(rendered))
+        note("tokenized")
+        return token_ids
 
     @property
     def fingerprint(self) -> str:
-        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
-        tokenizer, the chat template and the sampling parameters by default."""
-        if self.external is not None:
+        """Digest of everything on which answers with the same seed depend: Kvarn's version, the checkpoint, types and
+        kernels, the tokenizer, the chat template and the sampling parameters by default."""
+        if self.is_external:
             parts = [kvarn.__version__, self.replica_name, self.version]
             return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
         card, text = self.card, self.text
@@ -174,19 +181,17 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(SYSTEM_CLOCK.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
-    external: ExternalModel | None = None
-    """Sends requests to other servers, where these run the model."""
     load_error: str | None = None
     process: int = 0
     """Number of the gateway process."""
     version: int = 0
-    """Of the model's deployment; 0: the configuration's."""
+    """Number of the version in the model's deployment; 0: the configuration's."""
     held_back: bool = False
     """It is rolled out, or was given up: as long as another version is ready, it answers only requests that name it."""
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
     kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
-    """Of its deployment, loaded at run time."""
+    """Adapters of its deployment, loaded at run time."""
     clock: Clock = SYSTEM_CLOCK
     """Read by all that admits and routes its requests."""
     replicas: ReplicaSet = field(init=False)
@@ -211,13 +216,21 @@ class ServedModel:
         """This version and, while one replaces another, the others."""
         return self.versions or [self]
 
+    def is_version(self, name: str) -> bool:
+        """Whether a name that finds this model is that of one version."""
+        return name != self.name and name not in self.config.aliases
+
+    def canonical(self, name: str) -> str:
+        """The model's own name where it is called by an alias; the name of a version as it is."""
+        return name if self.is_version(name) else self.name
+
     def draw_seed(self) -> int:
         """The seed of a request that has none."""
         return self._seeds.getrandbits(63)
 
     @property
     def state(self) -> ReplicaState:
-        """That of the replica that is furthest in its life, as is all that is said of the model as one."""
+        """State of the replica that is furthest in its life, like all that is said of the model as one."""
         replica = self.replicas.foremost
         return ReplicaState.STARTING if replica is None else replica.state
 
@@ -229,7 +242,7 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """What is served; None until first ready."""
+        """The card of what is served; None until first ready."""
         replica = self.replicas.foremost
         return None if replica is None else replica.card
 
@@ -241,7 +254,7 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
-        return self._has_text and any(self.replicas[name].card is not None for name in self.replicas.ready)
+        return self._has_text and any(each.card is not None for each in self.replicas.ready_clients())
 
     async def changed(self) -> None:
         """Wait for a change of what answers requests: replicas of any version, the versions themselves, the text."""

@@ -97,7 +97,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         client.update(status)
 
     def _tell_adapters(self, client: ZmqReplicaClient) -> None:
-        """What was loaded while a replica was away, it loads when it is back."""
+        """Have a replica that is back load what was loaded while it was away."""
         others = [each for each in self._clients.values() if isinstance(each, ZmqReplicaClient)]
         newest = max(others, key=lambda each: each.adapters_revision)
         if newest.adapters_revision > client.adapters_revision:
@@ -119,6 +119,10 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         """The adapters that requests may name; while there is no replica, those that the last one had."""
         found = self.foremost
         return self._adapters if found is None else found.adapters
+
+    def ready_clients(self) -> list[ReplicaClient]:
+        """Those that take requests."""
+        return [each for each in self._clients.values() if each.state is ReplicaState.READY]
 
     @property
     def ready(self) -> list[str]:
@@ -164,8 +168,8 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             candidate.update(client.stats, now)
         return router.choose(request, now)
 
-    def choose_late(self, request: RouteRequest) -> ReplicaChoice | None:
-        """The same for a request that was on its way when the last replica began to drain: that one still takes it."""
+    def choose_or_draining(self, request: RouteRequest) -> ReplicaChoice | None:
+        """Choose for a request that was on its way when the last replica began to drain: that one still takes it."""
         choice = self.choose(request)
         if choice is not None:
             return choice
@@ -173,7 +177,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         return ReplicaChoice(draining[0]) if draining else None
 
     def route_of(self, submit: Submit) -> RouteRequest:
-        """What looks for a replica, of what is to be sent to it."""
+        """The router's question for a request that is to be sent."""
         prompt, names = submit.prompt_token_ids, b""
         if self.reads_names:
             names = self.names(prompt, submit.tenant, submit.cache_salt, submit.adapter)

@@ -1,4 +1,4 @@
-"""What this gateway process decides about replicas, and what it knows of their caches, as metrics."""
+"""Decisions of this gateway process about replicas, and its knowledge of their caches, as metrics."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ _WORDS = {
     TimeoutStage.TOTAL: "The answer took longer than {seconds:g} s.",
 }
 EXTERNAL_TIMEOUTS = StageTimeouts(connect_s=5.0, first_token_s=120.0, between_tokens_s=60.0)
-"""Of external models, where the configuration does not say."""
+"""Time-outs of external models where the configuration does not say."""
 
 NO_TIMEOUTS = StageTimeouts()
 
@@ -44,6 +44,27 @@ def timeouts_of(config: TimeoutsConfig, *, external: bool) -> StageTimeouts:
     )
 
 
+class StageTimer:
+    """Bounds the waits of one answer: to its first part, between its parts, and in all."""
+
+    def __init__(self, timeouts: StageTimeouts) -> None:
+        self.begun = False
+        """Whether a part of the answer has come."""
+        self._timeouts = timeouts
+        self._began = SYSTEM_CLOCK.now()
+
+    async def wait(self, awaited: Awaitable[ItemT]) -> ItemT:
+        """Await something of the answer. Raises `StageTimeoutError`: it took too long."""
+        deadline = self._timeouts.deadline(self._began, SYSTEM_CLOCK.now(), begun=self.begun)
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline[0]) as limit:
+                return await awaited
+        except TimeoutError:
+            if deadline is None or not limit.expired():
+                raise  # somebody else's
+            raise StageTimeoutError(deadline[1], self._timeouts.seconds(deadline[1]) or 0.0) from None
+
+
 async def within_timeouts(
     items: AsyncGenerator[ItemT, None], timeouts: StageTimeouts, is_token: Callable[[ItemT], bool]
 ) -> AsyncGenerator[ItemT, None]:
@@ -52,18 +73,12 @@ async def within_timeouts(
     Raises:
         StageTimeoutError: A stage took too long; `items` is closed then.
     """
-    began, begun = SYSTEM_CLOCK.now(), False
+    timer = StageTimer(timeouts)
     async with aclosing(items):
         while True:
-            deadline = timeouts.deadline(began, SYSTEM_CLOCK.now(), begun=begun)
             try:
-                async with asyncio.timeout_at(None if deadline is None else deadline[0]) as limit:
-                    item = await anext(items)
+                item = await timer.wait(anext(items))
             except StopAsyncIteration:
                 return
-            except TimeoutError:
-                if deadline is None or not limit.expired():
-                    raise  # somebody else's
-                raise StageTimeoutError(deadline[1], timeouts.seconds(deadline[1]) or 0.0) from None
-            begun = begun or is_token(item)
+            timer.begun = timer.begun or is_token(item)
             yield item

@@ -18,15 +18,15 @@ from kvarn.clock import SYSTEM_CLOCK
 
 _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
 _PATH = "organization/deployments"
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _UNDER_WAY = ("shadow", "canary")
-"""Phases of a rollout that goes on."""
+"""Phases of a rollout under way."""
 
 app = typer.Typer(add_completion=False)
 
 ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
 WaitOption = Annotated[
-    float | None, typer.Option("--wait", metavar="SECONDS", help="Wait until it is so, at most for so long.")
+    float | None, typer.Option("--wait", metavar="SECONDS", help="Wait until the deployment is ready, up to SECONDS.")
 ]
 
 
@@ -37,30 +37,32 @@ def deploy(
     model: ModelArgument,
     path: Annotated[str | None, typer.Option(help="Checkpoint directory, hub id or packaged model.")] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="YAML of settings, as under `models` of the configuration.")
+        Path | None, typer.Option("--file", "-f", help="YAML file of settings, as under `models` of the configuration.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SETTING=VALUE", help="Such as engine.max_num_seqs=64; repeatable."),
+        typer.Option(
+            "--set", metavar="SETTING=VALUE", help="Setting of the model, such as engine.max_num_seqs=64; repeatable."
+        ),
     ] = None,
     replicas: Annotated[int | None, typer.Option(min=0, help="Replicas that take requests.")] = None,
     canary: Annotated[
         str | None,
         typer.Option(
             metavar="PERCENT,...",
-            help="Give the version these shares of the requests, one after the other, as long as no gate fails.",
+            help="Shares of the requests for the new version, one after the other as long as no gate fails.",
         ),
     ] = None,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="First have the version answer copies of requests, which nobody sees.")
+        bool, typer.Option("--shadow", help="First have the version answer copies of requests, which no client sees.")
     ] = False,
     rollout: Annotated[
         list[str] | None,
-        typer.Option("--rollout", metavar="SETTING=VALUE", help="Of the section `rollout`; repeatable."),
+        typer.Option("--rollout", metavar="SETTING=VALUE", help="Setting of the section `rollout`; repeatable."),
     ] = None,
     wait: WaitOption = None,
 ) -> None:
-    """Deploy a version of a model, which then serves. What is not given stays as in the version that serves."""
+    """Deploy a version of a model, which then serves. Settings that are not given stay as in the present version."""
     wanted = _read(file)
     for name, value in read_settings(settings, "--set").items():
         _put(wanted, name.split("."), value)
@@ -83,7 +85,7 @@ def scale(
     replicas: Annotated[int, typer.Argument(min=0, help="Replicas that take requests.")],
     wait: WaitOption = None,
 ) -> None:
-    """Set the number of a model's replicas. Those that leave finish their requests first."""
+    """Set the number of a model's replicas. Surplus replicas finish their requests first."""
     with _change(server, "/scale", {"model": model, "replicas": replicas}, wait) as made:
         typer.echo(f"{model}: {made['replicas']} replicas of version {made['version']}")
 
@@ -108,7 +110,7 @@ def status(
     model: Annotated[str | None, typer.Argument(help="Name of the model.", show_default="all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Show the models of a running server: what is wanted, and what is there."""
+    """Show the desired and actual state of each model of a running server."""
     with one_line_errors():
         found = [each for each in _list(server) if model in (None, each["model"])]
         if model is not None and not found:
@@ -121,7 +123,7 @@ def status(
 
 @contextmanager
 def _change(server: Server, path: str, body: dict[str, Any], wait: float | None) -> Iterator[dict[str, Any]]:
-    """A deployment after a change, to be told; then waits until it is so."""
+    """A deployment after a change; on exit, waits until it is ready."""
     with one_line_errors():
         made = server.ask("POST", f"{_PATH}{path}", body)
         yield made
@@ -130,7 +132,7 @@ def _change(server: Server, path: str, body: dict[str, Any], wait: float | None)
 
 
 def _rollout(canary: str | None, settings: dict[str, Any], *, shadow: bool) -> dict[str, Any] | None:
-    """Settings of the rollout that is asked for; None: the version is to serve at once."""
+    """Settings of the requested rollout; None: the version serves at once."""
     if canary is None and not shadow and not settings:
         return None
     wanted: dict[str, Any] = {} if shadow else {"shadow_share": 0}
@@ -152,13 +154,13 @@ def _list(server: Server) -> list[dict[str, Any]]:
 
 
 def _row(deployment: dict[str, Any]) -> dict[str, Any]:
-    state, rollout = "as wanted" if _is_so(deployment) else "changing", deployment["rollout"]
+    state, rollout = "ready" if _is_ready(deployment) else "changing", deployment["rollout"]
     if rollout is not None and rollout["phase"] in _UNDER_WAY:
         state = f"version {rollout['version']}: {rollout['phase']}, {rollout['share']:.0%}"
     return {**deployment, "state": state, "problem": deployment["problem"] or "-"}
 
 
-def _is_so(deployment: dict[str, Any]) -> bool:
+def _is_ready(deployment: dict[str, Any]) -> bool:
     observed, rollout = deployment["observed"], deployment["rollout"]
     if rollout is not None and rollout["phase"] in _UNDER_WAY:
         return False
@@ -166,21 +168,21 @@ def _is_so(deployment: dict[str, Any]) -> bool:
 
 
 def _wait(server: Server, model: str, seconds: float | None, candidate: int | None) -> None:
-    """Wait until a model is as wanted; `candidate`: a version that is rolled out, and to be promoted."""
+    """Wait until a deployment is ready; `candidate`: a version whose rollout must be promoted."""
     if seconds is None:
         return
     deadline = SYSTEM_CLOCK.now() + seconds
     while True:
         found = next(each for each in _list(server) if each["model"] == model)
         known = candidate is None or (found["rollout"] or {}).get("version") == candidate
-        if known and _is_so(found):
+        if known and _is_ready(found):
             if candidate not in (None, found["version"]):
                 stop(f"version {candidate} of {model} was rolled back: {found['rollout']['reason']}", EXIT_FAILED)
             return
         if SYSTEM_CLOCK.now() > deadline:
             problem = found["problem"] or f"{found['ready']} of {found['replicas']} replicas are ready"
-            stop(f"{model} is not as wanted after {seconds:g} s: {problem}", EXIT_FAILED)
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+            stop(f"{model} is not ready after {seconds:g} s: {problem}", EXIT_FAILED)
+        SYSTEM_CLOCK.sleep(_POLL_S)
 
 
 def _read(file: Path | None) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class _Gateway:
         """Of all gateway processes."""
         gateway = self._app.state.gateway
         registry: CollectorRegistry = gateway.metrics.registry
-        return registry if gateway.shared is None else await gateway.shared.metrics()
+        return registry if gateway.control.shared is None else await gateway.control.shared.metrics()
 
     async def _hold_fleet(self) -> bool:
         """Whether this gateway looks after the engines of the cluster, and no other one. Without the database nothing

@@ -1,4 +1,4 @@
-"""Settings of rollouts: how a new version of a model takes over from the one that serves."""
+"""Settings of rollouts, in which a new version of a deployment takes over from the one that serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RolloutConfig(Section):
     """Shadow traffic, then a growing share of the requests, with gates at each step. See docs/rollouts.md."""
 
     steps: tuple[_Share, ...] = (0.01, 0.05, 0.25, 0.5, 1.0)
-    """Shares of the requests that the new version answers, step after step. The last is 1."""
+    """Shares of the requests that the new version answers, step by step. The last is 1."""
 
     shadow_share: float = Field(1.0, ge=0, le=1)
     """Share of the requests that are also sent to the new version before it answers any; those answers are compared
@@ -28,29 +28,29 @@ class RolloutConfig(Section):
     """Requests that the new version has answered in a step before the next."""
 
     step_min_s: float = Field(60.0, ge=0)
-    """Seconds a step, the shadow too, takes at least."""
+    """Least seconds of a step, the shadow included."""
 
     check_interval_s: float = Field(5.0, gt=0)
-    """Seconds between two looks at the gates. A version that has failed one takes no more requests after the next."""
+    """Seconds between two checks of the gates. A version that failed one takes no requests after the next check."""
 
     false_alarm: float = Field(0.01, gt=0, lt=0.5)
-    """Probability that the gates together fail a version that is no worse, in a whole rollout, at most."""
+    """Largest probability that the gates together fail a version that is no worse, in a whole rollout."""
 
     identical: bool = False
     """The new version has the same weights and settings, as in an upgrade of the engine: its answers in the shadow,
     with the same seeds, must be equal token by token. One that is not fails."""
 
     tolerated_error_rate: float = Field(0.01, gt=0, lt=1)
-    """Share of failed requests that is no reason to stop."""
+    """Tolerated share of failed requests."""
 
     unacceptable_error_rate: float = Field(0.05, gt=0, lt=1)
     """Share of failed requests that is found soonest. More than `tolerated_error_rate`."""
 
     tolerated_slowdown: float = Field(0.05, ge=0)
-    """How much longer the times to the first token and per output token may be: 0.05 is 5 %."""
+    """Tolerated increase of the times to the first token and per output token: 0.05 is 5 %."""
 
     tolerated_length_change: float = Field(0.1, ge=0)
-    """How much longer or shorter answers may be: 0.1 is 10 %."""
+    """Tolerated change of the length of answers: 0.1 is 10 %."""
 
     golden_prompts: int = Field(60, ge=0)
     """Golden prompts that both versions answer before the first step: of those of the stable version

@@ -1,4 +1,4 @@
-"""What the engine refuses at once, with a typed reason."""
+"""Requests that the engine refuses at once, with a typed reason."""
 
 from __future__ import annotations
 

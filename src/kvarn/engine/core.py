@@ -30,7 +30,7 @@ from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, Tok
 
 @dataclass(slots=True)
 class EngineOutput:
-    """What one step has to tell the gateways."""
+    """Answers of one step to the gateways."""
 
     computed: bool = False
     """Whether a step's result was there."""
@@ -147,7 +147,7 @@ class EngineCore:
         """Forget a request; its blocks are free when this returns. Unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._take_out(request)
+            self._withdraw(request)
             self._recorder.aborts += 1
 
     def abort_all(self) -> list[str]:
@@ -262,7 +262,7 @@ class EngineCore:
     def _refuse_overdue(self, now: float) -> list[Refused]:
         refused: list[Refused] = []
         for request in self._admission.overdue(now):
-            self._take_out(request)
+            self._withdraw(request)
             self._recorder.count_refusal(RefusalReason.QUEUE_TIMEOUT)
             waited = now - request.arrival_s
             refused.append(
@@ -289,12 +289,12 @@ class EngineCore:
         for request in list(self._masked.values()):
             problem = request.mask.problem if request.mask is not None else None
             if problem is not None:
-                self._take_out(request)
+                self._withdraw(request)
                 self._recorder.count_refusal(RefusalReason.INVALID)
                 refused.append(Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=problem))
         return refused
 
-    def _take_out(self, request: Request) -> None:
+    def _withdraw(self, request: Request) -> None:
         """Forget a request wherever it is."""
         if request in self._preparing:
             self._preparing.remove(request)

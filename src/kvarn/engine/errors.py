@@ -1,4 +1,4 @@
-"""What the engine raises. Each error says what happened and what the caller can do about it."""
+"""Errors of the engine. Each says what happened and what the caller can do about it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class LatencyTargets:
         self._pace = 1.0
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
         self._prefill = PrefillSpeed(0.0, 1.0)
-        """How fast prompts are computed beside what decodes."""
+        """Tokens of prompts computed a second beside the decodes."""
         self._before_s = 0.0
         """Seconds that the prompts which are being computed still take."""
 

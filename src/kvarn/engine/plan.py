@@ -56,7 +56,7 @@ class NewSequence(msgspec.Struct, frozen=True):
     adapter: str = ""
     """The adapter to compute it with, by its digest; empty for the model itself."""
     snapshot: int = NO_SNAPSHOT
-    """Of a model with recurrent states: the slot's begin as this snapshot of them."""
+    """Snapshot that the slot's recurrent states begin as, of a model that has such states."""
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +110,7 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     """See `wire.block_names.block_hashes`."""
     tenant: str = ""
-    """Whose it is."""
+    """Owner of the block."""
     scope: bytes = b""
     """See `wire.block_names.root_hash`."""
 
@@ -147,7 +147,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
-    """What one row brought: in the order of the plan's rows."""
+    """Result of one row; results come in the order of the plan's rows."""
 
     slot: int
     token_ids: list[int]
@@ -281,12 +281,12 @@ class KVConnector(Protocol):
         """Delete a tenant's blocks, and keep none of it any more."""
         ...
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         ...
 
     def stats(self) -> dict[str, KVTierStats]:
-        """What each tier holds and has done, by its name."""
+        """Gauges and totals of each tier, by its name."""
         ...
 
     def close(self) -> None:

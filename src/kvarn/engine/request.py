@@ -25,7 +25,7 @@ from kvarn.wire.sampling import SamplingParams, choice_seed
 
 
 class FetchState:
-    """What a waiting sequence knows of blocks beyond the device, and of the fetch that brings them near."""
+    """Names of a waiting sequence's blocks beyond the device, and the fetch that brings them near."""
 
     __slots__ = ("again_s", "block_names", "pending", "timeout_s", "tried", "until_s")
 
@@ -40,15 +40,15 @@ class FetchState:
         self.tried = False
         """Whether it was decided what to fetch."""
         self.again_s = 0.0
-        """When to ask for it again, where the connector had no room for it."""
+        """Time to ask for it again, where the connector had no room for it."""
         self.timeout_s = 0.0
-        """How long a sequence that could start waits for it: as long as computing the blocks takes."""
+        """Seconds that a sequence which could start waits for it: as long as computing the blocks takes."""
         self.until_s: float | None = None
-        """When that is over; None before it could start."""
+        """End of that time; None before it could start."""
 
 
 class TokenMask(Protocol):
-    """What a request allows as next tokens, from a grammar for example."""
+    """Tokens that a request allows next, by a grammar for example."""
 
     @property
     def ready(self) -> bool:
@@ -73,7 +73,7 @@ class TokenMask(Protocol):
 
 
 class Request:
-    """What a client sent, and what its choices have in common."""
+    """A client's message, and the state that its choices share."""
 
     __slots__ = (
         "account",
@@ -128,7 +128,7 @@ class Request:
         self.is_late = False
         """It had missed that target before it could start."""
         self.first_step_s: float | None = None
-        """When the first of its tokens was scheduled; None while it has only waited."""
+        """Time at which the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = []
         """Collected chunk by chunk; entry p belongs to prompt position p."""
@@ -209,7 +209,7 @@ class Sequence:
         """Priority it runs at: its own, or better by ageing in the queue."""
         self.last_step = 0
         self.blocked_since_s: float | None = None
-        """When it first had to let others pass because it did not fit."""
+        """Time at which others first passed it because it did not fit."""
         self.blocks_wanted = 0
         """Blocks it needed at its last look at the prefix cache, in vain."""
         self.seen_prefix_changes = 0
@@ -254,7 +254,7 @@ class Sequence:
 
     @property
     def arrival_s(self) -> float:
-        """When its request came."""
+        """Arrival of its request."""
         return self.request.arrival_s
 
     @property

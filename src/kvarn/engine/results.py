@@ -33,10 +33,10 @@ class SchedulerTotals:
 
 @dataclass(slots=True)
 class StepUpdate:
-    """What a step's result changed."""
+    """Changes by a step's result."""
 
     shape: StepShape
-    """What was computed."""
+    """Tokens that were computed."""
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     """Requests whose last choice ended."""

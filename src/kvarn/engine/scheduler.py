@@ -1,4 +1,4 @@
-"""What runs in the next step, and what came of it.
+"""Rows of the next step, and the changes by its result.
 
 `schedule` is the whole policy of a step, top to bottom: make room for a better priority, go on with what runs, let in
 what waits. `update` takes the result. Both are deterministic: the same requests at the same times give the same plans.
@@ -219,7 +219,7 @@ class Scheduler:
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
                 victim = self._preemption.victim(self.running)
-                self._take_out(step, victim)
+                self._undo_row(step, victim)
                 self._preempt(victim)
                 step.preempted = True
                 if victim is sequence:
@@ -235,7 +235,7 @@ class Scheduler:
             step.extra(sequence).charged = charged
             self._charge(sequence, charged)
 
-    def _take_out(self, step: StepBuilder, sequence: Sequence) -> None:
+    def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
         """Undo a row of this step, its charge included."""
         self._charge(sequence, -step.remove(sequence))
 
@@ -255,7 +255,7 @@ class Scheduler:
         self.totals.preemptions += 1
 
     def _preempt_for_priority(self, now: float) -> None:
-        """Where the first in the queue is of a better tier than running ones and does not fit, make room for it.
+        """Make room for the first in the queue, if it is of a better tier than running ones and does not fit.
 
         Tiers are compared as of now on both sides, a running sequence ageing on. Which of two is better then never
         turns round, so they cannot push each other out in turn.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from kvarn.costs.step_times import StepShape
+from kvarn.engine.memory.adapters import AdapterResidency
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepResult
-from kvarn.engine.proposals.record import SpeculationTotals
+from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.scheduler import Scheduler
 from kvarn.shapes import BLOCK_SIZE
+from kvarn.wire.engine_stats import AdapterStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 
@@ -56,7 +59,6 @@ class StatsRecorder:
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
         known, computed = self._running_tokens()
         tiers = scheduler.memory.tiers
-        speculation = SpeculationTotals() if scheduler.speculation is None else scheduler.speculation.totals
         return EngineStats(
             step=totals.steps,
             running=len(scheduler.running),
@@ -81,24 +83,13 @@ class StatsRecorder:
             aborts_total=self.aborts,
             finished_total=self.finished,
             refused_total=dict(self._refused),
-            kv_tokens_read_total=self._kv_tokens_read,
-            attended_pairs_total=int(self._pairs),
             evictions_total=scheduler.memory.cache.evictions,
-            adapters_running=scheduler.memory.adapters.running(),
-            adapters_waiting=scheduler.memory.adapters.waiting(),
-            adapter_blocks=scheduler.memory.adapters.num_resident_blocks,
-            adapter_loads_total=scheduler.memory.adapters.num_loads,
-            adapter_evictions_total=scheduler.memory.adapters.num_evictions,
-            spec_decode_drafts_total=speculation.rows,
-            spec_decode_draft_tokens_total=speculation.proposed,
-            spec_decode_accepted_tokens_total=speculation.accepted,
-            spec_decode_accepted_tokens_per_pos_total=list(speculation.accepted_by_position),
             tenant_tokens_total=scheduler.tenants.served_tokens(),
             kv_tiers={} if tiers is None else tiers.connector.stats(),
-            external_queries_total=0 if tiers is None else tiers.queries,
-            external_hits_total=0 if tiers is None else tiers.hits,
-            fetches_given_up_total=0 if tiers is None else tiers.given_up,
-            prefills_apart_total=0 if tiers is None or tiers.remote_prefill is None else tiers.remote_prefill.asked,
+            lookups=_lookups(tiers),
+            adapters=_adapters(scheduler.memory.adapters),
+            speculation=_speculation(scheduler.speculation),
+            work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
 
     def _running_tokens(self) -> tuple[int, int]:
@@ -118,3 +109,37 @@ class StatsRecorder:
             return 0.0
         slots = sum([len(sequence.blocks) for sequence in self._scheduler.running]) * BLOCK_SIZE
         return (slots - computed) / held
+
+
+def _lookups(tiers: KVTiers | None) -> LookupStats:
+    if tiers is None:
+        return LookupStats()
+    asked = 0 if tiers.remote_prefill is None else tiers.remote_prefill.asked
+    return LookupStats(
+        queries_total=tiers.queries,
+        hits_total=tiers.hits,
+        given_up_total=tiers.given_up,
+        remote_prefills_total=asked,
+    )
+
+
+def _adapters(adapters: AdapterResidency) -> AdapterStats:
+    return AdapterStats(
+        running=adapters.running(),
+        waiting=adapters.waiting(),
+        blocks=adapters.num_resident_blocks,
+        loads_total=adapters.num_loads,
+        evictions_total=adapters.num_evictions,
+    )
+
+
+def _speculation(speculation: Speculation | None) -> SpeculationStats:
+    if speculation is None:
+        return SpeculationStats()
+    totals = speculation.totals
+    return SpeculationStats(
+        drafts_total=totals.rows,
+        draft_tokens_total=totals.proposed,
+        accepted_tokens_total=totals.accepted,
+        accepted_tokens_per_pos_total=list(totals.accepted_by_position),
+    )

@@ -29,7 +29,7 @@ _NO_PROPOSALS: list[int] = []
 
 
 class RowExtras:
-    """What the step does for a row beside computing its tokens."""
+    """Work of a step for one row beside computing its tokens."""
 
     __slots__ = ("charged", "copies", "is_forced", "proposals", "saves")
 
@@ -61,7 +61,7 @@ class StepBuilder:
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
         self.extras: dict[Sequence, RowExtras] = {}
-        """What few rows have."""
+        """Extras of the few rows that have any."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
@@ -84,7 +84,7 @@ class StepBuilder:
         return min(granted, max(in_time, self._config.min_prefill_chunk - self.shape.prefill_tokens))
 
     def _longest_s(self) -> float:
-        """How long the step may take, in seconds."""
+        """Seconds that the step may take."""
         if not self._step_time.is_settled:
             return self._config.tpot_target_ms / 1000
         decodes_s = self._step_time.times.decode_s(self.shape.decode_rows, self.shape.decode_context)

@@ -1,4 +1,4 @@
-"""What each tenant was served: the accounts of fair scheduling (see `kvarn.fairness.queue`), kept within a bound."""
+"""Tokens served to each tenant: the accounts of fair scheduling (see `kvarn.fairness.queue`), kept within a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine tells of a request's time: events, and the phase it is in at each moment.
+"""Events of a request in the engine, and the phase it is in at each moment.
 
 Times are whole microseconds since the request was accepted, so that the phases sum to the turn exactly. All is added at
 changes of state: nothing is done for a token.
@@ -76,7 +76,7 @@ class TurnRecorder:
         self._queue_mark = waits.read(self._since_us)
         self._events = [int(EngineEventKind.QUEUED), 0, waiting]
         self._chunk = -1
-        """Where the last chunk's event begins in `_events`; -1: it was told."""
+        """Place in `_events` of the last chunk's event; -1: it was told."""
         self._chunks = 0
         self._told_first = False
         self.is_decoding = False

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from hashlib import sha256
 
-from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import render_chat
-from kvarn.answers.chat.run import chat_run, check_messages
+from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.context import ServingContext
-from kvarn.answers.moderation.checks import chat_texts
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.external.deltas import ChoiceReader
 from kvarn.external.fields import chat_body
@@ -18,43 +19,43 @@ from kvarn.external.generation import ExternalPrompt, generate_external
 from kvarn.external.model import ExternalModel
 from kvarn.text.sampling import at_most, stop_strings
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.errors import ContextLengthError
+from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 _TOKENS_A_MESSAGE = 4
 """Of its role and the marks around it."""
 
 
-async def count_chat_tokens(
-    serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
+async def count_external_chat(
+    external: ExternalModel,
+    serving: ServingContext,
+    record: RequestRecord,
+    request: ChatCompletionRequest,
+    model: ReadyModel,
 ) -> int:
-    """The tokens of a chat's prompt: exactly where the model's template is here, else estimated."""
+    """The tokens of a chat's prompt: exact where the model's template is here, else estimated."""
     if model.exact_prompts:
         return len(await render_chat(serving, record, request, model))
-    external = model.external
-    assert external is not None, "a model that Kvarn runs has a tokenizer"
     texts = chat_texts(request.plain_messages, request.active_tools)
     text = await serving.run(record, lambda: "\n".join(filter(None, texts)))
     counted = await serving.run(record, lambda: external.count_tokens(text))
     return counted + _TOKENS_A_MESSAGE * len(request.messages)
 
 
-async def start_external_chat(
-    serving: ServingContext,
-    record: RequestRecord,
-    request: ChatCompletionRequest,
-    model: ReadyModel,
-    external: ExternalModel,
-) -> ChatRun:
-    """Check a chat and take it in; see `start_chat`.
+async def external_chat(
+    external: ExternalModel, serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
+) -> ChatPrompt:
+    """Check a chat and make its request to the other server.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    limits = serving.limits
+    request, limits = question.request, serving.limits
+    if question.context:
+        raise invalid_request("Another server runs this model: it takes no token ids before a chat.", "context")
     stop_strings(request, limits)
     choices = at_most("n", request.n, limits.max_n) or 1
     at_most("top_logprobs", request.top_logprobs, limits.max_logprobs)
-    prompt_tokens = await count_chat_tokens(serving, record, request, model)
+    prompt_tokens = await count_external_chat(external, serving, record, request, model)
     named = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     given: int | None = getattr(request, named)
     max_tokens, bound = external.output_bound(model.card, prompt_tokens, given)
@@ -65,25 +66,29 @@ async def start_external_chat(
     name = external.config.model or model.name
     body = await serving.run(record, lambda: chat_body(request, name, external.config, bound, salt))
     key = await serving.run(record, lambda: prompt_key(body))
-    model = external.picked(model, key)
-    work = await serving.begin(
-        record,
-        model,
-        prompt_tokens=prompt_tokens,
+
+    def start(turn: Turn) -> Deltas:
+        use = request.tool_use
+        readers = [
+            ChoiceReader(number, legacy=use is not None and use.legacy, with_reasoning=request.include_reasoning)
+            for number in range(choices)
+        ]
+        prompt = ExternalPrompt("chat/completions", body, key, prompt_tokens)
+        return generate_external(serving, external, prompt, readers, turn)
+
+    return ChatPrompt(
+        model=external.picked(model, key),
+        tokens=prompt_tokens,
+        shown=[],
         max_output_tokens=max_tokens * choices,
         sequences=choices,
         output_bounded=given is not None,
         priority=request.priority,
         service_tier=request.service_tier,
+        moderated=[("messages", partial(chat_texts, request.plain_messages, request.active_tools))],
+        logged=lambda: {"messages": request.plain_messages},
+        generate=start,
     )
-    await check_messages(serving, request, work)
-    use = request.tool_use
-    readers = [
-        ChoiceReader(number, legacy=use is not None and use.legacy, with_reasoning=request.include_reasoning)
-        for number in range(choices)
-    ]
-    prompt = ExternalPrompt("chat/completions", body, key, prompt_tokens)
-    return chat_run(serving, request, model, work, generate_external(serving, external, prompt, readers, work), [])
 
 
 def cache_salt(record: RequestRecord, salt: str | None) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Literal, cast
 
 from msgspec import UNSET
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.completion_answer import CompletionRun
+from kvarn.answers.completions import CompletionPrompt
 from kvarn.answers.context import ServingContext
-from kvarn.answers.generation import interleave
-from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.generation import joined
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel
-from kvarn.clock import SYSTEM_CLOCK
 from kvarn.external.chat import cache_salt, prompt_key
 from kvarn.external.deltas import ChoiceReader
 from kvarn.external.fields import completion_body
@@ -58,14 +56,14 @@ class ExternalCompletionReader:
         )
 
 
-async def start_external_completion(
+async def external_completion(
+    external: ExternalModel,
     serving: ServingContext,
     record: RequestRecord,
     request: CompletionRequest,
     model: ReadyModel,
-    external: ExternalModel,
-) -> CompletionRun:
-    """Check a completion request and take it in; see `start_completion`.
+) -> CompletionPrompt:
+    """Check a text completion and make its requests to the other server.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
@@ -74,11 +72,11 @@ async def start_external_completion(
     stop_strings(request, limits)
     n = at_most("n", request.n, limits.max_n) or 1
     at_most("logprobs", request.logprobs, limits.max_logprobs)
-    if len(given) > limits.max_prompts:
-        message = f"'prompt' has {len(given)} prompts; this server takes at most {limits.max_prompts}."
-        raise invalid_request(message, "prompt")
-    if request.echo and not all(isinstance(each, str) for each in given):
-        raise invalid_request("'echo' needs prompts of text for a model that another server runs.", "echo")
+    texts = [each for each in given if isinstance(each, str)]
+    if len(texts) < len(given):
+        if request.echo:
+            raise invalid_request("'echo' needs prompts of text for a model that another server runs.", "echo")
+        serving.moderation.refuse_token_ids("prompt")
     salt = cache_salt(record, request.cache_salt)
     name = external.config.model or model.name
     bodies = [completion_body(request, each, name, external.config, salt) for each in given]
@@ -86,29 +84,28 @@ async def start_external_completion(
         record, lambda: [len(each) if isinstance(each, list) else external.count_tokens(each) for each in given]
     )
     keys = [prompt_key(body) for body in bodies]
-    model = external.picked(model, keys[0])
-    work = await serving.begin(
-        record,
-        model,
-        prompt_tokens=sum(tokens),
+
+    def start(turn: Turn) -> Deltas:
+        streams = []
+        for number, body in enumerate(bodies):
+            prompt = ExternalPrompt("completions", body, keys[number], tokens[number])
+            choices = [ChoiceReader(number * n + choice) for choice in range(n)]
+            streams.append(generate_external(serving, external, prompt, choices, turn))
+        return joined(streams)
+
+    return CompletionPrompt(
+        model=external.picked(model, keys[0]),
+        tokens=sum(tokens),
         max_output_tokens=(request.max_tokens or DEFAULT_COMPLETION_TOKENS) * n * len(given),
+        prompts=len(given),
         sequences=n * len(given),
         priority=request.priority,
+        moderated=[("prompt", lambda: texts)],
+        logged=lambda: {"prompt": texts},
+        generate=start,
+        readers=[
+            ExternalCompletionReader(text if request.echo and isinstance(text, str) else "")
+            for text in given
+            for _ in range(n)
+        ],
     )
-    work.usage.pending = len(given)
-    texts = [each for each in given if isinstance(each, str)]
-    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts})
-    if len(texts) < len(given):
-        serving.moderation.refuse_token_ids("prompt")
-    await serving.moderation.check_input(work, lambda: texts, "prompt")
-    streams: list[AsyncGenerator[ChoiceDelta, None]] = []
-    readers: list[ExternalCompletionReader] = []
-    for number, body in enumerate(bodies):
-        prompt = ExternalPrompt("completions", body, keys[number], tokens[number])
-        choices = [ChoiceReader(number * n + choice) for choice in range(n)]
-        streams.append(generate_external(serving, external, prompt, choices, work))
-        text = given[number]
-        readers += [ExternalCompletionReader(text if request.echo and isinstance(text, str) else "") for _ in choices]
-    deltas = streams[0] if len(streams) == 1 else interleave(streams)
-    head = (f"cmpl-{record.id}", int(SYSTEM_CLOCK.time()), model.public_name, model.fingerprint, request.include_usage)
-    return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from kvarn.answers.work import Work
-from kvarn.catalog.models import ReadyModel
+from kvarn.answers.generator import EmbeddingInputs
+from kvarn.answers.turn import Turn
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.external.answer import EmbeddingAnswer, EmbeddingPart
 from kvarn.external.chat import prompt_key
@@ -33,16 +33,10 @@ def external_inputs(
     return inputs, sum(len(each) if isinstance(each, list) else model.count_tokens(each) for each in inputs)
 
 
-def picked(model: ReadyModel, inputs: Sequence[str | list[int]] | Sequence[list[int]]) -> ReadyModel:
-    """The model with the server that would embed these inputs now; the same where Kvarn runs it. Raises as
-    `ExternalModel.picked` does."""
-    return model if model.external is None else model.external.picked(model, prompt_key({"prompt": inputs[0]}))
-
-
 async def embed_external(
-    model: ExternalModel, inputs: Sequence[str | list[int]], work: Work, dimensions: int | None
+    model: ExternalModel, inputs: EmbeddingInputs, turn: Turn, dimensions: int | None
 ) -> list[bytes]:
-    """Vectors of inputs, float32 little-endian, counted to `work`.
+    """Vectors of inputs, float32 little-endian, counted to `turn`.
 
     Raises:
         ApiError: No replica takes requests.
@@ -56,20 +50,20 @@ async def embed_external(
         body["dimensions"] = dimensions
     if any(isinstance(each, list) for each in inputs) and any(isinstance(each, str) for each in inputs):
         raise invalid_request("'input' may not mix texts and token ids.", "input")
-    usage = work.usage
+    usage = turn.usage
     try:
-        answer = await model.ask(prompt_key({"prompt": inputs[0]}), work, lambda replica: replica.embed_texts(body))
+        answer = await model.ask(prompt_key({"prompt": inputs[0]}), turn, lambda replica: replica.embed_texts(body))
         vectors = _vectors(answer, len(inputs))
     except (ExternalRefusedError, ExternalFailedError, StageTimeoutError, ApiError):
         usage.failed = True
         raise
     except asyncio.CancelledError:  # the server has been at it: as with an answer, leaving early is not free
-        usage.count(prompt=work.prompt_tokens)
+        usage.count(prompt=turn.prompt_tokens)
         raise
     reported = 0 if answer.usage is None else answer.usage.prompt_tokens
     if not reported:
         model.metrics.estimated.labels(model.served.name).inc()
-    usage.count(prompt=reported or work.prompt_tokens)
+    usage.count(prompt=reported or turn.prompt_tokens)
     usage.pending -= 1
     return vectors
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from kvarn.answers.generator import GeneratorFailedError
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.routes import FallbackReason
+from kvarn.wire.openai.errors import ApiError, unavailable
 
 _LONGEST_RETRY_S = 600.0
 _OWN_FAULT = frozenset({401, 403, 404, 405})
@@ -16,19 +19,15 @@ _TRY_AGAIN = frozenset({408, 409, 425, 429})
 _MAX_MESSAGE = 500
 
 
-class ExternalRefusedError(Exception):
+class ExternalRefusedError(ApiError):
     """The server will not answer this request, whoever asks: the client is to change it."""
 
     def __init__(self, status: int, message: str, type: str, code: str | None, param: str | None) -> None:  # noqa: A002
         """The fields of OpenAI's error object, and the HTTP status."""
-        super().__init__(message)
-        self.status = status
-        self.type = type
-        self.code = code
-        self.param = param
+        super().__init__(status, message, type=type, code=code, param=param)
 
 
-class ExternalFailedError(Exception):
+class ExternalFailedError(GeneratorFailedError):
     """The server could not answer: it is overloaded, broken, wrongly configured, gone, or its answer makes no sense."""
 
     def __init__(
@@ -45,6 +44,21 @@ class ExternalFailedError(Exception):
     def is_busy(self) -> bool:
         """Whether it only has too much to do."""
         return self.status == 429 or (self.status == 503 and self.retry_after_s is not None)
+
+    @property
+    def fallback_reason(self) -> FallbackReason:
+        """See `GeneratorFailedError`."""
+        return "overload" if self.is_busy else "error"
+
+    @property
+    def api_error(self) -> ApiError:
+        """See `GeneratorFailedError`."""
+        if self.wrong_setup:
+            why = "The server that runs this model refused this gateway; its log names the reason."
+            return ApiError(502, why, type="server_error", code="external_refused")
+        if self.is_busy:
+            return unavailable("The server that runs this model is busy. Try again.", "overloaded", self.retry_after_s)
+        return unavailable("The server that runs this model failed. Try again.", "replica_lost", self.retry_after_s)
 
 
 def error_of_answer(status: int, body: bytes, headers: Mapping[str, str]) -> ExternalFailedError | ExternalRefusedError:

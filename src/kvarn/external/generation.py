@@ -11,7 +11,7 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.moderation.output_watch import OutputWatch
-from kvarn.answers.work import TokenUsage, Work
+from kvarn.answers.turn import TokenUsage, Turn
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.external.answer import ChoicePart, ReportedUsage
 from kvarn.external.deltas import ChoiceReader
@@ -134,7 +134,7 @@ class _Choices:
 
 
 async def generate_external(
-    serving: ServingContext, model: ExternalModel, prompt: ExternalPrompt, readers: Sequence[ChoiceReader], work: Work
+    serving: ServingContext, model: ExternalModel, prompt: ExternalPrompt, readers: Sequence[ChoiceReader], turn: Turn
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Send a prompt to a replica of a model; yields what comes of each choice.
 
@@ -146,7 +146,7 @@ async def generate_external(
         model: Whose replica answers.
         prompt: What is sent.
         readers: One for each choice, in order.
-        work: Where its tokens are counted.
+        turn: Where its tokens are counted.
 
     Raises:
         ApiError: No replica takes requests, or the answer cannot be moderated now.
@@ -154,14 +154,15 @@ async def generate_external(
         ExternalFailedError: The server failed.
         StageTimeoutError: A stage took too long.
     """
-    observer = serving.metrics.generation(model.served.name, work.record.received)
-    account = TokenAccount(work.usage, prompt.tokens, model.count_tokens)
-    watches, held = [serving.moderation.watch(work) for _ in readers], HeldBytes(serving.held, work.record)
+    observer = serving.metrics.generation(model.served.name, turn.record.timeline.received_s)
+    account = TokenAccount(turn.usage, prompt.tokens, model.count_tokens)
+    watches, held = [serving.moderation.watch(turn) for _ in readers], HeldBytes(serving.held, turn.record)
     choices = _Choices(readers, watches, account, observer, held)
     reported, running = None, len(readers)
+    turn.record.timeline.mark("sent")
     try:
         try:
-            async with aclosing(model.answer(prompt.key, prompt.path, prompt.body, work)) as parts:
+            async with aclosing(model.answer(prompt.key, prompt.path, prompt.body, turn)) as parts:
                 async for part in parts:
                     reported = part.usage or reported
                     for choice in part.choices:
@@ -181,12 +182,13 @@ async def generate_external(
         async for last in choices.ends():
             running -= 1
             if not running:  # counted before the client hears of it
-                work.usage.pending -= 1
+                turn.usage.pending -= 1
+                turn.record.timeline.mark("generated", {"tokens": turn.usage.completion_tokens})
                 observer.finished()
             yield last
     except (ExternalRefusedError, ExternalFailedError, StageTimeoutError, ApiError) as error:
-        work.usage.failed = True
-        work.usage.refused = work.usage.refused or isinstance(error, ExternalRefusedError | ApiError)
+        turn.usage.failed = True
+        turn.usage.refused = turn.usage.refused or isinstance(error, ExternalRefusedError | ApiError)
         observer.failed()
         raise
 

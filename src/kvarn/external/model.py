@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from kvarn.answers.work import Work
+from kvarn.answers.turn import Turn
 from kvarn.catalog.models import ReadyModel, ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError, timeouts_of, within_timeouts
 from kvarn.clock import SYSTEM_CLOCK
@@ -40,7 +40,7 @@ _BUSY_S = 1.0
 """For which a replica is left alone that says it is busy, and not for how long."""
 _LONGEST_BUSY_S = 30.0
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger(__name__)
 
 
 class ExternalModel:
@@ -104,14 +104,14 @@ class ExternalModel:
             return max(1, card.max_context_length - prompt_tokens), None
         return self.config.max_output_tokens, self.config.max_output_tokens
 
-    async def answer(self, key: bytes, path: str, body: dict[str, Any], work: Work) -> AsyncGenerator[AnswerPart, None]:
-        """The parts of an answer, of whichever replica gives one; `work` and the answer's headers name it.
+    async def answer(self, key: bytes, path: str, body: dict[str, Any], turn: Turn) -> AsyncGenerator[AnswerPart, None]:
+        """The parts of an answer, of whichever replica gives one; `turn` and the answer's headers name it.
 
         Args:
             key: The beginning of the prompt.
             path: Below the replica's address.
             body: The request's.
-            work: Whose answer it is.
+            turn: Whose answer it is.
 
         Raises:
             ApiError: 503 with Retry-After, none takes requests.
@@ -119,7 +119,7 @@ class ExternalModel:
             ExternalFailedError: The last replica tried failed, or one did in mid-answer.
             StageTimeoutError: One took too long.
         """
-        attempts = _Attempts(self, key, work)
+        attempts = _Attempts(self, key, turn)
         while True:
             name, permit = attempts.next()
             replica, begun = self.replicas[name], False
@@ -138,13 +138,13 @@ class ExternalModel:
                 attempts.ended(name, permit, None)
                 return
 
-    async def ask(self, key: bytes, work: Work, send: Callable[[ExternalReplica], Awaitable[ResultT]]) -> ResultT:
+    async def ask(self, key: bytes, turn: Turn, send: Callable[[ExternalReplica], Awaitable[ResultT]]) -> ResultT:
         """What a replica answers to a request that is not streamed. Raises as `answer` does."""
 
         async def once(replica: ExternalReplica) -> AsyncGenerator[ResultT, None]:
             yield await send(replica)
 
-        attempts = _Attempts(self, key, work)
+        attempts = _Attempts(self, key, turn)
         while True:
             name, permit = attempts.next()
             try:
@@ -217,7 +217,7 @@ class ExternalModel:
         found = self._breakers.get(name)
         if found is None:
             found = self._breakers[name] = CircuitBreaker(self._rules)
-            self.metrics.watch_breaker(self.served.name, name, lambda: found.state(self._clock()))
+            self.metrics.add_breaker(self.served.name, name, lambda: found.state(self._clock()))
         return found
 
     def admit(self, name: str) -> Permit | None:
@@ -255,10 +255,10 @@ def connect(served: ServedModel, metrics: ExternalMetrics) -> ExternalModel:
 class _Attempts:
     """The tries of one request."""
 
-    def __init__(self, model: ExternalModel, key: bytes, work: Work) -> None:
+    def __init__(self, model: ExternalModel, key: bytes, turn: Turn) -> None:
         self._model = model
         self._key = key
-        self._work = work
+        self._turn = turn
         self._tried: list[str] = []
         self._error: Exception | None = None
         model.count_request()
@@ -274,8 +274,8 @@ class _Attempts:
             permit = self._model.admit(name)
             if permit is not None:
                 self._tried.append(name)
-                self._work.replica = name
-                self._work.record.headers |= {"x-kvarn-replica": name, "x-kvarn-resumable": "approximate"}
+                self._turn.replica = name
+                self._turn.record.reply.headers |= {"x-kvarn-replica": name, "x-kvarn-resumable": "approximate"}
                 return name, permit
         raise self._error or self._model.why_none()
 

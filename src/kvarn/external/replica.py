@@ -1,4 +1,4 @@
-"""One server with OpenAI's API as a replica: requests go to it as they are, and its answers come back in parts."""
+"""A server with OpenAI's API as a replica: requests go to it as they are, and its answers come back in parts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ExternalReplica:
             return
         self._failed_probes = 0
         if not found.ready:
-            self._become(ReplicaState.STARTING, "the server loads the model", 0.5)
+            self._set_state(ReplicaState.STARTING, "the server loads the model", 0.5)
             return
         if self.state is not ReplicaState.READY:
             self.starts += 1
@@ -132,13 +132,13 @@ class ExternalReplica:
             kernels=" ".join(filter(None, (self._external.api, found.version))),
             embedding_size=self._external.embedding_size or 0,
         )
-        self._become(ReplicaState.READY, "ready", 1.0)
+        self._set_state(ReplicaState.READY, "ready", 1.0)
 
     async def aclose(self) -> None:
         """Close its connections."""
         await self._http.aclose()
 
-    # What a server that speaks text does not do --------------------------------------------------------------------
+    # Operations that a server of texts lacks ------------------------------------------------------------------------
 
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None
@@ -160,10 +160,10 @@ class ExternalReplica:
         raise AdapterChangeError("missing", f"{self._config.name!r} is served by another server: unload it there.")
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
-        """It does not tell what it has cached."""
+        """No effect: the server does not report its cached blocks."""
 
     def forget_tenant(self, tenant: str) -> bool:
-        """Nothing of a tenant is kept here."""
+        """No effect: nothing of a tenant is kept here."""
         return True
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -216,9 +216,9 @@ class ExternalReplica:
             return
         if self.state is not ReplicaState.DOWN or self.progress[0] != why:
             log.warning("external replica is down: %s", why, extra={"model": self._config.name, "replica": self.name})
-        self._become(ReplicaState.DOWN, why, 0.0)
+        self._set_state(ReplicaState.DOWN, why, 0.0)
 
-    def _become(self, state: ReplicaState, stage: str, fraction: float) -> None:
+    def _set_state(self, state: ReplicaState, stage: str, fraction: float) -> None:
         self.state, self.progress = state, (stage, fraction)
         self.on_changed()
 

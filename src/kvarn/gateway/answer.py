@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.errors import shutting_down, to_api_error
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.gateway.plain_requests import ANSWERS_HEAD
 from kvarn.gateway.record import client_left, record_of
 
@@ -23,7 +25,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 _LEAVE_S = 0.2
 _PIECE_BYTES = 256 * 1024
-"""Of a JSON answer written at once: the rest is not copied into the socket's buffer before the client has read this."""
+"""Piece of a JSON answer written at once: the rest is copied into the socket's buffer once the client has read this."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -55,7 +57,7 @@ class WatchedResponse(Response):
             if work.done():
                 await work
             else:
-                record.disconnected = True
+                record.reply.disconnected = True
         finally:
             gone.cancel()
             if not work.done():
@@ -85,38 +87,42 @@ def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None =
 
 
 def event_stream(
-    events: AsyncGenerator[bytes, None],
+    events: EncodedStream[Any] | AsyncGenerator[bytes, None],
     end: bytes | None = None,
     encode_error: Callable[[Exception], bytes] | None = None,
 ) -> WatchedResponse:
-    """A stream of events, already encoded, one write for each item of `events`, framed as the request's dialect does;
-    `end` (default: the dialect's) follows the last.
+    """A stream of events, one write for each, framed as the request's dialect does; `end` (default: the dialect's)
+    follows the last.
 
-    The first item is awaited before the status is sent: a request refused in the queue is an ordinary HTTP error. A
+    The first event is awaited before the status is sent: a request refused in the queue is an ordinary HTTP error. A
     later error is sent as the event that `encode_error` makes of it (default: the dialect's), and the stream
     ends without `end`. `send` waits while the client's socket is full; meanwhile nothing is taken from `events`, so
     nothing piles up here.
     """
+    stream: EncodedStream[Any] = events if isinstance(events, EncodedStream) else EncodedStream(events, bytes)
 
     async def answer(record: RequestRecord, send: Send) -> None:
-        dialect = record.dialect
-        encode = encode_error or partial(_error_event, record)
+        dialect = record.reply.dialect
+        why = encode_error or partial(_error_event, record)
         headers = [(b"content-type", dialect.stream_type.encode()), *_STREAM_HEADERS]
-        outbox = _Outbox(send)
+        outbox, encode = _Outbox(send), stream.encode
+        start: tuple[Message, ...] = ({"type": "http.response.start", "status": 200, "headers": headers},)
         try:
-            async with aclosing(events):
-                first = await anext(events, b"")
-                await outbox.send({"type": "http.response.start", "status": 200, "headers": headers}, _body(first))
-                last = dialect.stream_end if end is None else end
+            async with aclosing(stream.items) as items:
                 try:
-                    async for item in events:
-                        await outbox.send(_body(item))
+                    async for item in items:
+                        if data := encode(item):
+                            await outbox.send(*start, {"type": "http.response.body", "body": data, "more_body": True})
+                            start = ()
+                    last = stream.last() + (dialect.stream_end if end is None else end)
                 except Exception as error:
-                    last = encode(error)
-                await outbox.send(_body(last, is_last=True))
+                    if start:
+                        raise
+                    last = why(error)
+                await outbox.send(*start, _body(last, is_last=True))
         except asyncio.CancelledError:
             if outbox.begun:
-                await _take_leave(outbox, encode)
+                await _take_leave(outbox, why)
             raise
 
     return WatchedResponse(answer)
@@ -203,4 +209,4 @@ def _error_event(record: RequestRecord, error: Exception) -> bytes:
     api_error = to_api_error(error)
     if api_error.status == 500:
         _log.error("a stream failed", exc_info=error)
-    return record.dialect.stream_error(record.dialect.error_body(api_error, record.request_id))
+    return record.reply.dialect.stream_error(record.reply.dialect.error_body(api_error, record.request_id))

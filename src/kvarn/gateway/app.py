@@ -21,6 +21,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.body import BodyReader
 from kvarn.gateway.build import build_gateway
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
@@ -141,6 +142,7 @@ def create_app(
     )
     app.root_path = config.gateway.root_path  # FastAPI() warns that its argument of this name is deprecated
     app.state.gateway = gateway
+    app.state.bodies = BodyReader(config.gateway, gateway.text, gateway.held, services.admission.check_body)
     app.state.start_error = None
     app.add_middleware(
         RequestMiddleware,
@@ -188,23 +190,23 @@ async def _lifespan(
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
     workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts] = [
         gateway.responses,
-        gateway.rollouts,
+        gateway.control.rollouts,
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
-        content_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
-    if gateway.shared is None or gateway.shared.is_main:
+    if gateway.store.blobs is not None:
+        workers.append(content_worker(gateway.store))
+    if gateway.control.shared is None or gateway.control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
-    if gateway.fleet is not None:
+    if gateway.control.fleet is not None:
         keeper = AdapterKeeper(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", keeper.look, config.fleet.poll_s))
-    if gateway.watch is not None:
-        workers.append(gateway.watch)
-    for model in gateway.models:
-        if model.external is not None:
-            workers += model.external.probes()
+    if gateway.control.watch is not None:
+        workers.append(gateway.control.watch)
+    for external in gateway.control.external:
+        workers += external.probes()
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:
@@ -228,10 +230,10 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
-        await gateway.golden.stop()
-        await gateway.shadows.stop()
+        await gateway.control.golden.stop()
+        await gateway.control.shadows.stop()
         await gateway.models.close()
         await gateway.grammars.close()
-        await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
+        await asyncio.gather(*[external.close() for external in gateway.control.external])
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
@@ -58,7 +58,7 @@ class BodyReader:
                 left, or it would be answered too late).
             ClientDisconnect: The client left in the middle of its body.
         """
-        if not record_of(request.scope).dialect.any_body_type or "origin" in request.headers:
+        if not record_of(request.scope).reply.dialect.any_body_type or "origin" in request.headers:
             _require_json(request)
         max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
         record = record_of(request.scope)
@@ -74,7 +74,8 @@ class BodyReader:
             held.take(len(parts[-1]))
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        record.body_bytes, record.received = len(body), SYSTEM_CLOCK.now()
+        record.body_bytes = len(body)
+        record.timeline.mark_read(len(body))
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
         if self._check is not None:
@@ -82,7 +83,8 @@ class BodyReader:
         tenant = record.principal.organization_id
         parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
         held.become(size)
-        record.warnings += warnings
+        record.reply.warnings += warnings
+        record.timeline.mark("parsed")
         return parsed
 
 

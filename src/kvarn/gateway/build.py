@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
+from kvarn.answers.catalog import Catalog
+from kvarn.answers.context import LifecycleSteps
+from kvarn.answers.engines import ENGINES
+from kvarn.answers.generator import Generator
 from kvarn.answers.grammar_pool import GrammarPool
 from kvarn.answers.held_bytes import ByteBudget
+from kvarn.answers.lifecycle import answer
+from kvarn.answers.model_routes import ModelRoutes
 from kvarn.answers.moderation.checks import Moderation
+from kvarn.answers.observer import Observer
+from kvarn.answers.stages.arrivals import ArrivalsStage
+from kvarn.answers.stages.budgets import BudgetStage
+from kvarn.answers.stages.ledger import LedgerStage
+from kvarn.answers.stages.limits import LimitsStage
+from kvarn.answers.stages.replica import ReplicaStage
 from kvarn.answers.storage_quota import StorageQuota
+from kvarn.answers.turn import Stage
 from kvarn.catalog.engine_metrics import EngineCollector
 from kvarn.catalog.held_requests import HeldRequests
-from kvarn.catalog.model_choice import ModelRoutes
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
 from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
-from kvarn.external.model import connect
+from kvarn.external.generator import external_generator
+from kvarn.external.model import ExternalModel, connect
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
-from kvarn.gateway.body import BodyReader
 from kvarn.gateway.services import Services
-from kvarn.gateway.state import Gateway
+from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
@@ -47,7 +61,7 @@ def build_gateway(
     autoscaling: Autoscaling | None,
     take_out: OnDrift | None,
 ) -> tuple[Gateway, Services]:
-    """What routes need, and what of it is started and stopped with the application; see `create_app`."""
+    """Build the gateway and the services that are started and stopped with the application; see `create_app`."""
     is_main = shared is None or shared.is_main
     table, text = ModelTable(models_by_name), TextPool(pool, config.gateway.tokenize_threads)
     slo = {model.name: config.slo_of(model.config) for model in table}
@@ -55,7 +69,6 @@ def build_gateway(
     if is_main:
         metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
     metrics.registry.register(RoutingCollector(models_by_name))
-    _connect_external(table, metrics)
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     store, held, golden = (
         services.store,
@@ -64,7 +77,7 @@ def build_gateway(
     )
     choice_metrics = ModelChoiceMetrics(metrics.registry)
     routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
-    shadows = Shadows(choice_metrics, services.admission.enter)
+    shadows = Shadows(choice_metrics)
     rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_lead=is_main)
     requests = HeldRequests(services.arrivals, table, engines_outlive_gateways=config.fleet.launcher == "ray")
     if fleet is not None:
@@ -74,47 +87,69 @@ def build_gateway(
     watch = _watch(golden, config, take_out, metrics)
     if autoscaling is not None and watch is not None:
         autoscaling.golden_prompts = watch.asked
+    external = _connect_external(table, metrics)
+    generators = {name: external_generator(model) for name, model in external.items()}
+    steps = _steps(services, text, generators, (rollouts.observer, shadows))
     gateway = Gateway(
         config=config,
-        models=table,
-        routes=routes,
-        shadows=shadows,
-        rollouts=rollouts,
-        metrics=metrics,
         store=store,
-        stages=services.stages,
-        moderation=Moderation(config.safety, table, text),
-        prompts=services.prompts,
+        storage_quota=StorageQuota(store, config.retention.max_stored_bytes),
+        catalog=Catalog(table, routes, requests),
+        steps=steps,
+        moderation=Moderation(config.safety, table, text, services.prompts),
         text=text,
         grammars=GrammarPool(limits_of(config.gateway)),
-        held_requests=requests,
-        storage_quota=StorageQuota(store, config.retention.max_stored_bytes),
+        metrics=metrics,
         held=held,
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
-        key_cache=services.identity.key_cache,
-        bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
-        reports=Reports(store),
-        shared=shared,
-        fleet=fleet,
-        autoscaling=autoscaling,
-        watch=watch,
-        golden=golden,
+        control=ControlPlane(
+            key_cache=services.identity.key_cache,
+            reports=Reports(store),
+            fleet=fleet,
+            autoscaling=autoscaling,
+            shared=shared,
+            watch=watch,
+            golden=golden,
+            shadows=shadows,
+            rollouts=rollouts,
+            external=list(external.values()),
+        ),
     )
+    copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
+    shadows.ask = partial(answer, copies)
     return gateway, services
 
 
-def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> None:
-    """Have models that other servers run reach these."""
+def _steps(
+    services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer]
+) -> LifecycleSteps:
+    """Whoever has a part in an answer's life, in order: what arrives is counted first, the ledger comes last."""
+    stages: list[Stage] = [
+        ArrivalsStage(services.arrivals),
+        BudgetStage(services.metering),
+        LimitsStage(services.limiter, services.config.limits, services.limit_metrics),
+        *_copy_stages(services, text),
+        LedgerStage(services.metering),
+    ]
+    return LifecycleSteps(stages, ENGINES, external, observers)
+
+
+def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
+    """The stages of copies of requests: these wait for idle capacity, and are neither limited nor paid."""
+    return [ReplicaStage(text), services.admission]
+
+
+def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalModel]:
+    """The models that other servers run, by name."""
     shown = ExternalMetrics(metrics.registry)
-    for model in models:
-        if model.config.external is not None:
-            model.external = connect(model, shown)
+    found = [model for model in models if model.config.external is not None]
+    return {model.name: connect(model, shown) for model in found}
 
 
 def _watch(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
 ) -> QualityMonitor | None:
-    """Who finds replicas that answer wrongly; None: nobody shall, or nobody could take one out."""
+    """The monitor of replicas that answer wrongly; None: not wanted, or nobody could take one out."""
     if take_out is None or not config.quality.enabled:
         return None
     watch = QualityMonitor(golden, config.quality, take_out)

@@ -24,7 +24,8 @@ def decoding(request: Request, receive: Receive) -> Receive:
     Raises:
         ApiError: 415, an encoding that is not known; `receive` itself raises 400 for a body that is not so encoded.
     """
-    encodings = [each for each in _listed(request) if each != "identity"]
+    values = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    encodings = [value.strip() for value in values if value.strip() not in ("", "identity")]
     if not encodings:
         return receive
     if len(encodings) > 1 or encodings[0] not in _WINDOW_BITS:
@@ -75,11 +76,6 @@ class _Decoding:
             raise _not_encoded(self._encoding, str(error)) from None
         self._rest = self._decoder.unused_data if self._decoder.eof else self._decoder.unconsumed_tail
         return data
-
-
-def _listed(request: Request) -> list[str]:
-    values = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
-    return [value.strip() for value in values if value.strip()]
 
 
 def _not_encoded(encoding: str, why: str) -> ApiError:

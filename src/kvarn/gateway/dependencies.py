@@ -1,4 +1,4 @@
-"""What routes ask FastAPI for: the gateway, the request's record and owner, its JSON body, the administrator."""
+"""FastAPI dependencies of routes: the gateway, the request's record and owner, its JSON body, the administrator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fastapi import Depends, Request
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
+from kvarn.gateway.body import BodyReader
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import Gateway
@@ -40,7 +41,7 @@ async def current_record(request: Request) -> RequestRecord:
 
 
 async def current_principal(request: Request) -> Principal:
-    """Whom the request acts for."""
+    """The principal of the request."""
     return record_of(request.scope).principal
 
 
@@ -82,25 +83,25 @@ class AdminContext:
                 yield change
         finally:
             if change is not None and change.changed:
-                self.gateway.key_cache.renew(change.changed)
+                self.gateway.control.key_cache.renew(change.changed)
 
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """What a query of the store finds in the organisation."""
+        """Run a query of the store in the organisation."""
         async with self.reading() as session:
             return await query(session, self.organization_id, *args, **kwargs)
 
     async def change(
         self, act: Callable[Concatenate[AuditedChange, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """What an audited change of the organisation makes."""
+        """Run an audited change of the organisation."""
         async with self.audited_change() as change:
             return await act(change, self.organization_id, *args, **kwargs)
 
     @property
     def actor(self) -> Actor:
-        """Who acts."""
+        """The actor of the audit log."""
         key_id = self.principal.key_id
         name = "anybody (open server)" if key_id is None else f"key {key_id}"
         return Actor(name, key_id, self.organization_id)
@@ -144,5 +145,5 @@ class JsonBodyReader(Generic[RequestT]):
 
     async def __call__(self, request: Request) -> RequestT:
         """The validated body."""
-        gateway = await current_gateway(request)
-        return await gateway.bodies.read(request, self.model)
+        bodies: BodyReader = request.app.state.bodies
+        return await bodies.read(request, self.model)

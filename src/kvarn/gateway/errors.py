@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from kvarn.answers.errors import to_api_error
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.generator import GeneratorFailedError
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.timeouts import StageTimeoutError
-from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.gateway.record import record_of
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import (
@@ -33,8 +33,7 @@ _HANDLED: tuple[type[Exception], ...] = (
     ApiError,
     RequestRefusedError,
     ReplicaLostError,
-    ExternalRefusedError,
-    ExternalFailedError,
+    GeneratorFailedError,
     StageTimeoutError,
     TokenizerError,
     ChatTemplateError,
@@ -47,7 +46,7 @@ _HANDLED: tuple[type[Exception], ...] = (
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
     """The HTTP answer that carries an error."""
-    body = msgspec.json.encode(record.dialect.error_body(error, record.request_id))
+    body = msgspec.json.encode(record.reply.dialect.error_body(error, record.request_id))
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
@@ -113,5 +112,5 @@ def _methods_of(request: Request, path: str) -> list[str]:
 
 
 async def _note_disconnect(request: Request, _: Exception) -> Response:
-    record_of(request.scope).disconnected = True
+    record_of(request.scope).reply.disconnected = True
     return Response(status_code=499)  # nobody reads it

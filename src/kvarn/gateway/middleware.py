@@ -1,4 +1,4 @@
-"""What happens around every request: its id, its metrics, its log line, and an answer whatever goes wrong."""
+"""Middleware around every request: its id, its metrics, its log line, and an answer whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.answers.errors import shutting_down, to_api_error
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
@@ -26,7 +26,7 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
 _BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
-"""How warnings begin that go on with what the client wrote."""
+"""Beginnings of warnings that go on with what the client wrote."""
 WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
 IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 
@@ -93,16 +93,16 @@ class RequestMiddleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = new_record(scope)
-        record.client_left = partial(client_left, receive)
+        record.reply.client_left = partial(client_left, receive)
         request_id = record.request_id.encode()
-        id_headers = [(name.encode(), request_id) for name in record.dialect.request_id_headers]
+        id_headers = [(name.encode(), request_id) for name in record.reply.dialect.request_id_headers]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-                if record.warnings:
-                    record.headers |= _warning_headers(record.warnings)
-                own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
+                record.reply.status = message["status"]
+                if record.reply.warnings:
+                    record.reply.headers |= _warning_headers(record.reply.warnings)
+                own = [(name.encode(), value.encode()) for name, value in record.reply.headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), *id_headers, *own]}
             elif not message.get("more_body", False):
                 # Before the client hears of the end: its next request shall find the tokens and the place of this one.
@@ -118,31 +118,40 @@ class RequestMiddleware:
                     raise invalid_request("The path holds a NUL byte.")
                 record.principal = await self._authenticator.principal(scope)
                 check_endpoint(record.principal, record.endpoint)
+                record.timeline.mark("authenticated")
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
             # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
             # traceback in the log and a 500 in the HTTP server's own shape.
-            if not record.status:
+            if not record.reply.status:
                 await error_response(shutting_down(), record)(scope, receive, send_with_id)
         except ApiError as error:  # from before the routes, whose errors have their own handlers
             await error_response(error, record)(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s failed", record.request_id)
-            if not record.status:
+            if not record.reply.status:
                 await error_response(to_api_error(error), record)(scope, receive, send_with_id)
         finally:
             self._metrics.in_flight.dec()
-            self._count(scope, record)
-            await record.close()
+            try:
+                await record.close()
+            finally:
+                record.timeline.mark("ended")
+                self._count(scope, record)
 
     def _count(self, scope: Scope, record: RequestRecord) -> None:
-        endpoint = endpoint_label(scope)
-        status = CLIENT_LEFT if record.disconnected and record.status in (0, CLIENT_LEFT) else record.status
-        seconds = SYSTEM_CLOCK.now() - record.began
-        self._metrics.requests.labels(record.model, endpoint, str(status)).inc()
-        self._metrics.request_seconds.labels(record.model, endpoint).observe(seconds)
-        if record.disconnected:
-            self._metrics.disconnects.labels(record.model, endpoint).inc()
+        route = scope.get("route")  # one label for all paths that do not exist
+        endpoint = route.path_format if isinstance(route, Route) else UNKNOWN
+        status = (
+            CLIENT_LEFT
+            if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
+            else record.reply.status
+        )
+        seconds = record.timeline.total_s
+        self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
+        self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds)
+        if record.reply.disconnected:
+            self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(
             logging.DEBUG if endpoint in _PROBES else logging.INFO,
             "answered",
@@ -151,11 +160,15 @@ class RequestMiddleware:
                 "id": record.id,
                 "method": scope["method"],
                 "endpoint": endpoint,
-                "model": record.model,
+                "model": record.choice.name,
                 "status": status,
                 "seconds": round(seconds, 4),
-                "client_left": record.disconnected,
-                **({"warnings": "; ".join(map(_without_client_text, record.warnings))} if record.warnings else {}),
+                "client_left": record.reply.disconnected,
+                **(
+                    {"warnings": "; ".join(map(_without_client_text, record.reply.warnings))}
+                    if record.reply.warnings
+                    else {}
+                ),
             },
         )
 
@@ -198,12 +211,6 @@ def check_headers(scope: Scope, config: GatewayConfig) -> None:
     if b"upgrade" in names and not _ANNOUNCE_BODY.isdisjoint(names):  # the HTTP server would drop the body
         why = "The server speaks HTTP/1.1 only: send a request that has a body without the header 'upgrade'."
         raise ApiError(400, why, code="upgrade_not_supported", headers={"connection": "close"})
-
-
-def endpoint_label(scope: Scope) -> str:
-    """The path template of the route that answered, as in the OpenAPI document; one label for all that do not exist."""
-    route = scope.get("route")
-    return route.path_format if isinstance(route, Route) else UNKNOWN
 
 
 def _without_client_text(warning: str) -> str:

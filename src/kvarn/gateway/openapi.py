@@ -132,7 +132,7 @@ def _simplify(parameter: dict[str, Any]) -> None:
 
 
 def _errors(path: str) -> dict[str, Any]:
-    """What an operation answers with when it refuses a request, or fails."""
+    """Answers of an operation that refuses a request, or fails."""
     schema = {"$ref": _REF.format(name=dialect_of(path).error_schema["title"])}
     content = {"application/json": {"schema": schema}}
     return {

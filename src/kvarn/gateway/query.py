@@ -154,7 +154,7 @@ async def check_query(request: Request) -> None:
         return
     names = _query_model(request.scope["route"]).parameters()
     refuses = request.url.path.startswith(_ADMINISTRATION)
-    warnings, seen = record_of(request.scope).warnings, set[str]()
+    warnings, seen = record_of(request.scope).reply.warnings, set[str]()
     for key, _ in sorted(request.query_params.multi_items()):
         stem, _, inner = key.partition("[")
         key = key.removesuffix("[]")

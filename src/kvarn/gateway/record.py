@@ -6,7 +6,7 @@ import re
 
 from starlette.types import Receive, Scope
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import Reply, RequestRecord
 from kvarn.store.ids import new_id
 from kvarn.wire.dialects import dialect_of
 
@@ -21,7 +21,7 @@ def new_record(scope: Scope) -> RequestRecord:
     request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{own_id}"
     path = route_path(scope)
     dialect = dialect_of(path, scope["headers"])
-    record = RequestRecord(request_id, id=own_id, endpoint=path[:256], dialect=dialect)
+    record = RequestRecord(request_id, id=own_id, endpoint=path[:256], reply=Reply(dialect))
     scope[_SCOPE_KEY] = record
     return record
 

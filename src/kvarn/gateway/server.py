@@ -20,7 +20,7 @@ from kvarn.config.load import ConfigError
 
 _BACKLOG = 4096
 _SEND_BUFFER_BYTES = 256 * 1024
-"""Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
+"""Send buffer of each connection in the kernel: a client that does not read holds no more (default: megabytes)."""
 _GC_THRESHOLDS = (20_000, 20, 50)
 """Objects made between two collections of the youngest, and collections of each generation before the next one is."""
 _FIRST_INHERITED = 3

@@ -1,20 +1,14 @@
-"""What serving needs besides models: the database, keys, limits and the ledger; started and stopped with the app."""
+"""Services besides models: the database, keys, limits and the ledger; started and stopped with the app."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from kvarn.answers.stages.admission import AdmissionStage
-from kvarn.answers.stages.arrivals import ArrivalsStage
-from kvarn.answers.stages.budgets import reserve_budget
-from kvarn.answers.stages.ledger import note_work
-from kvarn.answers.stages.limits import LimitsStage
-from kvarn.answers.work import Stage
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.shared_counts import SharedState
@@ -68,15 +62,13 @@ class Services:
         self.store_metrics = StoreMetrics(
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
-        limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, limit_metrics, local=shared.scripts if shared else None)
+        self.limit_metrics = LimitMetrics(registry)
+        self.limiter = Limiter(config.limits, self.limit_metrics, local=shared.scripts if shared else None)
         reservations = self.limiter.redis or (shared.scripts if shared else None)
         self.metering = Metering(config, self.store, registry, reservations)
         self.identity = Identity(config, self.store)
-        self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.prompts = PromptLog(config, self.store)
         self.arrivals = ArrivalMetrics(registry)
-        self.stages = self._stages()
         self._tasks: list[asyncio.Task[None]] = []
         self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
 
@@ -110,12 +102,6 @@ class Services:
         await self.limiter.stop()  # what is on the ledger by now need not be held in Redis any more
         await self.identity.stop()
         await self.store.close()
-
-    def _stages(self) -> list[Stage]:
-        """In the order in which they see a request: what arrives is counted, budgets, limits, admission, the ledger."""
-        budgets, ledger = partial(reserve_budget, self.metering), partial(note_work, self.metering)
-        arrivals = ArrivalsStage(self.arrivals)
-        return [arrivals.enter, budgets, self._limits.enter, self.admission.enter, ledger]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

@@ -8,23 +8,19 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.types import Receive
 
-from kvarn.answers.errors import storage_full
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import (
-    EXPIRY,
-    PIECE_BYTES,
     check_purpose,
     check_size,
     default_keep_s,
     describe_file,
     file_field,
+    file_writer,
     read_form,
     safe_name,
 )
-from kvarn.store.errors import StorageFullError
 from kvarn.store.models import File, Upload
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import FileWriter
 from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.uploads import (
     CANCELLED,
@@ -76,22 +72,13 @@ async def take_part(gateway: Gateway, owner: Owner, upload_id: str, request: Req
 
 async def _keep(gateway: Gateway, owner: Owner, upload: Upload, form: FormData) -> UploadPart:
     file = file_field(form, "data")
-    writer = FileWriter(gateway.store, owner, part_of=upload)
-    try:
-        while data := await file.read(PIECE_BYTES):
-            await writer.write(data)
+    async with file_writer(gateway, owner, file, "data", part_of=upload) as writer:
         if not writer.size:
             raise invalid_request("'data' is empty: a part has at least one byte.", "data")
         part_id = await writer.finish()
         async with changing_upload(gateway.store, owner, upload.id) as change:
             await _check_room(change, writer.size)
             await change.add_part(part_id)
-    except StorageFullError as error:
-        await writer.discard()
-        raise storage_full(error, "data", EXPIRY) from None
-    except BaseException:
-        await writer.discard()
-        raise
     return UploadPart(id=part_id, created_at=int(gateway.store.now()), upload_id=upload.id)
 
 

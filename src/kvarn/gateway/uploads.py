@@ -5,7 +5,8 @@ Starlette parses the form, and keeps a file of more than a megabyte on the disk 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from starlette.types import Receive
 from kvarn.answers.errors import storage_full
 from kvarn.gateway.state import Gateway
 from kvarn.store.errors import StorageFullError
-from kvarn.store.models import File
+from kvarn.store.models import File, Upload
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import FileWriter, publish_file
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -28,15 +29,14 @@ from kvarn.wire.openai.files import FileExpiry, FileObject
 KeptT = TypeVar("KeptT")
 
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune")
-"""What a client may say a file is for. Of these only `batch` means something to the server yet."""
+"""Purposes of files. Only `batch` means something to the server yet."""
 
 _OPTIONAL = ("expires_after[anchor]", "expires_after[seconds]")
 _MAX_PARTS = 32
 _MAX_FIELD_BYTES = 64 * 1024
 _MAX_NAME_CHARS = 255
-PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 _DAY_S = 24 * 3600
-EXPIRY = "Files with an expiry (expires_after) go by themselves."
 
 
 ReadForm = Callable[[FormData], tuple[UploadFile, str, int | None]]
@@ -73,10 +73,7 @@ async def read_form(request: Request, receive: Receive, keep: Callable[[FormData
 async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) -> File:
     file, purpose, keep_s = read(form)
     check_size(file.size or 0, gateway.config.retention.max_file_bytes, "file")
-    writer = FileWriter(gateway.store, owner)
-    try:
-        while data := await file.read(PIECE_BYTES):
-            await writer.write(data)
+    async with file_writer(gateway, owner, file, "file") as writer:
         file_id = await writer.finish()
         now = int(gateway.store.now())
         seconds = default_keep_s(gateway) if keep_s is None else keep_s
@@ -84,12 +81,24 @@ async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) 
         name = safe_name(file.filename or "")
         async with gateway.store.transaction() as session:
             return await publish_file(session, file_id, filename=name, purpose=purpose, now=now, expires_at=expires_at)
+
+
+@asynccontextmanager
+async def file_writer(
+    gateway: Gateway, owner: Owner, file: UploadFile, param: str, part_of: Upload | None = None
+) -> AsyncGenerator[FileWriter, None]:
+    """A form's file, written to its end. An error in the block leaves nothing of it.
+
+    Raises:
+        ApiError: 413, its organisation would store more than it may; names the field `param`.
+    """
+    try:
+        async with FileWriter(gateway.store, owner, part_of=part_of) as writer:
+            while data := await file.read(_PIECE_BYTES):
+                await writer.write(data)
+            yield writer
     except StorageFullError as error:
-        await writer.discard()
-        raise storage_full(error, "file", EXPIRY) from None
-    except BaseException:
-        await writer.discard()
-        raise
+        raise storage_full(error, param, "Files with an expiry (expires_after) go by themselves.") from None
 
 
 def openai_form(form: FormData) -> tuple[UploadFile, str, int | None]:

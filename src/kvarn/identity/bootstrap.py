@@ -18,7 +18,7 @@ from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 
 FILE = "bootstrap-admin-key"
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.identity")
 
 
 async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:

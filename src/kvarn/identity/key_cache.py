@@ -43,7 +43,7 @@ _UNKNOWN_S = 5.0
 _NO_GRANT = Grant("", digest_of(""), None, None)
 """An unknown key's."""
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.identity")
 
 
 class _Question(NamedTuple):

@@ -10,7 +10,7 @@ from kvarn.store.repositories.tenants.keys import mark_used
 
 _KEYS_AT_ONCE = 500
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.identity")
 
 
 class LastUsed:

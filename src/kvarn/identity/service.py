@@ -17,7 +17,7 @@ from kvarn.store.repositories.tenants.organizations import ensure_default_organi
 
 _WRITE_EVERY_S = 10.0
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.identity")
 
 
 class Identity:

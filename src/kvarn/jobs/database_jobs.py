@@ -17,7 +17,7 @@ from kvarn.store.repositories.stored_bytes import SUM_EVERY_S, sum_stored_bytes
 
 _POLLS = 4
 """Times in an interval that each gateway looks whether the job is due."""
-_MOVE_EVERY_S = 60.0
+_MOVE_EVERY_S = 600.0
 
 _log = logging.getLogger("kvarn.jobs")
 

@@ -23,10 +23,10 @@ PANEL = 16
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """What an adapter adds to neighbouring outputs of a layer: scale * b (a x)."""
+    """A part of an adapter, which adds scale * b (a x) to neighbouring outputs of a layer."""
 
     first_out: int
-    """As the layer's outputs are counted before its activation: gate above up."""
+    """Its first output, counted before the layer's activation: gate above up."""
     a: torch.Tensor
     """[rank, in]."""
     b: torch.Tensor
@@ -36,7 +36,7 @@ class AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """Where the lines of a part are: those of a, and behind them those of b."""
+    """The place of a part's lines: those of a, and behind them those of b."""
 
     first_line: int
     rank: int
@@ -62,7 +62,7 @@ class PackedAdapter:
 
 
 class AdapterBatch(Protocol):
-    """Which rows of one step are computed with which adapter. Made by `AdapterMemory.batch`, for one step."""
+    """Rows of one step by their adapters. Made by `AdapterMemory.batch`, for one step."""
 
     def add(self, layer: int, x: torch.Tensor, out: torch.Tensor) -> None:
         """Add what the adapters make of x [T, in] to a layer's sums out [T, out], in place: the reference."""
@@ -159,7 +159,7 @@ class AdapterPages:
             chunk[:, : pages.shape[2]].index_copy_(0, where, pages[:, number].to(chunk.device))
 
     def addresses(self, blocks: Sequence[int]) -> list[int]:
-        """Where each page is, in order."""
+        """The address of each page, in order."""
         return [chunk.data_ptr() + block * chunk.stride(0) for block in blocks for chunk in self._chunks]
 
     def read(self, blocks: Sequence[int], first: int, count: int) -> torch.Tensor:

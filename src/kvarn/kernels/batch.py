@@ -48,7 +48,7 @@ class BlockExchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """Which recurrent states the S sequences of one step have, and where copies of them are kept."""
+    """Recurrent states of the S sequences of one step, and the places of their copies."""
 
     places: torch.Tensor
     """[S] int64: the place of each sequence's state in the `StateCache`; -1 for those that fill a step up."""

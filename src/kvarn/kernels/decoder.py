@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.attention import AttentionMetadata
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.shapes import KvDtype
-
-if TYPE_CHECKING:
-    from kvarn.kernels.operations import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class LayerParts:
     attention_norm: Norm | None
     qkv: Linear
     query_key_norm: Norm | None
-    """Of each head."""
+    """The norm of each query and key head."""
     output: Linear
     attention_output_norm: Norm | None
     mlp_norm: Norm | None
@@ -34,7 +32,7 @@ class LayerParts:
     down: Linear
     mlp_output_norm: Norm | None
     kind: int
-    """Of its window and its rotation."""
+    """The number of its window and rotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class DecoderParts:
     layers: Sequence[LayerParts]
     scale: float
     softcap: float | None
-    """Both of attention, as in `AttentionPlan.run`."""
+    """Both of attention, as in `AttentionMetadata.run`."""
 
     @property
     def linears(self) -> list[Linear]:
@@ -61,7 +59,7 @@ class DecoderLayers(Protocol):
         self,
         hidden: torch.Tensor,
         cache: KVCache,
-        plans: Sequence[AttentionPlan],
+        plans: Sequence[AttentionMetadata],
         rotations: Sequence[Rotation],
         adapters: AdapterBatch | None,
         first: int,

@@ -1,4 +1,4 @@
-"""What the gated delta rule of one layer is computed with (Gated DeltaNet, Yang et al. 2024)."""
+"""The gated delta rule of one layer (Gated DeltaNet, Yang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class DeltaWeights:
     decay_bias: torch.Tensor
     """[value_heads]: added to a token's number inside the softplus."""
     norm: Norm
-    """Of each head's output: weight [value_dim]."""
+    """The norm of each head's output: weight [value_dim]."""
 
 
-class DeltaPlan(Protocol):
-    """Whose states the tokens of one step change: worked out once for all layers."""
+class DeltaMetadata(Protocol):
+    """States that the tokens of one step change: worked out once for all layers."""
 
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int

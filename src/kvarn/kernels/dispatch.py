@@ -1,7 +1,7 @@
-"""Which backend of kernels serves a device.
+"""The backend of kernels that serves a device.
 
-A model calls operations through `Kernels` and never learns which backend runs them. The reference (torch) is complete
-and runs on every device; each other backend is tested against it.
+A model calls operations and never learns which backend runs them. The reference (torch) is complete and runs on every
+device; each other backend is tested against it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import torch
 
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.errors import (
     MissingDeviceError,
     MissingKernelsError,
@@ -21,14 +22,13 @@ from kvarn.kernels.errors import (
     UnknownBackendError,
     UnsupportedByBackendError,
 )
-from kvarn.kernels.operations import Kernels
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How a backend is made."""
+    """The maker of a backend, and its devices."""
 
     make: Callable[[torch.device], Kernels]
     device_types: tuple[str, ...] | None = None
@@ -39,31 +39,31 @@ class Backend:
 
 def _compiled_kernels(device: torch.device) -> Kernels:
     try:
-        from kvarn.kernels.cpu.backend import CpuKernels  # needs the compiled module, which may not be installed
+        from kvarn.kernels.cpu.backend import cpu_kernels  # needs the compiled module, which may not be installed
     except ImportError as error:
         raise MissingKernelsError(error) from error
-    return CpuKernels()
+    return cpu_kernels()
 
 
 def _triton_kernels(device: torch.device) -> Kernels:
     try:
-        from kvarn.kernels.triton.backend import TritonKernels  # needs Triton, which only GPUs need
+        from kvarn.kernels.triton.backend import triton_kernels  # needs Triton, which only GPUs need
     except ImportError as error:
         raise MissingTritonError(error) from error
-    return TritonKernels(device)
+    return triton_kernels(device)
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         "cpu": Backend(_compiled_kernels, ("cpu",)),
         "triton": Backend(_triton_kernels, ("cuda",), only_named=("cpu",)),
-        "torch": Backend(Kernels),
+        "torch": Backend(torch_kernels),
     }
 )
 """Every backend by name, preferred ones first."""
 
-LEAST_CAPABILITY = (9, 0)
-"""Of GPUs (H100 and later) that are taken without being asked for."""
+MIN_CAPABILITY = (9, 0)
+"""Compute capability of the GPUs that `auto` takes: H100 and later."""
 
 
 def kernels_for(backend: str = "auto", device: torch.device | str | None = None) -> Kernels:
@@ -79,38 +79,39 @@ def kernels_for(backend: str = "auto", device: torch.device | str | None = None)
         UnsupportedByBackendError: The named backend does not compute on that device.
         MissingKernelsError: The named backend is not installed.
     """
-    place = _place(backend, device)
-    usable = [name for name, each in BACKENDS.items() if each.device_types is None or place.type in each.device_types]
+    chosen = _device(backend, device)
+    usable = [name for name, each in BACKENDS.items() if each.device_types is None or chosen.type in each.device_types]
     if backend == "auto":
-        return _first_installed(usable, place)
+        return _first_installed(usable, chosen)
     if backend not in BACKENDS:
         raise UnknownBackendError(f"no kernel backend {backend!r}; there are: {', '.join(sorted(BACKENDS))}")
-    if backend not in usable and place.type not in BACKENDS[backend].only_named:
+    if backend not in usable and chosen.type not in BACKENDS[backend].only_named:
         raise UnsupportedByBackendError(
-            f"the {backend!r} kernels do not compute on {place}: set `kernels` to auto or to one of {', '.join(usable)}"
+            f"the {backend!r} kernels do not compute on {chosen}: set `kernels` to auto or to one of "
+            f"{', '.join(usable)}"
         )
-    return BACKENDS[backend].make(place)
+    return BACKENDS[backend].make(chosen)
 
 
-def _place(backend: str, device: torch.device | str | None) -> torch.device:
+def _device(backend: str, device: torch.device | str | None) -> torch.device:
     if device == "auto":
-        computes = "cuda" in (BACKENDS.get(backend, Backend(Kernels)).device_types or ("cuda",))
+        computes = "cuda" in (BACKENDS.get(backend, Backend(torch_kernels)).device_types or ("cuda",))
         return torch.device("cuda" if computes and _has_known_gpu() else "cpu")
-    place = torch.device("cpu") if device is None else torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
+    chosen = torch.device("cpu") if device is None else torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise MissingDeviceError
-    return place
+    return chosen
 
 
 def _has_known_gpu() -> bool:
     """Whether there is a GPU that `auto` takes: one of those that the kernels were made for."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= MIN_CAPABILITY
 
 
-def _first_installed(usable: list[str], place: torch.device) -> Kernels:
+def _first_installed(usable: list[str], chosen: torch.device) -> Kernels:
     for name, following in pairwise(usable):
         try:
-            return BACKENDS[name].make(place)
+            return BACKENDS[name].make(chosen)
         except MissingKernelsError as error:
             _log.warning(f"serving with the {following} kernels, which are slower: {error}")
-    return BACKENDS[usable[-1]].make(place)
+    return BACKENDS[usable[-1]].make(chosen)

@@ -1,4 +1,4 @@
-"""What can go wrong when kernels are chosen or called."""
+"""Errors of choosing and calling kernels."""
 
 from __future__ import annotations
 

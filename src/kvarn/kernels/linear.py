@@ -67,3 +67,13 @@ class Linear(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [len(ids), in_features] of the weight in the activation type: a tied embedding's lookup."""
         ...
+
+
+class HeadProducts(Protocol):
+    """A weight of its own for each head."""
+
+    nbytes: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H, in] to [T, H, out]: each head times its own weight."""
+        ...

@@ -1,4 +1,4 @@
-"""Which experts a token visits, and how much of each it takes."""
+"""The choice of a token's experts and their shares."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
-    """How a router's numbers become a choice."""
+    """The rule by which a router's numbers become a choice."""
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     bias: bool = False
-    """Of the router's product."""
+    """Whether the router's product has a bias."""
     choice_bias: bool = False
     """A number for each expert that is added to its score for the choice alone (DeepSeek-V3)."""
     groups: int = 1
-    """Of neighbouring experts; a token's experts are of `groups_per_token` of them (DeepSeek)."""
+    """Number of groups of neighbouring experts; a token's experts are of `groups_per_token` of them (DeepSeek)."""
     groups_per_token: int = 1
     group_score: Literal["best", "best_two"] = "best"
     """A group's score: its best expert's, or the sum of its best two."""
     renormalize: bool = True
     """The shares of the chosen experts are scaled to sum to one."""
     scale: float = 1.0
-    """Of the shares."""
+    """Factor of the shares."""

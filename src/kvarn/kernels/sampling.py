@@ -1,4 +1,4 @@
-"""What it means to draw a token: one for each row, bit for bit the same whatever else is in the batch.
+"""The definition of drawing a token: one for each row, bit for bit the same whatever else is in the batch.
 
 Method: inverse CDF with one uniform number a row, over *integer* weights
 
@@ -31,7 +31,7 @@ _MOST_BITS = 42
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """How to draw, for each of R rows; all of shape [R]."""
+    """Sampling parameters of R rows; all of shape [R]."""
 
     temperature: torch.Tensor
     """float32, > 0."""

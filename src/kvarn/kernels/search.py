@@ -1,4 +1,4 @@
-"""Where the end of a text stood before: what n-gram speculation looks for."""
+"""Search for an earlier place of a text's end, for n-gram speculation."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import torch
 from kvarn.kernels.errors import KernelInputError
 
 Quantization = Literal["int8", "int4", "fp8"]
-"""What a plain weight becomes: int8 or fp8, a scale an output; int4, a scale for 128 inputs of an output, times a whole
-number for 32 of them."""
+"""The form of quantized weights: int8 or fp8, a scale an output; int4, a scale for 128 inputs of an output, times a
+whole number for 32 of them."""
 
 FP8 = torch.float8_e4m3fn
 
-MULTIPLIED = 32
-"""Inputs that share a multiplier."""
+SUB_GROUP = 32
+"""Inputs that share a sub_scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Weight:
 
     int8: values[n, k] * scales[n]; multiplied with activations quantized to int8, a scale for each token.
     fp8: values[n, k] * scales[n]; multiplied with plain activations.
-    int4: (values[n, k] - zeros[n, g]) * multipliers[n, k // 32] * scales[n, g], where g = k // group.
+    int4: (values[n, k] - zeros[n, g]) * sub_scales[n, k // 32] * scales[n, g], where g = k // group.
     """
 
     values: torch.Tensor
@@ -40,12 +40,12 @@ class Weight:
     """int4: inputs that share a scale, a multiple of 32; the last group may be shorter."""
     input_order: torch.Tensor | None = None
     """[in] int64: column k multiplies input `input_order[k]`; None: columns are in the order of the inputs."""
-    multipliers: torch.Tensor | None = None
+    sub_scales: torch.Tensor | None = None
     """int4 without zeros: [out, in / 32] int8, -15 to 15; None: 1 everywhere."""
 
     @property
     def format(self) -> Literal["float", "int8", "int4", "fp8"]:
-        """What the values are."""
+        """The format of the values."""
         if self.scales is None:
             return "float"
         return "int4" if self.group else "fp8" if self.values.dtype == FP8 else "int8"
@@ -58,8 +58,8 @@ class Weight:
             case "int4":
                 zeros = 8.0 if self.zeros is None else self._of_columns(self.zeros.float())
                 centred = self.values.float() - zeros
-                if self.multipliers is not None:
-                    centred *= self.multipliers.float().repeat_interleave(MULTIPLIED, 1)[:, : self.values.shape[1]]
+                if self.sub_scales is not None:
+                    centred *= self.sub_scales.float().repeat_interleave(SUB_GROUP, 1)[:, : self.values.shape[1]]
                 return centred * self._of_columns(self._scales.float())
             case _:
                 return self.values.float()
@@ -72,9 +72,9 @@ class Weight:
     def rows(self, rows: range | torch.Tensor) -> Weight:
         """Some of the outputs: neighbours, or those of these numbers [N] int64, in their order."""
         part = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        tensors = (self.scales, self.zeros, self.multipliers)
-        scales, zeros, multipliers = (None if tensor is None else tensor[part] for tensor in tensors)
-        return replace(self, values=self.values[part], scales=scales, zeros=zeros, multipliers=multipliers)
+        tensors = (self.scales, self.zeros, self.sub_scales)
+        scales, zeros, sub_scales = (None if tensor is None else tensor[part] for tensor in tensors)
+        return replace(self, values=self.values[part], scales=scales, zeros=zeros, sub_scales=sub_scales)
 
     def columns(self, columns: range) -> Weight:
         """Some of the inputs. Raises KernelInputError where they cut a group, or where columns are reordered."""
@@ -88,16 +88,16 @@ class Weight:
             raise KernelInputError(f"inputs {start} to {stop} cut a group of {self.group} inputs that share a scale")
         groups = slice(start // self.group, -(-stop // self.group))
         zeros = None if self.zeros is None else self.zeros[:, groups]
-        multipliers = self.multipliers
-        if multipliers is not None:
-            multipliers = multipliers[:, start // MULTIPLIED : -(-stop // MULTIPLIED)]
-        return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros, multipliers=multipliers)
+        sub_scales = self.sub_scales
+        if sub_scales is not None:
+            sub_scales = sub_scales[:, start // SUB_GROUP : -(-stop // SUB_GROUP)]
+        return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros, sub_scales=sub_scales)
 
     def to(self, device: torch.device) -> Weight:
         """The same on a device."""
-        tensors = (self.scales, self.zeros, self.multipliers, self.input_order)
-        scales, zeros, multipliers, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
-        return Weight(self.values.to(device), scales, zeros, self.group, order, multipliers)
+        tensors = (self.scales, self.zeros, self.sub_scales, self.input_order)
+        scales, zeros, sub_scales, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
+        return Weight(self.values.to(device), scales, zeros, self.group, order, sub_scales)
 
     @property
     def _scales(self) -> torch.Tensor:
@@ -117,7 +117,7 @@ def concatenate(weights: Sequence[Weight], device: torch.device) -> Weight | Non
     same = all(
         weight.format == first.format
         and weight.group == first.group
-        and (weight.multipliers is None) == (first.multipliers is None)
+        and (weight.sub_scales is None) == (first.sub_scales is None)
         and _equal(weight.input_order, first.input_order)
         for weight in weights
     )
@@ -129,14 +129,14 @@ def concatenate(weights: Sequence[Weight], device: torch.device) -> Weight | Non
         eights = (torch.full(scale.shape, 8, dtype=torch.uint8) for scale in scales)
         own = [eight if w.zeros is None else w.zeros for w, eight in zip(weights, eights, strict=True)]
         zeros = _stacked(own, device)
-    multipliers = [weight.multipliers for weight in weights if weight.multipliers is not None]
+    sub_scales = [weight.sub_scales for weight in weights if weight.sub_scales is not None]
     return replace(
         first,
         values=_stacked([weight.values for weight in weights], device),
         scales=_stacked(scales, device) if scales else None,
         zeros=zeros,
         input_order=None if first.input_order is None else first.input_order.to(device),
-        multipliers=_stacked(multipliers, device) if multipliers else None,
+        sub_scales=_stacked(sub_scales, device) if sub_scales else None,
     )
 
 

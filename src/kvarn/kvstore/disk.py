@@ -93,7 +93,7 @@ class DiskTier:
         self._digest = digest
         self._keys = keys
         self._lock = threading.Lock()
-        """Of the books below. Files are read and written without it."""
+        """Guards the books below. Files are read and written without it."""
         self._places: dict[bytes, tuple[_Tenant, Segment, int]] = {}
         self._held: BlockInventory | None = None
         self._tenants: dict[bytes, _Tenant] = {}
@@ -119,7 +119,7 @@ class DiskTier:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         with self._lock:
             return sum(segment.num_bytes for segment in self._used)
 
@@ -192,7 +192,7 @@ class DiskTier:
             shutil.rmtree(directory)
             sync_directory(self._directory)
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         with self._lock:
             self._held = held

@@ -1,4 +1,4 @@
-"""What can go wrong with stored KV blocks."""
+"""Errors of stored KV blocks."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class FarTier:
         self.bytes_per_s += (num_bytes / max(seconds, 1e-6) - self.bytes_per_s) * _SMOOTHING
 
     def stats(self) -> KVTierStats:
-        """What it holds and has done."""
+        """Gauges and totals."""
         return KVTierStats(
             capacity_bytes=self.tier.capacity_bytes,
             used_bytes=self.tier.num_bytes,
@@ -139,7 +139,7 @@ class FarTier:
         return self._closed or self.flushing > 0 or len(self._unwritten) >= max(1, self._memory.num_slots // 4)
 
     def _next_batch(self) -> list[BlockTransfer]:
-        """What is written at once. Forgotten tenants' blocks among it are not written: see `_write`."""
+        """Blocks written at once. Forgotten tenants' blocks among it are not written: see `_write`."""
         count = max(1, _BATCH_BYTES // self._memory.block_bytes)
         return [self._unwritten.popleft() for _ in range(min(count, len(self._unwritten)))]
 

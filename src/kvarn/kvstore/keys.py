@@ -34,7 +34,7 @@ class TenantKey:
         return nonce + self._cipher.encrypt(nonce, contents, associated)
 
     def decrypt(self, stored: bytes | memoryview, associated: bytes) -> bytes:
-        """What was encrypted. Raises `BadBlockError` where it was not, with this key and these associated bytes."""
+        """Decrypted contents. Raises `BadBlockError` where it was not, with this key and these associated bytes."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -65,7 +65,7 @@ class MemoryTier:
         return name in self._entries
 
     def slot(self, name: bytes) -> int:
-        """Where a block is that is here: its number among the slots."""
+        """Number of the slot of a block that is here."""
         return self._entries[name].slot
 
     def take(self, name: bytes, tenant: str) -> memoryview | None:
@@ -124,7 +124,7 @@ class MemoryTier:
             else:
                 self.drop(name)
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:

@@ -18,7 +18,7 @@ from kvarn.kvstore.errors import BadBlockError
 
 MAGIC = b"KVARNBLK"
 VERSION = 1
-"""Of this form. Records of another are not read."""
+"""Version of this form. Records of another are not read."""
 ENCRYPTED = 1
 """Flag: the contents are encrypted."""
 

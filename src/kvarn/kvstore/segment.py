@@ -28,13 +28,13 @@ class Segment:
         self.path = path
         self.record_bytes = record_bytes
         self.names: list[bytes | None] = []
-        """What each record holds; None where it is unusable."""
+        """Name of each record's block; None where it is unusable."""
         self.live = 0
         """Records that are the ones to read for their names."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the records that were written to their end."""
+        """Bytes of the records that were written to their end."""
         return len(self.names) * self.record_bytes
 
     def append(self, records: Sequence[tuple[bytes, bytes | memoryview]]) -> None:

@@ -69,7 +69,7 @@ class Tier(Protocol):
         """Forget a tenant and remove all that is kept of it. Raises OSError where some could not be removed."""
         ...
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         ...
 

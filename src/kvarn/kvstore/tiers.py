@@ -44,7 +44,7 @@ class TieredStore:
         self._memory = memory
         self._clock = clock
         self._lock = threading.Lock()
-        """Of the memory tier's books and of all below."""
+        """Guards the memory tier's books and all below."""
         self._work = threading.Condition(self._lock)
         self._fetches: deque[Fetch] = deque()
         self._wanted = Counter[bytes]()
@@ -192,12 +192,12 @@ class TieredStore:
         self.end_load(transfers)
 
     def slots(self, transfers: Sequence[BlockTransfer]) -> list[int]:
-        """Where reserved blocks are, until `end_load`."""
+        """Slots of reserved blocks, valid until `end_load`."""
         with self._lock:
             return [self._memory.slot(transfer.name) for transfer in transfers]
 
     def end_load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """What reserved blocks hold was copied."""
+        """Contents of reserved blocks were copied."""
         with self._lock:
             for transfer in transfers:
                 self._memory.unpin(transfer.name)
@@ -212,12 +212,12 @@ class TieredStore:
                 far.forget(tenant)
             self._work.notify_all()
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `KVConnector`."""
         with self._lock:
-            self._memory.watch(held)
+            self._memory.report_to(held)
             for far in self._far:
-                far.tier.watch(held)
+                far.tier.report_to(held)
 
     def stats(self) -> dict[str, KVTierStats]:
         """See `KVConnector`."""

@@ -54,7 +54,7 @@ class Decoder:
         self.kernels = loader.kernels
         self.quantization = loader.quantization
         self._parallel = loader.parallel
-        self._activation_dtype = self.kernels.activation_dtype(self.dtype)
+        self._activation_dtype = self.kernels.operations.activation_dtype(self.dtype)
         self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
         """The layers that adapters can change, by `Linear.adapter_layer`."""
         stage = loader.parallel.stage
@@ -72,7 +72,7 @@ class Decoder:
             if stage.is_first and not spec.tied_embeddings
             else None
         )
-        self.reads_shared_prefixes = self.kernels.reads_shared_prefixes and spec.reads_shared_prefixes
+        self.reads_shared_prefixes = self.kernels.operations.reads_shared_prefixes and spec.reads_shared_prefixes
         """Steps may say which prefixes several sequences share: see `PagedBatch.shares_prefix`."""
         self.expert_visits = stack_visits(self.expert_layers.values())
         """[layers, experts] int64: `Experts.tokens` of the layers that count on the device; None: none do."""
@@ -113,7 +113,11 @@ class Decoder:
         """Whether a GPU may repeat a step without the host. One of several ranks may not: NCCL asks of all that they
         capture the same steps, and ends no group while a graph refers to it."""
         alone = self._parallel.world_size == 1
-        return alone and self.kernels.captures_steps and all(layer.can_be_captured for layer in self._stack.layers)
+        return (
+            alone
+            and self.kernels.operations.captures_steps
+            and all(layer.can_be_captured for layer in self._stack.layers)
+        )
 
     def new_kv_cache(self, num_blocks: int, num_states: int = 0) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads, with so many recurrent states where its layers
@@ -122,7 +126,7 @@ class Decoder:
 
     def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
-        return self.kernels.new_adapter_memory(cache, self.dtype)
+        return self.kernels.operations.new_adapter_memory(cache, self.dtype)
 
     def greedy_passes(self, cache: KVCache) -> GreedyPasses | None:
         """Many passes in one call over this cache, each of the likeliest tokens of the one before; None for models that
@@ -140,7 +144,7 @@ class Decoder:
             windows=[kind.sliding_window for kind in groups.kinds],
             half_rotated=groups.half_rotated,
         )
-        native = self.kernels.greedy_decoder(parts, cache)
+        native = self.kernels.operations.greedy_decoder(parts, cache)
         rotations = [partial(groups.rotation, group) for group in range(len(groups))]
         return None if native is None else GreedyPasses(native, rotations)
 
@@ -205,7 +209,9 @@ class Decoder:
         if self.spec.logits_scale != 1.0:
             logits *= self.spec.logits_scale
         if self.spec.logits_softcap is not None:
-            logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
+            logits = (
+                self.kernels.operations.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
+            )
         return logits
 
     def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:

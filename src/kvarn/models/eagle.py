@@ -96,7 +96,7 @@ class EagleHead:
         self._head = loader.linear(head)
         self._tokens = _draft_tokens(loader, vocabulary, target.spec.vocab_size)
         self._frequencies = torch.tensor(
-            spec.layers[0].rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device
+            spec.layers[0].rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device.torch_device
         )
 
     @property
@@ -106,12 +106,12 @@ class EagleHead:
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache for its only layer."""
-        return self.kernels.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
+        return self.kernels.operations.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
 
     def nothing(self) -> torch.Tensor:
         """[1, hidden] zeros: an input for `forward` where its outcome does not matter."""
-        dtype = self.kernels.activation_dtype(self._target.dtype)
-        return torch.zeros(1, self._norm.weight.shape[-1], dtype=dtype, device=self.kernels.device)
+        dtype = self.kernels.operations.activation_dtype(self._target.dtype)
+        return torch.zeros(1, self._norm.weight.shape[-1], dtype=dtype, device=self.kernels.device.torch_device)
 
     @torch.inference_mode()
     def read(self, states: torch.Tensor) -> torch.Tensor:
@@ -129,10 +129,10 @@ class EagleHead:
         states at the next position.
         """
         kernels = self.kernels
-        tokens = kernels.rms_norm(self._target.embed(next_token_ids, self._table), self._token_norm)
-        qkv = self._qkv(torch.cat([tokens, kernels.rms_norm(hidden, self._state_norm)], dim=-1))
+        tokens = kernels.operations.rms_norm(self._target.embed(next_token_ids, self._table), self._token_norm)
+        qkv = self._qkv(torch.cat([tokens, kernels.operations.rms_norm(hidden, self._state_norm)], dim=-1))
         angles = batch.positions[:, None].float() * self._frequencies
-        plan = kernels.plan_attention(batch, self.heads)
+        plan = kernels.operations.plan_attention(batch, self.heads)
         rotation = Rotation(cos=angles.cos(), sin=angles.sin())
         mixed = plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], self._scale)
         hidden = self._output(mixed, add_to=hidden)
@@ -141,7 +141,7 @@ class EagleHead:
     @torch.inference_mode()
     def guess(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: the most likely token after the one that each of these [R, hidden] was computed with."""
-        return self._tokens[self.kernels.most_likely(self._head(hidden, norm=self._norm).float())[0]]
+        return self._tokens[self.kernels.operations.most_likely(self._head(hidden, norm=self._norm).float())[0]]
 
 
 def _draft_tokens(loader: WeightLoader, size: int, target_size: int) -> torch.Tensor:
@@ -150,7 +150,7 @@ def _draft_tokens(loader: WeightLoader, size: int, target_size: int) -> torch.Te
     tokens = own + loader.plain("d2t", (size,)).long() if "d2t" in loader else own
     if tokens.min() < 0 or tokens.max() >= target_size:
         raise UnsupportedModelError(f"d2t of the EAGLE-3 head names tokens beyond the model's {target_size}")
-    return tokens.to(loader.kernels.device)
+    return tokens.to(loader.device)
 
 
 def load_eagle_head(path: Path, target: Decoder, target_path: Path | None = None) -> EagleHead:

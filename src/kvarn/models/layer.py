@@ -9,7 +9,7 @@ import torch
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models.attention import Attention, LayerStep, load_attention
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import WeightLoader
@@ -25,7 +25,7 @@ class DecoderLayer:
     """Attention and MLP around the residual stream."""
 
     spec: DecoderSpec
-    kernels: Kernels
+    operations: Operations
     parallel: Parallel
     attention_input_norm: AnyNorm | None
     attention_output_norm: Norm | None
@@ -85,9 +85,9 @@ class DecoderLayer:
     def _normed(self, hidden: torch.Tensor, norm: AnyNorm | None) -> tuple[torch.Tensor, Norm | None]:
         """The input of the next product, and the norm that the product applies to it."""
         if isinstance(norm, LayerNorm):
-            return self.kernels.layer_norm(hidden, norm), None
+            return self.operations.layer_norm(hidden, norm), None
         if norm is not None and self.spec.parallel_blocks:
-            return self.kernels.rms_norm(hidden, norm), None
+            return self.operations.rms_norm(hidden, norm), None
         return hidden, norm
 
     def _sum_target(self, hidden: torch.Tensor, output_norm: Norm | None) -> torch.Tensor | None:
@@ -100,7 +100,7 @@ class DecoderLayer:
         if x is hidden:
             return hidden
         if output_norm is not None:
-            return self.kernels.rms_norm(x, output_norm, add_to=hidden)
+            return self.operations.rms_norm(x, output_norm, add_to=hidden)
         return hidden.add_(x, alpha=self.spec.residual_scale)
 
 
@@ -109,7 +109,7 @@ class FinalNorm:
     """The norm between the last layer and what reads it."""
 
     norm: AnyNorm
-    kernels: Kernels
+    operations: Operations
 
     @property
     def fused(self) -> Norm | None:
@@ -119,8 +119,8 @@ class FinalNorm:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] normed."""
         if isinstance(self.norm, LayerNorm):
-            return self.kernels.layer_norm(hidden, self.norm)
-        return self.kernels.rms_norm(hidden, self.norm)
+            return self.operations.layer_norm(hidden, self.norm)
+        return self.operations.rms_norm(hidden, self.norm)
 
 
 def scaled_embedding(hidden: torch.Tensor, spec: DecoderSpec, dtype: torch.dtype) -> torch.Tensor:
@@ -135,8 +135,8 @@ def load_final_norm(spec: DecoderSpec, loader: WeightLoader) -> FinalNorm:
     """The norm after a checkpoint's last layer."""
     name, size, eps = "model.norm", spec.hidden_size, spec.norm_eps
     if spec.layer_norm:
-        return FinalNorm(loader.layer_norm(name, size, eps, bias=False), loader.kernels)
-    return FinalNorm(loader.norm(name, size, eps, spec.norm_offset), loader.kernels)
+        return FinalNorm(loader.layer_norm(name, size, eps, bias=False), loader.kernels.operations)
+    return FinalNorm(loader.norm(name, size, eps, spec.norm_offset), loader.kernels.operations)
 
 
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:
@@ -153,7 +153,7 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
 
     return DecoderLayer(
         spec=spec,
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         parallel=loader.parallel,
         attention_input_norm=input_norm(names.attention_input_norm),
         attention_output_norm=norm(names.attention_output_norm),

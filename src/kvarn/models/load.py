@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.device.memory import GIB, give_back_freed
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.packer import WeightPacker
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoders.causal import CausalEncoder
@@ -95,14 +96,14 @@ def load_model(
             "tokenizer.json does it"
         )
     backend = kernels_for(kernels, device)
-    torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
-    backend.check_dtype(torch_dtype)
+    torch_dtype = backend.packer.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
+    backend.packer.check_dtype(torch_dtype)
     _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
-    if packed_cache == "auto" and (quantization is None or backend.packed_layout is None):
+    if packed_cache == "auto" and (quantization is None or backend.packer.layout is None):
         packed_cache = None
     form = (torch_dtype, quantization, place.key)
-    cache = None if packed_cache is None else _open_cache(packed_cache, checkpoint, backend, form)
+    cache = None if packed_cache is None else _open_cache(packed_cache, checkpoint, backend.packer, form)
     loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
     if architecture in ENCODERS:
         config = checkpoint.validated(EncoderConfig)
@@ -127,20 +128,20 @@ def load_model(
         else:
             kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
             kv_bytes = decoder.max_context_length * decoder.kv_bytes_per_token(kv_dtype) + decoder.state_bytes
-            if max_context_length is None and backend.device_memory() is None:
+            if max_context_length is None and backend.device.memory() is None:
                 kv_bytes = 0  # a shorter context may be planned
             check_memory(backend, gpu_memory_utilization, loader.min_bytes, kv_bytes)
             model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
-    give_back_freed(backend.device)
+    give_back_freed(backend.device.torch_device)
     return model
 
 
 def _open_cache(
-    where: Path | Literal["auto"], checkpoint: Checkpoint, kernels: Kernels, form: tuple[object, ...]
+    where: Path | Literal["auto"], checkpoint: Checkpoint, packer: WeightPacker, form: tuple[object, ...]
 ) -> PackedCache | None:
     """The packed weights of this form."""
-    if kernels.packed_layout is None:
+    if packer.layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
         return None
     directory = default_directory() if where == "auto" else where
@@ -149,7 +150,7 @@ def _open_cache(
         return None
     origin = (__version__, *origin_of(checkpoint.files), *form)
     name = checkpoint.path.resolve().name
-    return PackedCache.open(directory, name, origin, kernels, is_named=where != "auto")
+    return PackedCache.open(directory, name, origin, packer, is_named=where != "auto")
 
 
 def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:
@@ -199,8 +200,8 @@ def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) 
 def check_memory(kernels: Kernels, share: float, weight_bytes: float, kv_bytes: int = 0) -> None:
     """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than the machine has, or more
     than this share of a GPU or than other processes leave of it."""
-    device = kernels.device_memory()
-    memory = kernels.memory_bytes() if device is None else device.usable(share)
+    device = kernels.device.memory()
+    memory = kernels.device.memory_bytes() if device is None else device.usable(share)
     if weight_bytes + kv_bytes <= memory:
         return
     cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""

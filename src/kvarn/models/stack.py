@@ -28,7 +28,7 @@ class LayerStack:
         self.first_layer = held.start
         self.layers = [load_layer(index, spec, names, loader) for index in held]
         specs = [spec.layers[index] for index in held]
-        self.groups = LayerGroups[AttentionKind]([(each.rope, each.attention) for each in specs], loader.kernels.device)
+        self.groups = LayerGroups[AttentionKind]([(each.rope, each.attention) for each in specs], loader.device)
         self._spec = spec
         self._kernels = loader.kernels
         self._kv_dtype = kv_dtype
@@ -75,7 +75,7 @@ class LayerStack:
         if plain is None or len(complete) < len(parts):
             return None
         spec = self._spec
-        return self._kernels.decoder_layers(
+        return self._kernels.operations.decoder_layers(
             DecoderParts(plain.heads, self._kv_dtype, complete, spec.attention_scale, spec.attention_softcap)
         )
 

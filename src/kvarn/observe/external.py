@@ -35,6 +35,6 @@ class ExternalMetrics:
             registry=registry,
         )
 
-    def watch_breaker(self, model: str, replica: str, state: Callable[[], str]) -> None:
+    def add_breaker(self, model: str, replica: str, state: Callable[[], str]) -> None:
         """Show a breaker's state."""
         self._breakers.labels(model, replica).set_function(lambda: _STATES[state()])

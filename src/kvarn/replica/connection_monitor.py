@@ -34,7 +34,7 @@ class ConnectionMonitor:
         self._open: set[int] = set()
         """Descriptors of all connections."""
         self._trusted: set[int] = set()
-        """Of those that were open at a handshake: ZMQ does not say which of them it was."""
+        """Descriptors that were open at a handshake: ZMQ does not say which of them it was."""
         self._ends_in_handshake = False
         """The connection that is lost next has had no handshake: ZMQ tells of both in a row."""
 

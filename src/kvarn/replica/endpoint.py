@@ -1,4 +1,4 @@
-"""How an engine process and gateway processes reach each other: Unix sockets on one machine, TCP with keys between two.
+"""Addresses of an engine process and of gateway processes: Unix sockets on one machine, TCP with keys between two.
 
 Over TCP each connection is encrypted, and each end knows the other by its key (CurveZMQ, RFC 26): a process that has
 none of a replica's keys can neither send to its engine nor be taken for it.
@@ -45,12 +45,12 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one engine process."""
+    """Addresses of one engine process."""
 
     engine: str = ""
     """ZMQ address that the engine reads."""
     directory: str = ""
-    """Of the Unix sockets; empty: TCP."""
+    """Directory of the Unix sockets; empty: TCP."""
     gateway_host: str = ""
     """Over TCP: address of the gateway's machine, on which its processes listen for the engine."""
     keys: CurveKeys | None = None

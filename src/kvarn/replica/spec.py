@@ -1,4 +1,4 @@
-"""What an engine process is told when it starts: one line of JSON on its standard input, which then stays open."""
+"""Specification of an engine process: one line of JSON on its standard input, which then stays open."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """The checkpoint's directory on this machine."""
     adapters: list[AdapterInfo] = []
-    """Of the deployment, loaded at run time: they are loaded while it serves, and one that cannot be is left out."""
+    """Adapters of the deployment: they are loaded while it serves, and one that cannot be is left out."""
     draft_directory: str = ""
-    """That of the draft model; empty where there is none."""
+    """Directory of the draft model; empty where there is none."""
     heartbeat_interval_s: float = 0.5
     log_level: str = "info"
     log_format: str = "text"
@@ -80,7 +80,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
     scripted one."""
     endpoint: Endpoint = Endpoint()
-    """How it is reached. Set when the process is launched, as are the next two."""
+    """Endpoint of the process. Set when it is launched, as are the next two."""
     supervisor: str = ""
     """ZMQ address that its supervisor reads."""
     orphan_timeout_s: float = 0.0
@@ -88,7 +88,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["both", "decode", "prefill"] = "both"
     """Whether it asks another process to compute long prompts, or is that process."""
     prefill_socket: str = ""
-    """Where that process listens; empty for the role `both`."""
+    """Path at which that process listens; empty for the role `both`."""
     spawned_at: float = 0.0
     """`Clock.now` of the parent just before it started the process."""
 

@@ -45,7 +45,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 OutboxKeys = tuple[str, str, str]
 
 _DOMAIN = "kvarn"
-"""Of ZAP: sockets that have one are guarded."""
+"""ZAP domain: sockets that have one are guarded."""
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Outbox:
 
 
 class UnreadableRequest(msgspec.Struct, frozen=True):
-    """What can be made out of a message that is no valid `ToEngine`."""
+    """Readable part of a message that is no valid `ToEngine`."""
 
     request_id: str
     gateway: int = 0
@@ -190,7 +190,7 @@ class ClientTransport:
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
         self._inbound = ConnectionMonitor(self._from_engine) if watched else None  # nobody knows the address yet
         self.address = own if keys is None else str(self._from_engine.getsockopt_string(zmq.LAST_ENDPOINT))
-        """Where the engine finds this process."""
+        """Address at which the engine finds this process."""
         outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
         self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys, monitored=watched)
 

@@ -10,8 +10,9 @@ from contextlib import aclosing
 import msgspec
 
 from kvarn.answers.errors import to_api_error
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
@@ -31,7 +32,7 @@ from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.request import ResponseRequest
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.responses")
 
 MAX_ATTEMPTS = 2
 """Times a response is begun where its gateways die under it."""
@@ -48,7 +49,7 @@ async def start_background(serving: ResponsesContext, record: RequestRecord, req
         StorageFullError: The organisation would store more than it may.
         StoreAwayError: The database does not answer.
     """
-    serving.find_model(record, request.model)
+    serving.catalog.find(record, request.model)
     with serving.responses.reserve_for(record.principal.owner):
         run = await _queue(serving, record, request)
         serving.responses.launch(run)
@@ -147,6 +148,7 @@ class _Attempt:
     async def _try(self, record: RequestRecord) -> None:
         serving, run = self._serving, self._run
         record.principal = run.principal or await _find_principal(serving, run)
+        check_endpoint(record.principal, record.endpoint)
         run.principal = None  # a later try looks again: the key may be revoked by then
         self._turn = await reopen_turn(serving, record, self._request, self._turn)
         seed = run.row.request["seed"]
@@ -176,7 +178,7 @@ class _Attempt:
 
 
 async def _find_principal(serving: ResponsesContext, run: BackgroundRun) -> Principal:
-    """Who sent the request, as of now: a key may have been revoked since."""
+    """The sender of the request, as of now: a key may have been revoked since."""
     principal = await find_bearer(serving.store, run.owner, run.row.request["key_id"])
     if principal is None:
         message = "Whoever asked for the response may no longer do so."

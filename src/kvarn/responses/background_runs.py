@@ -24,7 +24,7 @@ from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.wire.openai.errors import ApiError
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.responses")
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +33,11 @@ class BackgroundRun(Job):
 
     owner: Owner
     row: StoredResponse
-    """As it was queued, or taken over."""
+    """The row as it was queued, or taken over."""
     body_bytes: int
-    """Of its request, with what that refers to."""
+    """Size of its request, with what that refers to."""
     principal: Principal | None = None
-    """Who sent the request; None where it was taken over: then it is found again by its key."""
+    """Sender of the request; None where it was taken over: then it is found again by its key."""
     log: EventLog = field(default_factory=EventLog)
 
 
@@ -119,6 +119,6 @@ class BackgroundResponses(Worker[BackgroundRun]):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesContext(ServingContext):
-    """What the operations on responses need besides what others do."""
+    """The context of operations on responses."""
 
     responses: BackgroundResponses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.answers.chat.operation import start_chat
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import fitting_chat
 from kvarn.responses.request import empty_input, in_response_terms
@@ -37,7 +37,7 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
     asked = request.model_copy(update={"truncation": "auto", "tools": None, "tool_choice": None, "text": None})
     question = user_message(_ASK, item_id("msg_", response_id, len(turn.items)))
     try:
-        model = await serving.wait_for_model(record, request.model, "generate")
+        model = await serving.catalog.wait_for(record, request.model, "generate")
         summarized = Turn(turn.earlier, [*turn.items, question])
         chat = await fitting_chat(serving, record, asked, summarized, model)
         run = await start_chat(serving, record, chat.model_copy(update={"service_tier": request.service_tier}))
@@ -58,7 +58,7 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
         id=response_id,
         created_at=int(serving.store.now()),
         output=[*said, compaction],
-        usage=response_usage(run.work.usage.as_openai()),
+        usage=response_usage(run.turn.usage.as_openai()),
     )
 
 

@@ -1,4 +1,4 @@
-"""How a response ends: one small state machine, whichever way it was asked for.
+"""The end of a response: one small state machine, whichever way it was asked for.
 
                 finish, fail, cancel               it is stored, or cannot be
     WRITING ---------------------------> ENDING -----------------------------> ENDED     its last events are sent
@@ -48,14 +48,14 @@ from kvarn.wire.openai.errors import RETRY_AFTER_S
 from kvarn.wire.openai.responses.answer import ResponseError, ResponseUsage, StreamEvent
 from kvarn.wire.openai.responses.items import StoredItem
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.responses")
 
 CONTINUABLE = ("completed", "incomplete")
 """States of an ended response that a conversation goes on from."""
 
 
 class State(Enum):
-    """Of a response's end."""
+    """States of a response's end."""
 
     WRITING = auto()
     ENDING = auto()
@@ -64,7 +64,7 @@ class State(Enum):
 
 
 class Stored(Enum):
-    """What became of a response that was to be stored."""
+    """The result of storing a response."""
 
     STORED = auto()
     """It is, or its client did not want it to be."""
@@ -82,14 +82,14 @@ class ResponseEnding:
     owner: Owner
     writer: ResponseWriter
     items: list[StoredItem]
-    """What its turn brought."""
+    """Items of its turn."""
     lock: Lock | None
-    """Of its conversation."""
+    """Lock of its conversation."""
     run: BackgroundRun | None = None
-    """Where it is made in the background; None: its client waits."""
+    """The run in the background; None: its client waits."""
     state: State = State.WRITING
     usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
-    """What it has used so far."""
+    """Tokens used so far."""
     _storing: asyncio.Future[None] | None = None
     _last_events: list[StreamEvent] = field(default_factory=list)
 

@@ -95,6 +95,6 @@ class EventEncoder:
 
 
 def _end_of(event: StreamEvent) -> str | None:
-    """How the response ended, where an event tells that."""
+    """The end of the response, where an event tells that."""
     response = event.response
     return response.status if isinstance(response, Response) and response.status in ENDED else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.writer import response_of_item
 from kvarn.store.ids import new_id

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.errors import shutting_down
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.tiers import tier_of
-from kvarn.answers.work import RequestRecord
 from kvarn.catalog.models import ReadyModel
-from kvarn.external.chat import count_chat_tokens
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import EventEncoder
@@ -81,7 +80,7 @@ class ResponseRun:
         finally:  # does nothing where the response has ended
             if not self.writer.begun:
                 await self.ending.drop()
-            elif self.chat.work.record.disconnected:
+            elif self.chat.turn.record.reply.disconnected:
                 await self.ending.cancel()
             else:
                 await self.ending.fail(shutting_down())
@@ -137,41 +136,45 @@ async def run_turn(
     except BaseException:
         await serving.responses.unlock(turn.lock)
         raise
-    record.closing.push_async_callback(serving.responses.unlock, turn.lock)
+    record.holdings.push_async_callback(serving.responses.unlock, turn.lock)
     defaults = chat.model.sampling_defaults
     ending.writer.response = replace(
         ending.writer.response,
         model=chat.model.public_name,  # another one, or another tier, may have been found for it
-        service_tier=tier_of(chat.work.priority),
+        service_tier=tier_of(chat.turn.priority),
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
     )
-    ending.usage = lambda: response_usage(chat.work.usage.as_openai())
+    ending.usage = lambda: response_usage(chat.turn.usage.as_openai())
     return ResponseRun(chat, ending.writer, ending, serving.store.now)
 
 
 async def count_input_tokens(
     serving: ResponsesContext, record: RequestRecord, request: TokenCountRequest
 ) -> InputTokens:
-    """How many tokens the prompt of a response would have. Raises as `start_response` does."""
+    """Count the tokens of a response's prompt. Raises as `start_response` does."""
     name = request.model or next(iter(serving.models)).name
-    model = serving.ready_model(record, name, "generate")
+    model = serving.catalog.ready(record, name, "generate")
     turn = await read_turn(serving, record, request)
     chat = await fitting_chat(serving, record, request, turn, model)
-    return InputTokens(input_tokens=await count_chat_tokens(serving, record, chat, model))
+    return InputTokens(
+        input_tokens=await serving.steps.generator_of(model).count_chat_tokens(serving, record, chat, model)
+    )
 
 
 async def _start_chat(
     serving: ResponsesContext, record: RequestRecord, request: ResponseRequest, turn: Turn, seed: int | None
 ) -> ChatRun:
-    record.session = request.conversation_id or ""
+    record.choice.session = request.conversation_id or ""
     try:
         if request.truncation == "auto":
-            model = await serving.wait_for_model(record, request.model, "generate")
+            model = await serving.catalog.wait_for(record, request.model, "generate")
             chat = await fitting_chat(serving, record, request, turn, model, seed)
         else:
             chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))
-        record.warnings += [warning for warning in grammar_warnings(request) if warning not in record.warnings]
+        record.reply.warnings += [
+            warning for warning in grammar_warnings(request) if warning not in record.reply.warnings
+        ]
         return await start_chat(serving, record, chat)
     except ApiError as error:
         raise in_response_terms(error) from None
@@ -207,7 +210,7 @@ async def fitting_chat(
 
     async def fits(chat: ChatCompletionRequest) -> bool:
         try:
-            return await count_chat_tokens(serving, record, chat, model) <= max_prompt
+            return await serving.steps.generator_of(model).count_chat_tokens(serving, record, chat, model) <= max_prompt
         except PromptTooLongError:
             return False
 

@@ -20,10 +20,10 @@ from kvarn.wire.openai.errors import invalid_request, unavailable
 from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 
 _POLL_S = 0.5
-"""How often a response is read that another gateway makes."""
+"""Period of reads of a response that another gateway makes."""
 
 _CANCEL_TIMEOUT_S = 5.0
-"""How long a client that cancels a response waits for its end to be written."""
+"""Seconds that a client which cancels a response waits for its end to be written."""
 
 
 async def retrieve_response(serving: ResponsesContext, owner: Owner, response_id: str) -> Response:

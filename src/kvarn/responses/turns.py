@@ -1,4 +1,4 @@
-"""What a response is made from: the items of earlier turns, and those of this one."""
+"""Input of a response: the items of earlier turns, and those of this one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.items import find_stored_items, item_not_found
 from kvarn.responses.writer import item_id
@@ -40,11 +40,11 @@ class Turn:
     """One turn."""
 
     earlier: list[StoredItem]
-    """Of the turns before, oldest first."""
+    """Items of the turns before, oldest first."""
     items: list[StoredItem]
-    """What this one adds."""
+    """Items that this one adds."""
     lock: Lock | None = None
-    """Of the conversation it belongs to."""
+    """Lock of the conversation it belongs to."""
 
     @property
     def context(self) -> list[StoredItem]:
@@ -70,7 +70,7 @@ async def open_turn(serving: ResponsesContext, record: RequestRecord, request: C
 async def read_turn(
     serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str = "resp_"
 ) -> Turn:
-    """As `open_turn`, but nothing is locked."""
+    """Read a turn without locking; see `open_turn`."""
     earlier = await _read_earlier(serving, record, request)
     items = await _new_items(serving, record, request.input, earlier, response_id)
     return _bounded(request, Turn(earlier, items))

@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
-from kvarn.catalog.model_choice import ModelRoutes
+from kvarn.answers.model_routes import ModelRoutes
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.text_pool import TextPool
 from kvarn.clock import SYSTEM_CLOCK

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.observer import AnswerListener, Observer
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Turn
 from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.outcomes import is_fault, outcome_of
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
@@ -18,13 +18,10 @@ from kvarn.rollouts.samples import MatchedPairs, RolloutSample
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
 
 if TYPE_CHECKING:
-    from kvarn.answers.chat.answer import ChatRun
-    from kvarn.answers.completion_answer import CompletionRun
-
-RunT = TypeVar("RunT", bound="ChatRun | CompletionRun")
+    from kvarn.answers.question import Question
 
 
-class RolloutObserver:
+class RolloutObserver(Observer):
     """Makes samples of requests.
 
     Args:
@@ -45,38 +42,33 @@ class RolloutObserver:
         """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
-    def watch(self, record: RequestRecord, run: RunT) -> RunT:
-        """A run as it is; where a rollout gave it its version, it is heard to its end."""
-        rollout = self._compared(record)
+    def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
+        """See `Observer`: an answer is heard where a rollout gave it its version."""
+        rollout = None if turn.record.choice.route is None else self._compared(turn.record)
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
-            return run
-        side = side_of(rollout, record.chosen_model)
-        return run if side is None else dataclasses.replace(run, deltas=self._heard(run.deltas, record, rollout, side))
+            return None
+        side = side_of(rollout, turn.record.choice.target)
+        return None if side is None else _Heard(partial(self._heard, rollout, side), turn)
 
-    def failed(self, record: RequestRecord, model: str, error: Exception) -> None:
-        """A version could not begin an answer."""
+    def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
+        """See `Observer`."""
         rollout = self._compared(record)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error):
             self._answered(rollout, RequestOutcome(prompt_tokens=0, failed=True))
 
-    async def _heard(
+    def _heard(
         self,
-        deltas: AsyncGenerator[ChoiceDelta, None],
-        record: RequestRecord,
         rollout: Rollout,
         side: Literal["stable", "candidate"],
-    ) -> AsyncGenerator[ChoiceDelta, None]:
-        answer = ComparedAnswer(record.received)
-        prompt_tokens = record.work.prompt_tokens if record.work is not None else 0
-        try:
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    answer.take(delta)
-                    yield delta
-        except Exception as error:
-            if is_fault(error) and side == "candidate":
+        answer: ComparedAnswer,
+        prompt_tokens: int,
+        error: BaseException | None,
+    ) -> None:
+        """An answer has ended."""
+        if error is not None:
+            if isinstance(error, Exception) and is_fault(error) and side == "candidate":
                 self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
-            raise
+            return
         outcome = outcome_of(answer, prompt_tokens)
         if side == "candidate":
             self._answered(rollout, outcome)
@@ -108,9 +100,22 @@ class RolloutObserver:
             self._report(rollout, RolloutSample(kind="shadowed", step=rollout.step, stable=stable, candidate=candidate))
 
     def _compared(self, record: RequestRecord) -> Rollout | None:
-        if record.route is None or record.best_priority is not None:  # batches and copies are not compared
+        if record.choice.route is None or record.deferred is not None:  # batches and copies are not compared
             return None
-        return self._rollout_of(record.route.name)
+        return self._rollout_of(record.choice.route.name)
+
+
+class _Heard(ComparedAnswer):
+    """Hears one answer of a rollout's version."""
+
+    def __init__(self, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn) -> None:
+        super().__init__(turn.record.timeline.received_s)
+        self._ended = ended
+        self._turn = turn
+
+    def end(self, error: BaseException | None) -> None:
+        """See `AnswerListener`."""
+        self._ended(self, self._turn.prompt_tokens, error)
 
 
 def side_of(rollout: Rollout, model: str) -> Literal["stable", "candidate"] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvarn.catalog.model_choice import reason_of
+from kvarn.answers.model_routes import reason_of
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.shadow import ComparedAnswer

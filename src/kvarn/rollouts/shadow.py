@@ -5,32 +5,39 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.admission.demand import BATCH
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.work import RequestRecord, Stage
+from kvarn.answers.observer import AnswerListener, Observer
+from kvarn.answers.record import ChosenModel, Deferred, RequestRecord
+from kvarn.answers.turn import Deltas, Turn
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.routes import RouteConfig, ShadowConfig
+from kvarn.config.routes import ShadowConfig
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.routing.model_choice import is_shadowed
 
 if TYPE_CHECKING:
-    from kvarn.answers.chat.answer import ChatRun
-    from kvarn.answers.completion_answer import CompletionRun
-    from kvarn.answers.context import ServingContext
-
-RunT = TypeVar("RunT", bound="ChatRun | CompletionRun")
+    from kvarn.answers.question import Question
 
 _MAX_CHARS = 65_536
 """Of an answer that are compared."""
 _LONGEST_S = 600.0
 
 _log = logging.getLogger(__name__)
+
+
+class AnswerRun(Protocol):
+    """An answer that has begun."""
+
+    @property
+    def deltas(self) -> Deltas:
+        """What is written."""
+        ...
 
 
 @dataclass(slots=True)
@@ -70,12 +77,11 @@ class ShadowResult:
     """Part of the longer text that both begin with; 1: they are the same."""
 
 
-class Shadows:
-    """The copies of one gateway process.
+class Shadows(Observer):
+    """The copies of one gateway process: an observer that asks again once an answer has ended.
 
     Args:
         metrics: Where copies are counted.
-        admission: The only stage that a copy passes: it waits for idle capacity, and is neither limited nor paid.
         on_result: Is given each copy that was finished.
         on_failure: Is given each that failed: its route, the model that should have made it, and why.
     """
@@ -83,44 +89,24 @@ class Shadows:
     def __init__(
         self,
         metrics: ModelChoiceMetrics,
-        admission: Stage,
         on_result: Callable[[ShadowResult], None] = lambda result: None,
         on_failure: Callable[[str, str, Exception], None] = lambda route, model, error: None,
     ) -> None:
         self.on_result = on_result
         self.on_failure = on_failure
+        self.ask: Callable[[RequestRecord, Question[Any, AnswerRun]], Awaitable[AnswerRun]]
+        """Begins the answer to a copy, which waits for idle capacity, and is neither limited nor paid. Set once."""
         self._metrics = metrics
-        self._admission = admission
         self._running: dict[str, set[asyncio.Task[None]]] = {}
 
-    def seed_of(self, route: RouteConfig | None, record: RequestRecord, seed: int | None) -> int | None:
-        """The seed of a request: one that will be copied has one, so that its copy has the same."""
-        copied = route is not None and record.best_priority is None and is_shadowed(route, record.id)
-        return secrets.randbits(63) if copied and seed is None else seed
+    def needs_seed(self, record: RequestRecord) -> bool:
+        """See `Observer`: the copy has the same seed."""
+        return _shadow_of(record) is not None
 
-    def watch(
-        self,
-        serving: ServingContext,
-        record: RequestRecord,
-        run: RunT,
-        ask: Callable[[ServingContext, RequestRecord, str], Awaitable[ChatRun | CompletionRun]],
-    ) -> RunT:
-        """A run as it is; where its request is to be copied, it is once the run has ended.
-
-        Args:
-            serving: Of the request.
-            record: Of the request.
-            run: Its answer.
-            ask: Starts the copy: with this context, this record and this model.
-        """
-        route = record.route
-        if route is None or route.shadow is None or record.best_priority is not None or record.degraded_from:
-            return run
-        if not is_shadowed(route, record.id):
-            return run
-        heard = ComparedAnswer(record.received)
-        begin = lambda shadow: self._begin(serving, record, route, shadow, heard, ask)  # noqa: E731
-        return dataclasses.replace(run, deltas=_observed(run.deltas, heard, route.shadow, begin))
+    def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
+        """See `Observer`."""
+        record, shadow = turn.record, _shadow_of(turn.record)
+        return None if shadow is None or record.choice.degraded_from else _Copied(self, record, shadow, question)
 
     async def stop(self) -> None:
         """Give up all copies."""
@@ -129,15 +115,12 @@ class Shadows:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(
-        self,
-        serving: ServingContext,
-        record: RequestRecord,
-        route: RouteConfig,
-        shadow: ShadowConfig,
-        heard: ComparedAnswer,
-        ask: Callable[[ServingContext, RequestRecord, str], Awaitable[ChatRun | CompletionRun]],
+    def copy(
+        self, record: RequestRecord, shadow: ShadowConfig, heard: ComparedAnswer, question: Question[Any, AnswerRun]
     ) -> None:
+        """Ask a question again, of the model that is tried out."""
+        route = record.choice.route
+        assert route is not None, "a copy is made for a route"
         running = self._running.setdefault(route.name, set())
         if len(running) >= shadow.max_in_flight:
             self._metrics.shadows.labels(route.name, shadow.model, "dropped").inc()
@@ -146,27 +129,21 @@ class Shadows:
             f"shadow-{record.request_id}",
             endpoint=record.endpoint,
             principal=dataclasses.replace(record.principal, log_prompts=False),
-            best_priority=BATCH,
             body_bytes=record.body_bytes,
-            route=route,
-            chosen_model=shadow.model,
+            deferred=Deferred(BATCH),
+            choice=ChosenModel(route=route, target=shadow.model),
         )
-        context = dataclasses.replace(serving, stages=(self._admission,))
-        task = asyncio.create_task(self._run(own, shadow.model, heard, lambda: ask(context, own, route.name)))
+        task = asyncio.create_task(self._run(own, shadow.model, heard, question.copy_for(route.name)))
         running.add(task)
         task.add_done_callback(running.discard)
 
     async def _run(
-        self,
-        own: RequestRecord,
-        model: str,
-        heard: ComparedAnswer,
-        ask: Callable[[], Awaitable[ChatRun | CompletionRun]],
+        self, own: RequestRecord, model: str, heard: ComparedAnswer, question: Question[Any, AnswerRun]
     ) -> None:
-        assert own.route is not None
-        route, copy, outcome = own.route.name, ComparedAnswer(SYSTEM_CLOCK.now()), "failed"
+        assert own.choice.route is not None
+        route, copy, outcome = own.choice.route.name, ComparedAnswer(SYSTEM_CLOCK.now()), "failed"
         try:
-            async with asyncio.timeout(_LONGEST_S), aclosing((await ask()).deltas) as deltas:
+            async with asyncio.timeout(_LONGEST_S), aclosing((await self.ask(own, question)).deltas) as deltas:
                 async for delta in deltas:
                     copy.take(delta)
             agreement = agreement_of(heard.text, copy.text)
@@ -184,18 +161,27 @@ class Shadows:
             await own.close()
 
 
-async def _observed(
-    deltas: AsyncGenerator[ChoiceDelta, None],
-    heard: ComparedAnswer,
-    shadow: ShadowConfig,
-    begin: Callable[[ShadowConfig], None],
-) -> AsyncGenerator[ChoiceDelta, None]:
-    """The deltas; after the last of them the copy begins."""
-    async with aclosing(deltas):
-        async for delta in deltas:
-            heard.take(delta)
-            yield delta
-    begin(shadow)
+class _Copied(ComparedAnswer):
+    """Hears the answer of a request that is copied."""
+
+    def __init__(
+        self, shadows: Shadows, record: RequestRecord, shadow: ShadowConfig, question: Question[Any, AnswerRun]
+    ) -> None:
+        super().__init__(record.timeline.received_s)
+        self._copy = partial(shadows.copy, record, shadow, self, question)
+
+    def end(self, error: BaseException | None) -> None:
+        """See `AnswerListener`: nothing is copied whose reader has left."""
+        if error is None:
+            self._copy()
+
+
+def _shadow_of(record: RequestRecord) -> ShadowConfig | None:
+    """The model that is tried out with a copy of a request; None: with none."""
+    route = record.choice.route
+    if route is None or record.deferred is not None or not is_shadowed(route, record.id):
+        return None
+    return route.shadow
 
 
 def agreement_of(first: str, second: str) -> float:

@@ -35,24 +35,6 @@ class RouteRequest:
 class Candidate(EngineLoad):
     """A replica, with what its latest statistics say computed once. All times in seconds."""
 
-    __slots__ = (
-        "adapters",
-        "available",
-        "busy_s",
-        "cached_tokens",
-        "empty_tokens",
-        "expected_cached_total",
-        "knows_blocks",
-        "name",
-        "pair_s",
-        "picked",
-        "picked_total",
-        "queue_tokens",
-        "resident_adapters",
-        "row_s",
-        "speed",
-    )
-
     def __init__(self, name: str, config: EngineConfig | None = None) -> None:
         super().__init__(config or EngineConfig())
         self.name = name
@@ -89,7 +71,7 @@ class Candidate(EngineLoad):
         if not super().update(stats, now):
             return False
         self.queue_tokens = stats.prefill_tokens + self.waiting_tokens
-        self.resident_adapters = stats.adapters_running
+        self.resident_adapters = stats.adapters.running
         self.empty_tokens = self.free_tokens - stats.kv_blocks_cached * BLOCK_SIZE
         times = stats.step_times
         if times is not None and self.predictor is not None:

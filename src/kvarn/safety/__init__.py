@@ -1,1 +1,1 @@
-"""What is looked at on the way in and out: moderation, and keeping personal data out of logs."""
+"""Moderation of prompts and answers, and the log of prompts."""

@@ -1,4 +1,4 @@
-"""What can go wrong in keeping watch."""
+"""Errors of moderation and of the log of prompts."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PROMPT = (
 """System prompt of a model that has no instructions of its own."""
 
 MAX_TOKENS = 48
-"""Of an answer: the word and all the categories."""
+"""Tokens of an answer: the word and all the categories."""
 
 _LLAMA_GUARD = {
     "s1": "violence",

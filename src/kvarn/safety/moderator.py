@@ -1,4 +1,4 @@
-"""Who looks at texts: the built-in classifier, or whatever else can give a verdict, with the operator's rules."""
+"""Moderators of texts: the built-in classifier, or whatever else can give a verdict, with the operator's rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Claim:
 
 
 class TextThreads(Protocol):
-    """Where long texts are worked on."""
+    """Threads for long texts."""
 
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
         """Do work on `size` bytes for a tenant."""
@@ -43,7 +43,7 @@ class Moderator(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the model, as answers tell it."""
+        """Name of the model, as answers tell it."""
         ...
 
     @property
@@ -96,12 +96,12 @@ class WithRules:
 
     @property
     def name(self) -> str:
-        """Of the model under the rules."""
+        """Name of the model under the rules."""
         return self._base.name
 
     @property
     def look_every(self) -> int:
-        """As the model under the rules."""
+        """Period of the model under the rules."""
         return self._base.look_every
 
     async def judge(self, text: str, claim: Claim) -> Verdict:

@@ -49,7 +49,7 @@ class Seal:
         return self._fernet.encrypt(plain)
 
     def open(self, sealed: bytes) -> bytes:
-        """What was sealed.
+        """Open what was sealed.
 
         Raises:
             SafetyError: With a key that is not in the file, or it was tampered with.
@@ -63,7 +63,7 @@ class Seal:
 
 
 def key_path(config: KvarnConfig) -> Path:
-    """Where the keys lie."""
+    """The directory of the keys."""
     given = config.safety.prompt_key_file
     return data_dir(config) / KEY_FILE if given is None else Path(given).expanduser()
 

@@ -1,4 +1,4 @@
-"""What moderation says of a text."""
+"""Verdicts of moderation on texts."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ class IncrementalDetokenizer:
         """Start an empty text; `after` are the tokens it goes on from, so that its first word keeps its space; `shown`
         are special tokens that are not skipped."""
         self._tokenizer = tokenizer
+        self._known = tokenizer.known_bytes
         self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
         # Byte-level: the text is the tokens' bytes, and bytes that are not UTF-8 become U+FFFD as everywhere else.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
@@ -51,6 +52,13 @@ class IncrementalDetokenizer:
             last -= 1
         settled, self._held = self._held[: last + 1], self._held[last + 1 :]
         return self._text_of(settled)
+
+    def push_one(self, token_id: int) -> str:
+        """Add one token; see `push`."""
+        if self._utf8 is None or token_id in self._hidden:
+            return self.push((token_id,))
+        known = self._known.get(token_id)
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id) if known is None else known)
 
     def flush(self) -> str:
         """The text of what was held back, when no more tokens will come."""

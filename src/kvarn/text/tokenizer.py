@@ -27,7 +27,7 @@ class Tokenizer:
         self._library = library
         decoder: dict[str, Any] | None = json.loads(library.to_str())["decoder"]
         self._bytes_of = token_bytes_reader(decoder)
-        self._bytes: dict[int, bytes] = {}  # filled as tokens are seen
+        self.known_bytes: dict[int, bytes] = {}  # filled as tokens are seen
         added = library.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token_id for token_id, token in added.items() if token.special)
         """Tokens that steer the model and are not part of the text."""
@@ -173,11 +173,11 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for: perhaps part of a character. Empty for an id without a token."""
-        known = self._bytes.get(token_id)
+        known = self.known_bytes.get(token_id)
         if known is None:
             token = self._library.id_to_token(token_id) if self.has_token(token_id) else None
             known = b"" if token is None else self._bytes_of(token)
-            self._bytes[token_id] = known
+            self.known_bytes[token_id] = known
         return known
 
     def token_text(self, token_id: int) -> str:

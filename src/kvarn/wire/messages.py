@@ -13,6 +13,7 @@ import msgspec
 
 from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
+from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.supervision import FromSupervisor, ToSupervisor
@@ -44,13 +45,13 @@ OWN_PROCESS = -1
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer's text must match."""
+    """Grammar that an answer's text must match."""
 
     text: str  # in llguidance's form: JSON of its grammars, or Lark
 
     after: list[str] = []
-    """Where this is not empty, the answer begins with text of any kind; what follows the first of these strings must
-    match. Special tokens count as the text they are written as."""
+    """Strings before the match. If there are any, the answer begins with text of any kind; the text after the first of
+    these strings must match. Special tokens count as the text they are written as."""
 
     opened_by: list[int] = []
     """Tokens that begin such free text. Where there are any, the answer may also match from its first token on."""
@@ -139,7 +140,7 @@ class Join(Message, frozen=True, kw_only=True):
     gateway: int
     address: str  # ZMQ address that it reads
     adapters: list[AdapterInfo] = msgspec.field(default_factory=list)
-    """That it knows of; of a revision above the engine's own, they are loaded again."""
+    """Adapters that it knows of; those of a revision above the engine's own are loaded again."""
     revision: int = 0  # of that list
 
 
@@ -206,12 +207,12 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def chosen(self) -> TokenLogprob:
-        """Of the token that stands there."""
+        """Log-probability of the token that stands there."""
         return self.entries()[0]
 
     @property
     def top(self) -> list[TokenLogprob]:
-        """Of the most likely tokens, the likeliest first."""
+        """Log-probabilities of the most likely tokens, the likeliest first."""
         return self.entries()[1:]
 
     def entries(self) -> list[TokenLogprob]:
@@ -226,7 +227,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one step added to one choice of a request.
+    """Tokens that one step added to one choice of a request.
 
     There is one for each row of each step, so it is small on the wire, and of no interest to the garbage collector: it
     holds no reference that could lead back to it.
@@ -244,7 +245,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 
 class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tier of KV blocks beyond the device holds, and has done since the engine's start."""
+    """Gauges of one tier of KV blocks beyond the device, and totals since the engine's start."""
 
     capacity_bytes: int = 0
     used_bytes: int = 0
@@ -284,33 +285,18 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     aborts_total: int = 0
     finished_total: int = 0
     refused_total: dict[str, int] = {}
-    kv_tokens_read_total: int = 0
-    """Cached tokens read by decode rows, those that several sequences share counted for each."""
-    attended_pairs_total: int = 0  # (query, key) pairs attended
-    read_bytes_total: int = 0  # weights and cached tokens that the steps had to read (`kvarn.costs`)
-    operations_total: int = 0  # operations that the steps had to do; a multiply-add counts as two
     evictions_total: int = 0
-    adapters_running: list[str] = []  # names of adapters with which sequences run
-    adapters_waiting: list[str] = []  # names of adapters for which all requests wait
-    adapter_blocks: int = 0  # KV blocks that hold adapters
-    adapter_loads_total: int = 0  # adapters brought into KV blocks
-    adapter_evictions_total: int = 0  # adapters whose KV blocks were given to others
-    spec_decode_drafts_total: int = 0  # rows that verified proposals
-    spec_decode_draft_tokens_total: int = 0  # proposals
-    spec_decode_accepted_tokens_total: int = 0  # proposals that were drawn
-    spec_decode_accepted_tokens_per_pos_total: list[int] = []  # the same by position in the row
     tenant_tokens_total: dict[str, int] = {}  # tokens served (prompt computed + output) by tenant
     kv_tiers: dict[str, KVTierStats] = {}  # by the tier's name; empty where there are none
-    external_queries_total: int = 0  # prompt tokens looked up in the tiers: those that the prefix cache did not hold
-    external_hits_total: int = 0  # of those, tokens loaded from there
-    fetches_given_up_total: int = 0  # fetches that took longer than computing the blocks
-    prefills_apart_total: int = 0  # prompts that another engine was asked to compute
-    expert_tokens_total: dict[str, int] = {}  # tokens given to the experts of each rank, summed over layers
-    expert_imbalance: float = 0.0  # tokens of a layer's busiest expert over the mean of its experts; 0: none
+    lookups: LookupStats = LookupStats()
+    adapters: AdapterStats = AdapterStats()
+    speculation: SpeculationStats = SpeculationStats()
+    experts: ExpertStats = ExpertStats()
+    work: WorkStats = WorkStats()
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine serves; sent once when it is ready."""
+    """Model that an engine serves; sent once when it is ready."""
 
     kind: str  # `generate`, `embed`, or `score`: a cross-encoder
     architecture: str
@@ -319,7 +305,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_context_length: int
     num_parameters: int
     quantization: str = ""
-    """How weights are held: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
+    """Form of the weights: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
     kernels: str = ""  # the backend that multiplies
     embedding_size: int = 0
     pair_template: str = ""  # in which a cross-encoder reads pairs; empty: as its tokenizer joins two texts

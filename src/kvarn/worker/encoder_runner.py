@@ -21,11 +21,11 @@ class EncoderRunner:
 
     def compile_ahead(self, threads: int) -> None:
         """Begin to compile the kernels of passes of all sizes, in threads, the smallest first."""
-        self._model.kernels.compile_ahead(self.launch_all_sizes, threads)
+        self._model.kernels.device.compile_ahead(self.launch_all_sizes, threads)
 
     def shutdown(self) -> None:
         """End the threads that compile."""
-        self._model.kernels.stop_compiling()
+        self._model.kernels.device.stop_compiling()
 
     @torch.inference_mode()
     def launch_all_sizes(self) -> None:
@@ -65,7 +65,7 @@ class EncoderRunner:
             yield batch
 
     def _encode(self, batch: list[list[int]]) -> list[bytes]:
-        device, lengths = self._model.kernels.device, [0] + [len(tokens) for tokens in batch]
+        device, lengths = self._model.kernels.device.torch_device, [0] + [len(tokens) for tokens in batch]
         token_ids = torch.tensor([token for tokens in batch for token in tokens], dtype=torch.int64, device=device)
         starts = torch.tensor(lengths, dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
         vectors = self._model.encode(token_ids, starts).to(torch.float32).numpy(force=True)

@@ -96,5 +96,5 @@ class GraphRunner(ModelRunner):
     @cached_property
     def _kept_hidden(self) -> torch.Tensor:
         """Hidden states of repeated steps, of all shapes in the same memory."""
-        dtype = self.model.kernels.activation_dtype(self.model.dtype)
+        dtype = self.model.kernels.operations.activation_dtype(self.model.dtype)
         return torch.empty((self.max_repeated, self.model.spec.hidden_size), dtype=dtype, device=self.device)

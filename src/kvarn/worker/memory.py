@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvarn.kernels.device.graphs import MOST_CAPTURED
+from kvarn.kernels.device.graphs import MAX_CAPTURED
 from kvarn.kernels.device.memory import GIB, DeviceMemory, usable_memory
 from kvarn.models import DecoderSpec
 from kvarn.shapes import BLOCK_SIZE, KvDtype
@@ -82,7 +82,7 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
     """
     activations = (token_budget + max_num_seqs) * spec.activations * _ACTIVATION_BYTES
     logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
-    graphs = MOST_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
+    graphs = MAX_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
     return activations + logits + graphs + _FIXED_BYTES
 
 

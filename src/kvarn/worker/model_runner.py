@@ -78,7 +78,7 @@ class ModelRunner:
                 f"max_context_length is {max_context_length}, but the model was trained for {limit} tokens: lower it"
             )
         self.model = model
-        self.device = model.kernels.device
+        self.device = model.kernels.device.torch_device
         self.num_blocks = num_blocks
         self.max_context_length = limit if max_context_length is None else max_context_length
         self.cache = model.new_kv_cache(num_blocks, max_num_seqs + num_snapshots)
@@ -94,17 +94,17 @@ class ModelRunner:
     @property
     def first_uses(self) -> int:
         """Count of what is done once for many steps: see `StepResult.warming`."""
-        return self.model.kernels.first_uses
+        return self.model.kernels.device.first_uses
 
     def compile_ahead(self, token_budget: int, threads: int) -> None:
         """Begin to compile the kernels of steps of up to `token_budget` tokens, in threads, the first ones first."""
         sizes = StepSizes(len(self.slots.occupied), token_budget, self.max_context_length)
-        self.model.kernels.compile_ahead(partial(launch_steps, self.model, self.cache, sizes), threads)
+        self.model.kernels.device.compile_ahead(partial(launch_steps, self.model, self.cache, sizes), threads)
 
     def shutdown(self) -> None:
         """End the thread that loads adapters, and those that compile."""
         self.adapters.close()
-        self.model.kernels.stop_compiling()
+        self.model.kernels.device.stop_compiling()
 
     @torch.inference_mode()
     def transfer_blocks(self, plan: StepPlan) -> float:

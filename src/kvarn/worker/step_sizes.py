@@ -63,7 +63,7 @@ def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:
 
 @torch.inference_mode()
 def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: int, *, shares: bool) -> None:
-    device, tokens = model.kernels.device, sequences * each
+    device, tokens = model.kernels.device.torch_device, sequences * each
     starts, tables = np.arange(sequences + 1) * each, np.zeros((sequences, blocks), dtype=np.int32)
     batch = PagedBatch.of(np.tile(np.arange(each), sequences), starts, tables, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -73,8 +73,8 @@ def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: i
     batch = replace(batch, slot_mapping=zeros - 1, recurrent_states=states, shares_prefix=shares)
     rows = torch.arange(tokens if each == 1 else min(tokens, MAX_LOGITS), device=device)
     logits = model.forward(zeros, batch, cache, rows)
-    _, maxima = model.kernels.most_likely(logits)
+    _, maxima = model.kernels.operations.most_likely(logits)
     ones = torch.ones(len(rows), dtype=torch.float64, device=device)
     how = SamplingTensors(ones.float(), torch.zeros_like(rows), ones, ones.float() * 0, ones * 0)
-    model.kernels.draw_tokens(logits, rows, maxima, how)
-    model.kernels.mask_logits(logits, {0: bytes(-(-logits.shape[1] // 32) * 4)})
+    model.kernels.operations.draw_tokens(logits, rows, maxima, how)
+    model.kernels.operations.mask_logits(logits, {0: bytes(-(-logits.shape[1] // 32) * 4)})

@@ -85,8 +85,6 @@ def test_steps_that_do_not_fit_together_are_refused() -> None:
     batch = batch_of(9, 20)
     int32 = torch.int32
     for wrong, message in [
-        (replace(batch, query_starts=torch.tensor([0, 29], dtype=int32)), "those of 2 sequences"),
-        (replace(batch, block_tables=batch.block_tables[:1]), "those of 2 sequences"),
         (replace(batch, query_starts=torch.tensor([0, 9, 28], dtype=int32)), "number of tokens"),
         (replace(batch, query_starts=torch.tensor([1, 9, 29], dtype=int32)), "begin at 0"),
         (replace(batch, query_starts=torch.tensor([0, 40, 29], dtype=int32)), "do not ascend"),

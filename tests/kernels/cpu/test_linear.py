@@ -228,13 +228,13 @@ def test_half_precision_weights_become_float32() -> None:
 def test_tensors_that_do_not_fit_are_refused() -> None:
     backend = _native.Backend("generic")
     packed = pack_linear(backend, torch.randn(6, 4))
-    with pytest.raises(KernelInputError, match=r"float32 \[T, 4\]"):
+    with pytest.raises(KernelInputError, match=r"float32 \[2, 4\]"):
         packed(torch.randn(2, 5))
     with pytest.raises(KernelInputError, match="float32"):
         packed(torch.randn(2, 4).bfloat16())
-    with pytest.raises(KernelInputError, match="contiguous"):
+    with pytest.raises(KernelInputError, match="numbers side by side"):
         packed(torch.randn(4, 2).T)
-    with pytest.raises(KernelInputError, match="add_to"):
+    with pytest.raises(KernelInputError, match=r"\[2, 6\]"):
         packed(torch.randn(2, 4), add_to=torch.randn(3, 6))
     with pytest.raises(KernelInputError, match="overlap"):
         packed(torch.randn(2, 4), add_to=torch.randn(1, 6).expand(2, 6))

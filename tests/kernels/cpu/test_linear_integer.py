@@ -35,8 +35,8 @@ def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = F
 
 
 def multiplied_weight(out: int, in_features: int, group: int = 128) -> Weight:
-    multipliers = torch.randint(-15, 16, (out, -(-in_features // 32)), dtype=torch.int8)
-    return replace(int4_weight(out, in_features, group), multipliers=multipliers)
+    sub_scales = torch.randint(-15, 16, (out, -(-in_features // 32)), dtype=torch.int8)
+    return replace(int4_weight(out, in_features, group), sub_scales=sub_scales)
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,9 +74,9 @@ def int4_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
         group = first // weight.group
         q, scale = quantized(x[:, first : first + block])
         centred = weight.values[:, first : first + block].long() - zeros[:, group, None].long()
-        if weight.multipliers is not None:
-            multipliers = weight.multipliers.long().repeat_interleave(32, 1)
-            centred *= multipliers[:, first : first + centred.shape[1]]
+        if weight.sub_scales is not None:
+            sub_scales = weight.sub_scales.long().repeat_interleave(32, 1)
+            centred *= sub_scales[:, first : first + centred.shape[1]]
         total = fused_multiply_add((q @ centred.T).float(), scale * weight.scales[:, group].float(), total)
     return total
 
@@ -153,8 +153,8 @@ def test_extreme_inputs_and_weights_keep_to_the_definition(isa: str) -> None:
         Weight(high, small, torch.zeros(20, 5, dtype=torch.uint8), 32),
         Weight(low, small, torch.full((20, 5), 16, dtype=torch.uint8), 32),
         Weight(low, -small, None, 32),
-        Weight(low, small[:, :2], None, 128, multipliers=torch.full((20, 5), -15, dtype=torch.int8)),
-        Weight(high, small[:, :2], None, 128, multipliers=torch.full((20, 5), 15, dtype=torch.int8)),
+        Weight(low, small[:, :2], None, 128, sub_scales=torch.full((20, 5), -15, dtype=torch.int8)),
+        Weight(high, small[:, :2], None, 128, sub_scales=torch.full((20, 5), 15, dtype=torch.int8)),
     ):
         packed = pack_linear(_native.Backend(isa), weight)
         for few in (x[:1], x[:3], x, x.repeat(3, 1)):
@@ -189,7 +189,7 @@ def test_a_norm_of_the_input_comes_first(isa: str, rows: int) -> None:
     for in_features in (1, 50, 259):
         backend, x = _native.Backend(isa), torch.randn(rows, in_features)
         norm, normed = Norm(torch.randn(in_features), 1e-3), torch.empty(rows, in_features)
-        backend.rms_norm(
+        backend.operations.rms_norm(
             x.data_ptr(), rows, in_features, in_features, norm.weight.data_ptr(), norm.eps, normed.data_ptr(),
             in_features, False,
         )  # fmt: skip
@@ -281,8 +281,8 @@ def test_weights_that_cannot_be_packed_are_refused() -> None:
         (Weight(int4.values, int4.scales, None, 64), r"\[6, 1\]"),
         (Weight(int4.values, int4.scales, None, 48), "multiple of 32"),
         (Weight(int4.values, int4.scales, int4.zeros + 17, 32), "0 to 16"),
-        (replace(int4, multipliers=torch.ones((6, 2), dtype=torch.int8)), "no zero points"),
-        (replace(multiplied_weight(6, 64), multipliers=torch.full((6, 2), 16, dtype=torch.int8)), "-15 to 15"),
+        (replace(int4, sub_scales=torch.ones((6, 2), dtype=torch.int8)), "no zero points"),
+        (replace(multiplied_weight(6, 64), sub_scales=torch.full((6, 2), 16, dtype=torch.int8)), "-15 to 15"),
     ]:
         with pytest.raises(KernelInputError, match=message):
             pack_linear(backend, wrong)

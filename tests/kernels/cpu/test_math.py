@@ -10,7 +10,7 @@ import torch
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from kvarn.kernels.activation import Activation  # noqa: E402
-from kvarn.kernels.cpu.backend import CpuKernels  # noqa: E402
+from kvarn.kernels.cpu.backend import cpu_kernels  # noqa: E402
 from kvarn.kernels.errors import KernelInputError  # noqa: E402
 from packing import pack_linear  # noqa: E402
 
@@ -95,25 +95,25 @@ def test_activations_without_a_product_equal_those_in_float64(
     isa: str, activation: Activation, absolute: float
 ) -> None:
     x = of_all_magnitudes()
-    found = CpuKernels(isa).activation(x, activation).double()
+    found = cpu_kernels(isa).operations.activation(x, activation).double()
     torch.testing.assert_close(found, in_float64(x, activation), atol=absolute, rtol=5e-7)
 
 
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "sigmoid", "tanh"])
 def test_an_activation_does_not_depend_on_a_numbers_place(isa: str, activation: Activation) -> None:
-    kernels, x = CpuKernels(isa), torch.linspace(-9, 9, 40_001)
-    whole = kernels.activation(x, activation)
+    kernels, x = cpu_kernels(isa), torch.linspace(-9, 9, 40_001)
+    whole = kernels.operations.activation(x, activation)
     for first, count in [(0, 1), (1, 15), (3, 17), (30, 40), (16_383, 2), (5, 39_990)]:
         part = x[first : first + count].clone()
-        assert torch.equal(kernels.activation(part, activation), whole[first : first + count])
-    assert kernels.activation(x[:0], activation).shape == (0,)
+        assert torch.equal(kernels.operations.activation(part, activation), whole[first : first + count])
+    assert kernels.operations.activation(x[:0], activation).shape == (0,)
 
 
 def test_numbers_that_an_activation_cannot_take_are_refused() -> None:
-    kernels = CpuKernels("generic")
+    kernels = cpu_kernels("generic")
     for x in (torch.ones(4).bfloat16(), torch.ones(4, 4).T[:2]):
         with pytest.raises(KernelInputError, match="contiguous float32"):
-            kernels.activation(x, "silu")
+            kernels.operations.activation(x, "silu")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -123,13 +123,13 @@ def test_activations_keep_what_shows_that_a_model_is_broken(isa: str, activation
     packed = pack_linear(_native.Backend(isa), torch.ones(2, 1), None, activation)  # activation(x) x
     want = torch.tensor([math.nan, math.nan, math.inf])
     torch.testing.assert_close(packed(x[:, None])[:, 0], want, equal_nan=True)
-    torch.testing.assert_close(CpuKernels(isa).activation(x, activation), want, equal_nan=True)
+    torch.testing.assert_close(cpu_kernels(isa).operations.activation(x, activation), want, equal_nan=True)
 
 
 def test_gates_of_special_numbers(isa: str) -> None:
-    x, kernels = torch.tensor([math.nan, -math.inf, math.inf]), CpuKernels(isa)
+    x, kernels = torch.tensor([math.nan, -math.inf, math.inf]), cpu_kernels(isa)
     for activation, lowest in (("sigmoid", 0.0), ("tanh", -1.0)):
-        found = kernels.activation(x, activation)
+        found = kernels.operations.activation(x, activation)
         torch.testing.assert_close(found, torch.tensor([math.nan, lowest, 1.0]), equal_nan=True, atol=0, rtol=0)
 
 

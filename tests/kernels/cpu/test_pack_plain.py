@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.backend import CpuKernels
+from kvarn.kernels.cpu.backend import cpu_kernels
 from kvarn.kernels.cpu.packing import pack, pack_plain
 from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
 from kvarn.kernels.torch.quantize import quantize
@@ -76,7 +76,7 @@ def test_a_number_that_is_not_finite_does_not_vanish(to: Quantization, damage: f
     (weight,) = random_parts([40], 300, 1)
     weight[17, 140] = damage
     for isa in [*_native.usable_instruction_sets(), *_native.emulated_instruction_sets()]:
-        rows = CpuKernels(isa).pack_plain([weight], to).rows(torch.arange(40))
+        rows = cpu_kernels(isa).packer.pack_plain([weight], to).rows(torch.arange(40))
         assert rows.isfinite().all(1).tolist() == [row != 17 for row in range(40)]
 
 

@@ -12,7 +12,9 @@ from profiles import examples
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="no compiled kernels in this installation")
 
-from kvarn.kernels.cpu.backend import CpuKernels
+from kvarn.kernels.backend import Kernels
+from kvarn.kernels.cpu.backend import cpu_kernels
+from kvarn.kernels.cpu.operations import CpuOperations
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 
@@ -21,19 +23,20 @@ KINDS = ["normal", "peaked", "levels", "flat", "equal", "masked", "one left", "t
 
 
 def token_weights(
-    compiled: CpuKernels, logits: torch.Tensor, row_max: float, temperature: float, min_p: float
+    compiled: Kernels, logits: torch.Tensor, row_max: float, temperature: float, min_p: float
 ) -> torch.Tensor:
     """[vocab] float32: the integer weights that a draw from the row logits [vocab] uses."""
     weights, bits = torch.empty(len(logits), dtype=torch.float32), weight_bits(len(logits))
-    compiled.backend.token_weights(
+    assert isinstance(compiled.operations, CpuOperations)
+    compiled.operations.backend.token_weights(
         logits.data_ptr(), len(logits), bits, row_max, temperature, min_p, weights.data_ptr()
     )
     return weights
 
 
 @pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest) -> CpuKernels:
-    return CpuKernels(request.param)
+def compiled(request: pytest.FixtureRequest) -> Kernels:
+    return cpu_kernels(request.param)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -91,7 +94,7 @@ def exact_draw(weights: torch.Tensor, top_k: int, top_p: float, uniform: float) 
     seed=st.integers(0, 1000),
 )
 def test_a_draw_is_exactly_that_of_a_full_sort_over_whole_weights(
-    compiled: CpuKernels,
+    compiled: Kernels,
     kind: str,
     vocab_size: int,
     temperature: float,
@@ -113,13 +116,13 @@ def test_a_draw_is_exactly_that_of_a_full_sort_over_whole_weights(
     logits = torch.full((8, vocab_size), torch.nan)
     rows = torch.tensor([7, 0, 3, 2, 5, 4])
     logits[rows] = row
-    found = compiled.draw_tokens(logits, rows, row.amax().expand(6), params)
+    found = compiled.operations.draw_tokens(logits, rows, row.amax().expand(6), params)
     weights = token_weights(compiled, row, float(row.amax()), temperature, min_p)
     assert found.tolist() == [exact_draw(weights, top_k, top_p, float(uniform)) for uniform in uniforms]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 17, 32_000, 151_936])
-def test_weights_are_whole_and_within_rounding_of_the_exact_exponential(compiled: CpuKernels, vocab_size: int) -> None:
+def test_weights_are_whole_and_within_rounding_of_the_exact_exponential(compiled: Kernels, vocab_size: int) -> None:
     row = logits_of("normal", vocab_size, seed=1)
     scale = 2.0 ** weight_bits(vocab_size)
     weights = token_weights(compiled, row, float(row.amax()), 0.7, 0.0).double()
@@ -137,12 +140,12 @@ def test_emulated_and_real_vector_sets_draw_from_the_same_bits(isa: str) -> None
     row = logits_of("normal", 5000, seed=2)
     top = float(row.amax())
     assert torch.equal(
-        token_weights(CpuKernels(isa), row, top, 0.9, 0.0), token_weights(CpuKernels("avx2"), row, top, 0.9, 0.0)
+        token_weights(cpu_kernels(isa), row, top, 0.9, 0.0), token_weights(cpu_kernels("avx2"), row, top, 0.9, 0.0)
     )
 
 
 @pytest.mark.parametrize("vocab_size", [*SIZES, 3 * 262_144 + 17])
-def test_the_most_likely_token_is_numpys_whatever_the_row_holds(compiled: CpuKernels, vocab_size: int) -> None:
+def test_the_most_likely_token_is_numpys_whatever_the_row_holds(compiled: Kernels, vocab_size: int) -> None:
     generator = np.random.default_rng(vocab_size)
     logits = generator.normal(size=(40, vocab_size)).astype(np.float32)
     logits[::2] = logits[::2].round()  # ties
@@ -154,13 +157,13 @@ def test_the_most_likely_token_is_numpys_whatever_the_row_holds(compiled: CpuKer
     logits[39] = -1e38
     padded = torch.full((40, vocab_size + 3), 9.0)  # neighbours that must not be read as part of a row
     padded[:, :vocab_size] = torch.from_numpy(logits)
-    tokens, values = compiled.most_likely(padded[:, :vocab_size])
+    tokens, values = compiled.operations.most_likely(padded[:, :vocab_size])
     want = logits.argmax(-1)
     assert tokens.tolist() == want.tolist()
     assert np.array_equal(values.numpy(), logits[np.arange(40), want], equal_nan=True)
 
 
-def test_tokens_do_not_depend_on_the_number_of_threads(compiled: CpuKernels) -> None:
+def test_tokens_do_not_depend_on_the_number_of_threads(compiled: Kernels) -> None:
     logits = torch.stack([logits_of(kind, 20_011, seed=3) for kind in KINDS])
     count = len(KINDS)
     params = SamplingTensors(
@@ -173,32 +176,24 @@ def test_tokens_do_not_depend_on_the_number_of_threads(compiled: CpuKernels) -> 
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        values = compiled.most_likely(logits)[1]
-        found.append(compiled.draw_tokens(logits, torch.arange(count), values, params).tolist())
+        values = compiled.operations.most_likely(logits)[1]
+        found.append(compiled.operations.draw_tokens(logits, torch.arange(count), values, params).tolist())
     torch.set_num_threads(1)
     assert found[0] == found[1] == found[2]
 
 
-def test_logits_and_columns_of_another_shape_or_type_are_refused() -> None:
-    compiled = CpuKernels("generic")
-    with pytest.raises(KernelError, match="tokens side by side"):
-        compiled.most_likely(torch.zeros(3, 5).T)
-    with pytest.raises(KernelError, match="float32"):
-        compiled.most_likely(torch.zeros(3, 5, dtype=torch.float64))
-    one = torch.ones(1)
-    params = SamplingTensors(one, one.long(), one.double(), one, one)
-    with pytest.raises(KernelError, match="a draw needs torch"):
-        compiled.draw_tokens(torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64), one, params)
+def test_rows_outside_the_logits_are_refused() -> None:
+    compiled, one = cpu_kernels("generic"), torch.ones(1)
     params = SamplingTensors(one, torch.zeros(1, dtype=torch.int64), one.double(), one, one.double() / 2)
     for row in (-1, 3):
         with pytest.raises(KernelError, match="between 0 and 2"):
-            compiled.draw_tokens(torch.zeros(3, 5), torch.tensor([row]), one, params)
+            compiled.operations.draw_tokens(torch.zeros(3, 5), torch.tensor([row]), one, params)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.5)])
 @pytest.mark.parametrize("kind", ["nan", "larger maximum", "infinite maximum", "nothing left"])
 def test_a_row_that_nothing_can_be_drawn_from_is_refused(
-    compiled: CpuKernels, kind: str, top_k: int, top_p: float
+    compiled: Kernels, kind: str, top_k: int, top_p: float
 ) -> None:
     logits = torch.randn(2, 1000)
     row_max = logits.amax(-1)
@@ -216,4 +211,4 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused(
         uniforms=torch.full((2,), 0.5, dtype=torch.float64),
     )
     with pytest.raises(KernelError, match="largest logit"):
-        compiled.draw_tokens(logits, torch.arange(2), row_max, params)
+        compiled.operations.draw_tokens(logits, torch.arange(2), row_max, params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.device.graphs import MOST_CAPTURED, RUNS_BEFORE_CAPTURE, Captured, Step, StepGraphs
+from kvarn.kernels.device.graphs import MAX_CAPTURED, RUNS_BEFORE_CAPTURE, Captured, Step, StepGraphs
 from logs import of_kvarn
 from repeating_recorder import RepeatingRecorder
 
@@ -33,17 +33,17 @@ def test_the_steps_that_were_used_longest_ago_are_forgotten_and_captured_again_w
         for _ in range(times):
             assert graphs.run(key, lambda: (torch.tensor(key),))[0].item() == key
 
-    for key in range(MOST_CAPTURED):
+    for key in range(MAX_CAPTURED):
         use(key, RUNS_BEFORE_CAPTURE + 1)
     use(0, 1)
-    use(MOST_CAPTURED, RUNS_BEFORE_CAPTURE + 1)
-    assert graphs.num_captured == MOST_CAPTURED
+    use(MAX_CAPTURED, RUNS_BEFORE_CAPTURE + 1)
+    assert graphs.num_captured == MAX_CAPTURED
     assert 0 in graphs and 1 not in graphs
     use(1, RUNS_BEFORE_CAPTURE)
     assert 1 not in graphs
     use(1, 1)
     assert 1 in graphs and 2 not in graphs
-    assert graphs.num_captures == MOST_CAPTURED + 2
+    assert graphs.num_captures == MAX_CAPTURED + 2
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["nothing free", "it runs out"])

@@ -13,8 +13,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import attention
 
 
@@ -36,4 +36,4 @@ def kernels() -> Kernels:
 
 @pytest.fixture(scope="session")
 def reference() -> Kernels:
-    return Kernels(torch.device("cpu"))
+    return torch_kernels(torch.device("cpu"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch, AdapterPart, pack_adapter
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import adapters
 
 IN, OUTS = 150, (70, 20, 33)
@@ -31,10 +31,10 @@ def parts_of(seed: int, layer: int) -> list[AdapterPart]:
 
 def place_all(kernels: Kernels, dtype: torch.dtype, mix: list[int]) -> AdapterBatch:
     """Adapters of two layers in scattered blocks of a cache that holds nothing else but NaN; the last comes late."""
-    cache = kernels.new_kv_cache(2, 300, HeadShape(2, 1, 8), "float32")
+    cache = kernels.operations.new_kv_cache(2, 300, HeadShape(2, 1, 8), "float32")
     for tensor in (*cache.keys, *cache.values):
         tensor.view(torch.uint8).fill_(255)
-    memory = kernels.new_adapter_memory(cache, dtype)
+    memory = kernels.operations.new_adapter_memory(cache, dtype)
     free = torch.randperm(300, generator=torch.Generator().manual_seed(1)).tolist()
     for index in range(len(RANKS)):
         packed = pack_adapter([parts_of(index, 0), parts_of(index, 1)], dtype)

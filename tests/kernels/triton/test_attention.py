@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
-from kvarn.kernels.errors import KernelInputError, UnsupportedByBackendError
+from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import segments
 
 SIZE = 16
@@ -72,7 +72,7 @@ class Case:
         half = self.heads.dim // 2 if self.half is None else self.half
         angles = positions[:, None] * 100.0 ** (-torch.arange(half) / max(half, 1))
         rotation = Rotation(angles.cos().float(), angles.sin().float())
-        plan = kernels.plan_attention(batch, self.heads, self.window)
+        plan = kernels.operations.plan_attention(batch, self.heads, self.window)
         out = plan.run(qkv, rotation, self.norm, self.keys, self.values, 0.3, self.softcap, self.sinks)
         return list(out.split([end - begin for _, begin, end in spans]))
 
@@ -146,20 +146,12 @@ def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, referenc
     rotation = Rotation(torch.empty(context, 0), torch.empty(context, 0))
     found = []
     for each, dtype in ((reference, "float32"), (kernels, "fp8")):
-        cache = each.new_kv_cache(1, 3, heads, dtype)
-        plan = each.plan_attention(batch, heads)
+        cache = each.operations.new_kv_cache(1, 3, heads, dtype)
+        plan = each.operations.plan_attention(batch, heads)
         found.append(plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], 0.3))
     torch.testing.assert_close(found[1], found[0], atol=0.02, rtol=0.02)
 
 
 def test_an_fp8_cache_is_refused_elsewhere(reference: Kernels) -> None:
     with pytest.raises(UnsupportedByBackendError, match="needs the kernels of GPUs"):
-        reference.new_kv_cache(1, 3, HeadShape(4, 2, 16), "fp8")
-
-
-def test_heads_that_cannot_be_shared_and_empty_windows_are_refused(kernels: Kernels) -> None:
-    batch = PagedBatch(*(torch.zeros(1, dtype=torch.int32) for _ in range(3)), torch.zeros(1, 1), torch.zeros(1))
-    with pytest.raises(KernelInputError, match="cannot share"):
-        kernels.plan_attention(batch, HeadShape(4, 3, 16))
-    with pytest.raises(KernelInputError, match="not even itself"):
-        kernels.plan_attention(batch, HeadShape(4, 2, 16), 0)
+        reference.operations.new_kv_cache(1, 3, HeadShape(4, 2, 16), "fp8")

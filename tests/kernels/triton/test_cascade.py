@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
-from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import attention
 
 HEADS = HeadShape(12, 1, 16)
@@ -42,7 +41,7 @@ def run(kernels: Kernels, rows: list[int], *, shared: bool, window: int | None =
     generator = torch.Generator().manual_seed(4)
     keys, values = (torch.randn(400, HEADS.kv, 16, HEADS.dim, generator=generator) for _ in range(2))
     qkv = torch.randn(len(CONTEXTS), (HEADS.query + 2 * HEADS.kv) * HEADS.dim, generator=generator)[rows]
-    plan = kernels.plan_attention(make_batch(rows, shared=shared), HEADS, window)
+    plan = kernels.operations.plan_attention(make_batch(rows, shared=shared), HEADS, window)
     empty = torch.empty(len(rows), 0)
     sinks = torch.randn(HEADS.query, generator=generator)
     return plan.run(qkv, Rotation(empty, empty), None, keys, values, 0.3, 4.0, sinks)
@@ -74,16 +73,3 @@ def test_each_segment_is_read_by_as_few_programs_as_its_sequences_fill(kernels: 
     assert found[0] == [first[:5], [4], first[5:10], first[10:]]
     assert sorted(found[1]) == sorted([[2], [3], [5], both[:5], both[5:]])
     assert sorted(found[2]) == [[row] for row in ends]
-
-
-def test_a_shared_prefix_is_one_of_sequences_that_decode(kernels: Kernels) -> None:
-    batch = PagedBatch(
-        positions=torch.arange(2),
-        query_starts=torch.tensor([0, 2], dtype=torch.int32),
-        context_lens=torch.tensor([2], dtype=torch.int32),
-        block_tables=torch.zeros(1, 1, dtype=torch.int32),
-        slot_mapping=torch.arange(2),
-        shares_prefix=True,
-    )
-    with pytest.raises(KernelInputError, match="one query"):
-        kernels.plan_attention(batch, HEADS)

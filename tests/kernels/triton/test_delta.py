@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from delta_sequences import ODD, PLACES, WIDE, Sequences
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import PagedBatch, StateBatch
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.operations import Kernels
 from kvarn.shapes.attention import DeltaDimensions
 
 WINDOWLESS = DeltaDimensions(key_heads=2, value_heads=2, key_dim=4, value_dim=40, window=1)
@@ -62,7 +62,7 @@ def test_rows_that_fill_a_step_up_have_no_state(kernels: Kernels) -> None:
         recurrent_states=StateBatch(torch.tensor([world.places[0], -1, -1]), torch.full((4,), -1)),
     )
     projected, rates = (torch.cat([of[0], of[0][:1]]) for of in (world.projected, world.rates))
-    out = kernels.plan_delta(batch, ODD).run(projected, rates, world.weights, world.cache, 1)
+    out = kernels.operations.plan_delta(batch, ODD).run(projected, rates, world.weights, world.cache, 1)
     assert torch.equal(out[:3], plain.step((0, 3))[0])
     assert out.isfinite().all()
     for tensor, other in zip(*((each.cache.matrices, each.cache.inputs) for each in (world, plain)), strict=True):
@@ -101,10 +101,3 @@ def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
     world.rates[0] = world.rates[0][:, 1:]
     with pytest.raises(KernelInputError, match="rows must be"):
         world.step((0, 5))
-    empty = torch.zeros(0, dtype=torch.int32)
-    starts = torch.tensor([0, 1], dtype=torch.int32)
-    with pytest.raises(KernelInputError, match="which ones"):
-        kernels.plan_delta(PagedBatch(empty, starts, empty, empty, empty), ODD)
-    states = StateBatch(torch.arange(2), torch.full((1,), -1))
-    with pytest.raises(KernelInputError, match="2 places are not those of 1 sequences"):
-        kernels.plan_delta(PagedBatch(empty, starts, empty, empty, empty, recurrent_states=states), ODD)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvarn.kernels.activation import activate
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton.groups import sort_rows
 from kvarn.kernels.weights import Weight
 
@@ -36,18 +36,22 @@ class Mixture:
         activation: Any = None if clamp else "silu"
         self.gate_up = self._pack(kernels, self.first, self.bias[0], activation)
         self.down = self._pack(kernels, self.second, self.bias[1], None)
-        grouped = kernels.group_experts(self.gate_up, self.down, clamp)
+        grouped = kernels.packer.group_experts(self.gate_up, self.down, clamp)
         assert grouped is not None
         self.grouped: GroupedExperts = grouped
 
     def _pack(self, kernels: Kernels, weights: list[Weight], biases: list[torch.Tensor], how: Any) -> list[Linear]:
         pairs = zip(weights, biases, strict=True)
-        return [kernels.pack_linear(weight, bias if self.biases else None, how) for weight, bias in pairs]
+        return [kernels.packer.pack_linear(weight, bias if self.biases else None, how) for weight, bias in pairs]
 
     @staticmethod
     def _weight(form: str, shape: tuple[int, int], generator: torch.Generator) -> Weight:
         plain = torch.randn(shape, generator=generator) / shape[1] ** 0.5
-        return Kernels().quantize(plain, form) if form in ("int8", "int4") else Weight(plain.to(getattr(torch, form)))  # type: ignore[arg-type]
+        return (
+            torch_kernels().packer.quantize(plain, form)
+            if form in ("int8", "int4")
+            else Weight(plain.to(getattr(torch, form)))
+        )  # type: ignore[arg-type]
 
     def defined(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(x.shape, dtype=torch.float64)
@@ -122,11 +126,11 @@ def test_experts_still_compute_one_by_one(kernels: Kernels) -> None:
 def test_experts_that_are_held_in_different_ways_are_not_grouped(kernels: Kernels, reference: Kernels) -> None:
     mixture, other = Mixture(kernels, "float32"), Mixture(kernels, "int8")
     mixed = [*mixture.down[:-1], other.down[-1]]
-    assert kernels.group_experts(mixture.gate_up, mixed, None) is None
+    assert kernels.packer.group_experts(mixture.gate_up, mixed, None) is None
     order = torch.randperm(INNER)
-    reordered = [kernels.pack_linear(Weight(each.values, input_order=order)) for each in mixture.second]
-    assert kernels.group_experts(mixture.gate_up, reordered, None) is None
-    assert reference.group_experts(mixture.gate_up, mixture.down, None) is None
+    reordered = [kernels.packer.pack_linear(Weight(each.values, input_order=order)) for each in mixture.second]
+    assert kernels.packer.group_experts(mixture.gate_up, reordered, None) is None
+    assert reference.packer.group_experts(mixture.gate_up, mixture.down, None) is None
 
 
 @pytest.mark.parametrize("count", [1, 40, 2500])
@@ -143,7 +147,7 @@ def test_rows_are_sorted_by_group_in_their_order(kernels: Kernels, count: int) -
 def test_quantized_experts_in_which_up_begins_within_a_tile_are_not_grouped(kernels: Kernels) -> None:
     for inner, grouped in ((40, False), (64, True)):
         first, second = (
-            [kernels.pack_linear(Kernels().quantize(torch.randn(shape), "int8")) for _ in range(2)]
+            [kernels.packer.pack_linear(torch_kernels().packer.quantize(torch.randn(shape), "int8")) for _ in range(2)]
             for shape in ((2 * inner, 32), (32, inner))
         )
-        assert (kernels.group_experts(first, second, CLAMP) is not None) == grouped
+        assert (kernels.packer.group_experts(first, second, CLAMP) is not None) == grouped

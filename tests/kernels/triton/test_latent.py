@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import latent_rows
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import latent, segments
 from latent_rows import HEADS, SIZE, VALUE, LatentRows
 from profiles import thorough
@@ -65,7 +65,7 @@ def test_heads_beyond_those_of_one_program_are_computed_by_others(
     queries, rows = (torch.randn(shape, generator=generator) for shape in ((3, heads, SIZE), (3, SIZE)))
     cache = torch.randn(2, 1, 16, SIZE, generator=generator)
     want = cache.clone()
-    found = kernels.plan_latent(batch, heads, SIZE).run(queries, rows, cache, VALUE, 0.3)
+    found = kernels.operations.plan_latent(batch, heads, SIZE).run(queries, rows, cache, VALUE, 0.3)
     assert not found[2].any(), "a row that fills the batch up"
     want[1, 0, 4:6] = rows[:2]
     torch.testing.assert_close(cache, want)
@@ -78,11 +78,11 @@ def test_heads_beyond_those_of_one_program_are_computed_by_others(
 @pytest.mark.sample
 def test_products_by_head_equal_their_definition(kernels: Kernels) -> None:
     weight, x = torch.randn(3, 40, 24), torch.randn(70, 3, 30)[..., 6:]
-    found = kernels.head_products(weight)(x)
+    found = kernels.packer.head_products(weight)(x)
     torch.testing.assert_close(found, torch.einsum("thi,hoi->tho", x, weight), atol=2e-5, rtol=1e-5)
-    assert kernels.head_products(weight)(x[:0]).shape == (0, 3, 40)
+    assert kernels.packer.head_products(weight)(x[:0]).shape == (0, 3, 40)
     with pytest.raises(KernelInputError, match="x must be"):
-        kernels.head_products(weight)(x[:, :2])
+        kernels.packer.head_products(weight)(x[:, :2])
 
 
 def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:

@@ -79,10 +79,10 @@ def test_a_model_answers_as_with_the_reference(tmp_path: Path, family: str, quan
     if visits[1]:
         loads, before = ExpertLoads(model, None), EngineStats()
         counted = sum(map(sum, visits[1].values()))
-        assert loads.enter(before).expert_tokens_total == {"0": counted}
+        assert loads.enter(before).experts.tokens_total == {"0": counted}
         tokens(AsyncExecutor(model, num_blocks=20, max_num_seqs=4, fill_up=True))
         # What is reported was fetched by the call before.
-        assert [loads.enter(before).expert_tokens_total["0"] for _ in range(2)] == [counted, 2 * counted]
+        assert [loads.enter(before).experts.tokens_total["0"] for _ in range(2)] == [counted, 2 * counted]
 
 
 def test_a_mixture_whose_sums_are_taken_as_by_several_ranks_asks_the_host(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import torch
 
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterPart, pack_adapter
+from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.errors import KernelInputError, MissingTritonError, UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.triton import linear, tiles
-from kvarn.kernels.triton.backend import TritonKernels
+from kvarn.kernels.triton.backend import triton_kernels
 from kvarn.kernels.weights import Weight
 
 INPUTS, OUTPUTS = 300, 70
@@ -25,7 +25,7 @@ def make_weight(form: str, outputs: int = OUTPUTS) -> Weight:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(outputs, INPUTS, generator=generator) / INPUTS**0.5
     if form in ("int8", "int4", "fp8"):
-        return Kernels().quantize(weight, form)
+        return torch_kernels().packer.quantize(weight, form)
     if form.startswith("int4"):
         group = 32 if "32" in form else 64
         groups = -(-INPUTS // group)
@@ -52,7 +52,7 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 def test_a_product_with_everything_around_it_equals_its_definition(kernels: Kernels, form: str) -> None:
     dtype, weight = type_of_rows(form), make_weight(form)
     bias, norm = torch.randn(OUTPUTS), Norm(torch.rand(INPUTS) + 0.5, 1e-5)
-    layer = kernels.pack_linear(weight, bias)
+    layer = kernels.packer.pack_linear(weight, bias)
     for rows in ROWS:
         x, residual = inputs(rows, dtype), torch.randn(rows, OUTPUTS).to(dtype)
         found = layer(x, norm=norm, add_to=residual.clone()).double()
@@ -65,7 +65,7 @@ def test_a_product_with_everything_around_it_equals_its_definition(kernels: Kern
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_a_gated_product_equals_its_definition(kernels: Kernels, form: str, activation: Activation) -> None:
     dtype, weight = type_of_rows(form), make_weight(form, 2 * OUTPUTS)
-    layer = kernels.pack_linear(weight, None, activation)
+    layer = kernels.packer.pack_linear(weight, None, activation)
     for rows in (2, 20):
         x = inputs(rows, dtype)
         gate, up = (x.double() @ weight.dequantized().double().T).chunk(2, -1)
@@ -81,7 +81,7 @@ def test_a_row_has_the_same_bits_in_a_tile_and_however_its_splits_are_computed(
     """Between tiles bits are a matter of the tensor cores: the interpreter multiplies by numpy, whose sums depend on
     the shape. `benchmarks/gpu` compares them on a GPU."""
     dtype = type_of_rows(form)
-    layer = kernels.pack_linear(make_weight(form, 2 * OUTPUTS), None, "silu" if gated else None)
+    layer = kernels.packer.pack_linear(make_weight(form, 2 * OUTPUTS), None, "silu" if gated else None)
     norm, x = Norm(torch.rand(INPUTS) + 0.5, 1e-5), inputs(16, dtype)
     alone = layer(x[:1], norm=norm)
     for tiles_apart in (tiles.APART_BELOW, 0):
@@ -92,7 +92,7 @@ def test_a_row_has_the_same_bits_in_a_tile_and_however_its_splits_are_computed(
 
 def test_inputs_in_another_order_are_taken_in_that_order(kernels: Kernels) -> None:
     order, plain = torch.randperm(INPUTS), make_weight("float32")
-    layer = kernels.pack_linear(Weight(plain.values[:, order], input_order=order))
+    layer = kernels.packer.pack_linear(Weight(plain.values[:, order], input_order=order))
     x = inputs(5, torch.float32)
     torch.testing.assert_close(layer(x), x @ plain.values.T, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(layer.rows(torch.tensor([3, 0])), plain.values[[3, 0]])
@@ -101,18 +101,18 @@ def test_inputs_in_another_order_are_taken_in_that_order(kernels: Kernels) -> No
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_of_a_weight_are_what_it_stands_for(kernels: Kernels, form: str) -> None:
     weight, ids = make_weight(form), torch.tensor([69, 0, 3, 3])
-    found = kernels.pack_linear(weight).rows(ids)
+    found = kernels.packer.pack_linear(weight).rows(ids)
     torch.testing.assert_close(found.float(), weight.dequantized()[ids])
 
 
 @pytest.mark.parametrize("form", [pytest.param("bfloat16", marks=pytest.mark.sample), "int8", "int4"])
 def test_a_layer_takes_adapters_and_leaves_the_bits_of_other_rows(kernels: Kernels, form: str) -> None:
     dtype, weight = type_of_rows(form), make_weight(form, 2 * OUTPUTS)
-    layer = kernels.pack_linear(weight, None, "silu")
+    layer = kernels.packer.pack_linear(weight, None, "silu")
     layer.adapter_layer = 0
     part = AdapterPart(0, torch.randn(8, INPUTS) / 17, torch.randn(2 * OUTPUTS, 8) / 3, 0.5)
-    cache = kernels.new_kv_cache(1, 40, HeadShape(2, 1, 16), "float32")
-    memory = kernels.new_adapter_memory(cache, torch.float32)
+    cache = kernels.operations.new_kv_cache(1, 40, HeadShape(2, 1, 16), "float32")
+    memory = kernels.operations.new_adapter_memory(cache, torch.float32)
     packed = pack_adapter([[part]], torch.float32)
     blocks = list(range(memory.num_blocks(packed)))
     memory.write(packed, blocks)
@@ -126,15 +126,15 @@ def test_a_layer_takes_adapters_and_leaves_the_bits_of_other_rows(kernels: Kerne
 
 
 def test_nothing_gives_nothing(kernels: Kernels) -> None:
-    assert kernels.pack_linear(make_weight("float32"))(inputs(0, torch.float32)).shape == (0, OUTPUTS)
+    assert kernels.packer.pack_linear(make_weight("float32"))(inputs(0, torch.float32)).shape == (0, OUTPUTS)
 
 
 @pytest.mark.sample
 def test_a_norm_is_added_where_it_is_asked_to_be(kernels: Kernels) -> None:
     x, norm, onto = torch.randn(7, 48), Norm(torch.rand(48), 1e-5), torch.randn(7, 48)
-    want = onto + Kernels().rms_norm(x, norm)
-    torch.testing.assert_close(kernels.rms_norm(x, norm), Kernels().rms_norm(x, norm))
-    assert kernels.rms_norm(x, norm, add_to=onto) is onto
+    want = onto + torch_kernels().operations.rms_norm(x, norm)
+    torch.testing.assert_close(kernels.operations.rms_norm(x, norm), torch_kernels().operations.rms_norm(x, norm))
+    assert kernels.operations.rms_norm(x, norm, add_to=onto) is onto
     torch.testing.assert_close(onto, want)
 
 
@@ -146,16 +146,16 @@ def test_all_tiles_of_quantized_weights_scale_the_same_chains() -> None:
 
 def test_rows_of_another_size_are_refused(kernels: Kernels) -> None:
     with pytest.raises(KernelInputError, match=r"rows must be torch.float32 \[2, 300\]"):
-        kernels.pack_linear(make_weight("float32"))(torch.randn(2, 299))
+        kernels.packer.pack_linear(make_weight("float32"))(torch.randn(2, 299))
 
 
 @pytest.mark.sample
 def test_the_kernels_of_gpus_are_refused_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvarn.kernels.triton.backend import TritonKernels
+    from kvarn.kernels.triton.backend import triton_kernels
 
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(UnsupportedByBackendError, match="compute on GPUs"):
-        TritonKernels(torch.device("cpu"))
+        triton_kernels(torch.device("cpu"))
 
 
 @pytest.mark.sample
@@ -165,12 +165,12 @@ def test_triton_that_is_missing_is_named_with_what_installs_it() -> None:
 
 
 def test_the_kernels_of_a_gpu_refuse_weights_that_its_tensor_cores_do_not_multiply() -> None:
-    gpu = TritonKernels(torch.device("meta"))
-    gpu.check_dtype(torch.bfloat16)
+    gpu = triton_kernels(torch.device("meta"))
+    gpu.packer.check_dtype(torch.bfloat16)
     for dtype in (torch.float32, torch.float16):
         with pytest.raises(UnsupportedByBackendError, match="set `dtype` to auto or bfloat16"):
-            gpu.check_dtype(dtype)
+            gpu.packer.check_dtype(dtype)
     with pytest.raises(UnsupportedByBackendError, match="set `kv_cache_dtype` to auto"):
-        gpu.new_kv_cache(1, 2, HeadShape(2, 1, 16), "float32")
+        gpu.operations.new_kv_cache(1, 2, HeadShape(2, 1, 16), "float32")
     with pytest.raises(UnsupportedByBackendError, match="set `kv_cache_dtype` to auto"):
-        gpu.new_latent_cache(1, 2, 40, "float32")
+        gpu.operations.new_latent_cache(1, 2, 40, "float32")

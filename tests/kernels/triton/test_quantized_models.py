@@ -69,4 +69,4 @@ def test_weights_have_the_bits_that_the_kernels_of_processors_give_them(
     for spec, layer in model.adapted_layers:
         plain = torch.cat([stored[f"{name}.weight"] for name in spec.names])
         found = layer.rows(torch.arange(len(plain)))
-        assert torch.equal(found, compiled.pack_plain([plain], quantization).rows(torch.arange(len(plain))))
+        assert torch.equal(found, compiled.packer.pack_plain([plain], quantization).rows(torch.arange(len(plain))))

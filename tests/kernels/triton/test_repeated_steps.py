@@ -33,7 +33,7 @@ class Repeating(AsyncExecutor):
 
     def __init__(self, model: Decoder, **options: Any) -> None:
         super().__init__(model, fill_up=True, **options)
-        self.graphs = self.runner.graphs = RecordedSteps(model.kernels.device)
+        self.graphs = self.runner.graphs = RecordedSteps(model.kernels.device.torch_device)
 
     @property
     def repeated(self) -> Counter[str]:
@@ -94,7 +94,7 @@ def test_steps_of_all_kinds_are_repeated_with_the_same_bits(tmp_path: Path, fami
         speculation=speculation,
     )
     assert found == want
-    assert engine.stats().spec_decode_accepted_tokens_total > 6
+    assert engine.stats().speculation.accepted_tokens_total > 6
     assert guessing.repeated["hidden"] > 0
 
 

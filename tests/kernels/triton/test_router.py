@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.router import RouterSpec
 
 pytestmark = pytest.mark.sample
@@ -31,12 +31,12 @@ def test_shares_and_experts_are_those_of_the_reference(
     # Each score another one: the reference takes any of equal ones.
     numbers = torch.stack([torch.randperm(experts, generator=generator) for _ in range(9)]) / experts
     bias = torch.rand(experts, generator=generator) if spec.choice_bias else None
-    found = kernels.route(numbers.to(dtype), each, spec, bias)
-    want = reference.route(numbers.to(dtype), each, spec, bias)
+    found = kernels.operations.route(numbers.to(dtype), each, spec, bias)
+    want = reference.operations.route(numbers.to(dtype), each, spec, bias)
     torch.testing.assert_close(found[0], want[0])
     assert torch.equal(found[1], want[1])
 
 
 def test_of_equal_scores_the_lowest_expert_is_first(kernels: Kernels) -> None:
-    assert kernels.route(torch.zeros(2, 5), 3, RouterSpec(), None)[1].tolist() == [[0, 1, 2]] * 2
-    assert kernels.route(torch.zeros(0, 5), 3, RouterSpec(), None)[0].shape == (0, 3)
+    assert kernels.operations.route(torch.zeros(2, 5), 3, RouterSpec(), None)[1].tolist() == [[0, 1, 2]] * 2
+    assert kernels.operations.route(torch.zeros(0, 5), 3, RouterSpec(), None)[0].shape == (0, 3)

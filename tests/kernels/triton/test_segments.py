@@ -43,16 +43,16 @@ def test_one_long_sequence_among_many_is_divided_and_the_others_are_not() -> Non
     each = -(-sum(-(-context // 256) for _, context in lengths) // 66)
     assert programs[70] == -(-512 // each) and set(programs[:70] + programs[71:]) == {1}
     assert sum(programs) <= splits.launched <= 600 // TOGETHER + 600 + 66
-    assert splits.pieces[70] == 0 and splits.tokens[-1] == 1
+    assert splits.partials[70] == 0 and splits.tokens[-1] == 1
 
 
 def test_sequences_take_room_in_turn_and_the_others_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "PARTS_BYTES", 40)
     lengths = [(1, 2560), (3, 300), (3, 3840), (2, 256), (20, 5000), (1, 6000)]
     splits = SplitPlan.of(make_batch(lengths, 400), TOGETHER, 1, 1)
-    # Each segment is for a program of its own. The fifth sequence would need 20 x 20 pieces: it leaves them to others.
+    # Each segment is for a program of its own. The fifth sequence would need 20 x 20 partials: it has none.
     assert divided(splits) == [10, 2, 1, 1, 2, 24]
-    assert splits.pieces[:6].tolist() == [0, 10, -1, -1, -1, 16]
+    assert splits.partials[:6].tolist() == [0, 10, -1, -1, -1, 16]
     assert splits.tokens.tolist() == [0, 1, 4, 4, 4, 4, 5]
 
 

@@ -63,8 +63,8 @@ def accepted(served: Any, *requests: Submit) -> tuple[int, int]:
     served.generate(list(requests))
     after = served.engine.stats()
     return (
-        after.spec_decode_draft_tokens_total - before.spec_decode_draft_tokens_total,
-        after.spec_decode_accepted_tokens_total - before.spec_decode_accepted_tokens_total,
+        after.speculation.draft_tokens_total - before.speculation.draft_tokens_total,
+        after.speculation.accepted_tokens_total - before.speculation.accepted_tokens_total,
     )
 
 

@@ -132,4 +132,4 @@ def test_ranks_that_run_ahead_receive_verified_proposals(
         run.executor.shutdown()
         told.append({key: one.token_ids for key, one in answers.items()})
     assert told[0] == told[1]
-    assert run.engine.stats().spec_decode_draft_tokens_total > 0
+    assert run.engine.stats().speculation.draft_tokens_total > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -10,9 +10,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from kvarn.answers.choice import ChoiceDelta
+from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.tiers import tier_of
-from kvarn.answers.work import Work
+from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.messages import PositionLogprobs
@@ -40,8 +41,8 @@ StoreAnswer = Callable[[ChatCompletion], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """A chat that has been taken: its prompt is made, its work begun, nothing sent to the engine yet. Take `deltas`, or
-    let `stream` or `collect` do it."""
+    """A chat whose turn has begun; nothing is sent to the engine yet. Read `deltas`, or let `stream` or `collect` do
+    it."""
 
     id: str
     created: int
@@ -49,18 +50,18 @@ class ChatRun:
     model: ReadyModel
     fingerprint: str
     prompt: list[int]
-    deltas: AsyncGenerator[ChoiceDelta, None]
+    deltas: Deltas
     choices: int
-    work: Work
+    turn: Turn
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
     store: StoreAnswer | None = None
-    """Where the client asked for the answer to be stored."""
+    """Stores the answer; None: the client did not ask for that."""
 
     @property
     def service_tier(self) -> str | UnsetType:
         """The tier it is served in, where the client named one."""
-        return UNSET if self.request.service_tier is None else tier_of(self.work.priority)
+        return UNSET if self.request.service_tier is None else tier_of(self.turn.priority)
 
     @property
     def opening(self) -> str:
@@ -73,23 +74,29 @@ class ChatRun:
         """Whether the client speaks of functions, not of tools."""
         return self.request.tool_use is not None and self.request.tool_use.legacy
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
+    def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as server-sent events. Each choice begins with its role and ends with its finish reason; where
         usage is asked for, it comes last of all, in a chunk without choices."""
         encoders = [_ChunkEncoder(self, index) for index in range(self.choices)]
-        collectors = [] if self.store is None else self._collectors()
-        running = self.choices
+        deltas = self.deltas if self.store is None else self._stored(self.store)
+        last = self._usage_event if self.request.include_usage else bytes
+        if len(encoders) == 1:
+            return EncodedStream(deltas, encoders[0].encode, last)
+        return EncodedStream(deltas, lambda delta: encoders[delta.index].encode(delta), last)
+
+    async def _stored(self, store: StoreAnswer) -> Deltas:
+        """The deltas; the answer is stored before the client hears of its end."""
+        collectors, running = self._collectors(), self.choices
         async with aclosing(self.deltas) as deltas:
             async for delta in deltas:
                 running -= delta.finish_reason is not None
-                if self.store is not None:
-                    collectors[delta.index].add(delta)
-                    if not running:  # before the client hears of the end
-                        delta.warnings += await self.store(self._completion(collectors))
-                if encoded := encoders[delta.index].encode(delta):
-                    yield encoded
-        if self.request.include_usage:
-            yield event(self.chunk([], self.work.usage.as_openai()))
+                collectors[delta.index].add(delta)
+                if not running:
+                    delta.warnings += await store(self._completion(collectors))
+                yield delta
+
+    def _usage_event(self) -> bytes:
+        return event(self.chunk([], self.turn.usage.as_openai()))
 
     async def collect(self) -> ChatCompletion:
         """The answer as one object."""
@@ -132,7 +139,7 @@ class ChatRun:
             model=self.model.public_name,
             system_fingerprint=self.fingerprint,
             choices=[collector.choice() for collector in collectors],
-            usage=self.work.usage.as_openai(),
+            usage=self.turn.usage.as_openai(),
             service_tier=self.service_tier,
             metadata=self.request.metadata or UNSET,
             prompt_token_ids=self.prompt if self.request.return_token_ids else UNSET,
@@ -161,8 +168,8 @@ class _ChunkEncoder:
         return opening + (self._legacy_events(delta) if self._legacy else self._chunk(delta, delta.text))
 
     def _chunk(self, delta: ChoiceDelta, text: str) -> bytes:
-        calls = delta.tool_calls if not self._legacy else []
-        reasoning = delta.reasoning or UNSET
+        calls = delta.tool_calls if delta.parts and not self._legacy else []
+        reasoning = (delta.reasoning if delta.parts else "") or UNSET
         choice = ChunkChoice(
             index=self._index,
             delta=Delta(

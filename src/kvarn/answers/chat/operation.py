@@ -1,37 +1,34 @@
-"""Answering a chat."""
+"""Answering a chat, and making its prompt for an engine of this server."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvarn.answers.answer_check import only_valid_answers
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
-from kvarn.answers.chat.run import chat_run, check_messages
+from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.chat.tool_calls import ToolCallReader
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import check_token_ids, generate, make_choices, make_submit
 from kvarn.answers.grammars import grammar_of_chat
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.moderation.checks import chat_texts
-from kvarn.answers.work import RequestRecord
-from kvarn.catalog.model_choice import BYTES_PER_TOKEN, NO_FEATURES
+from kvarn.answers.lifecycle import answer
+from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Deltas, Moderated, Turn
 from kvarn.catalog.models import ModelText, ReadyModel
-from kvarn.external.chat import start_external_chat
-from kvarn.routing.model_choice import RequestFeatures
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.errors import invalid_request
 
 
 async def start_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, context: Sequence[int] = ()
 ) -> ChatRun:
-    """Check a chat, render and tokenize its prompt, and take it in. `context`: tokens that stand before the prompt.
+    """Begin the answer to a chat. `context`: tokens that stand before the prompt.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
@@ -39,92 +36,71 @@ async def start_chat(
     """
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    route, user = serving.routes.find(request.model), request.safety_identifier or request.user
-    features = NO_FEATURES if route is None else chat_features(request)
-    record.session = record.session or request.prompt_cache_key or ""
-    seed = serving.shadows.seed_of(route, record, request.seed)
-    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
-    start = partial(_start, serving, record, asked, context)
-    run = await serving.with_model(record, request.model, start, features, user)
-    copied = asked.model_copy(update={"store": None, "service_tier": None, "priority": 0})
-    return serving.shadows.watch(
-        serving,
-        record,
-        run,
-        lambda there, own, name: start_chat(there, own, copied.model_copy(update={"model": name}), context),
-    )
+    record.choice.session = record.choice.session or request.prompt_cache_key or ""
+    return await answer(serving, record, ChatQuestion(request, context))
 
 
-def chat_features(request: ChatCompletionRequest) -> RequestFeatures:
-    """What of a chat decides which model answers it."""
-    written = sum(len(text.encode()) for text in chat_texts(request.plain_messages, request.active_tools))
-    return RequestFeatures(
-        prompt_tokens=math.ceil(written / BYTES_PER_TOKEN),
-        max_output_tokens=request.max_completion_tokens or request.max_tokens,
-        tools=request.tool_use is not None,
-        reasoning_effort=request.reasoning_effort,
-    )
-
-
-async def _start(
-    serving: ServingContext,
-    record: RequestRecord,
-    request: ChatCompletionRequest,
-    context: Sequence[int],
-    model: ReadyModel,
-) -> ChatRun:
-    if model.external is not None:
-        if context:
-            raise invalid_request("Another server runs this model: it takes no token ids before a chat.", "context")
-        return await start_external_chat(serving, record, request, model, model.external)
-    text = model.text
-    checked = await serving.run(
-        record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)
-    )
-    check_token_ids(list(context), model, "context")
+async def engine_chat(
+    serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
+) -> ChatPrompt:
+    """The prompt of a chat for an engine of this server. Raises as `start_chat` does."""
+    request, context, text, limits = question.request, question.context, model.text, serving.limits
+    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
+    if context:
+        check_token_ids(list(context), model, "context")
     prompt = [*context, *await render_chat(serving, record, request, model)]
-    opening = opening_of(request, model)
     kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
     sampling = chat_sampling(
         request,
         checked,
-        serving.limits,
+        limits,
         prompt_tokens=len(prompt),
         context_length=model.card.max_context_length,
         draw_seed=model.served.draw_seed,
     )
-    work = await serving.begin(
-        record,
-        model,
-        prompt_tokens=len(prompt),
-        prompt=prompt,
+
+    def start(turn: Turn) -> Deltas:
+        opening = opening_of(request, model)
+        choices = make_choices(
+            request,
+            sampling,
+            model,
+            limits,
+            watch=partial(serving.moderation.watch, turn),
+            continued=prompt if request.continue_final_message or opening else (),
+            shown=text.tokenizer.ids_of(_markers(request, text)),
+            splitter=_splitters(request, model, prompt),
+        )
+        for choice in choices:
+            choice.transform = _transform(request, model, opening)
+        submit = make_submit(turn, prompt, sampling, grammar)
+        deltas = generate(model, submit, choices, turn, HeldBytes(serving.held, record), serving.metrics)
+        if kept is None:
+            return deltas
+        return only_valid_answers(deltas, kept, serving.grammars, turn, serving.metrics)
+
+    moderated: list[Moderated] = [("messages", partial(chat_texts, request.plain_messages, request.active_tools))]
+    if context:
+        moderated.insert(0, ("context", partial(_decoded, text, context)))
+    return ChatPrompt(
+        model=model,
+        tokens=len(prompt),
+        token_ids=prompt,
+        shown=prompt,
         cache_salt=request.cache_salt,
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
         output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,
         priority=request.priority,
         service_tier=request.service_tier,
+        moderated=moderated,
+        logged=lambda: {"messages": request.plain_messages},
+        generate=start,
     )
-    if context:
-        await serving.moderation.check_input(work, lambda: [text.tokenizer.decode(context)], "context")
-    await check_messages(serving, request, work)
-    choices = make_choices(
-        request,
-        sampling,
-        model,
-        serving.limits,
-        watch=partial(serving.moderation.watch, work),
-        continued=prompt if request.continue_final_message or opening else (),
-        shown=text.tokenizer.ids_of(_markers(request, text)),
-        splitter=_splitters(request, model, prompt),
-    )
-    for choice in choices:
-        choice.transform = _transform(request, model, opening)
-    submit = make_submit(record.id, prompt, sampling, work, request.cache_salt, grammar)
-    deltas = generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics)
-    if kept is not None:
-        deltas = only_valid_answers(deltas, kept, serving.grammars, work, serving.metrics)
-    return chat_run(serving, request, model, work, deltas, prompt)
+
+
+def _decoded(text: ModelText, context: Sequence[int]) -> list[str]:
+    return [text.tokenizer.decode(context)]
 
 
 def _markers(request: ChatCompletionRequest, text: ModelText) -> list[str]:

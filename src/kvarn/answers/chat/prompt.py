@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from kvarn.answers.context import ServingContext
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.catalog.models import ModelText, ReadyModel
 from kvarn.text.reasoning.formats import ReasoningFormat
@@ -25,12 +25,15 @@ async def render_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> list[int]:
     """The token ids of a chat. Raises as `ReadyModel.render` does."""
-    variables = _reasoning_variables(request, record, model.text) | (request.chat_template_kwargs or {})
+    variables = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None:
+        variables = _reasoning_variables(request, record, model.text) | variables
     rendered = model.render(
         serving.text,
         record.principal.organization_id,
         record.body_bytes,
         lambda: _shown_messages(request.plain_messages, model.text, continues=request.continue_final_message),
+        note=record.timeline.mark,
         tools=request.active_tools,
         opening=opening_of(request, model),
         reasoning=model.text.reasoning_format,
@@ -39,11 +42,11 @@ async def render_chat(
         continue_final_message=request.continue_final_message,
         variables=variables,
     )
-    return await cancel_with_client(rendered, record.client_left)
+    return await cancel_with_client(rendered, record.reply.client_left)
 
 
 def phase_after_prompt(request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]) -> ReasoningPhase:
-    """Where an answer to this prompt begins: before its reasoning, inside, or after it, where there is none too."""
+    """The phase in which an answer to this prompt begins; without reasoning it is that after it."""
     kind = model.text.reasoning_format
     if kind is None:
         return ReasoningPhase.AFTER
@@ -86,16 +89,13 @@ def _split_reasoning(message: dict[str, Any], kind: ReasoningFormat) -> None:
 
 
 def _reasoning_variables(request: ChatCompletionRequest, record: RequestRecord, text: ModelText) -> dict[str, Any]:
-    """What `reasoning_effort` means to the template: its level, and whether to reason at all. Only what the template
+    """Variables of the template for `reasoning_effort`: its level, and whether to reason at all. Only what the template
     knows is set; where it knows nothing of it the client is warned."""
     effort = request.reasoning_effort
-    if effort is None:
-        return {}
     reasons = effort != "none"
     meaning = {"reasoning_effort": effort, "enable_thinking": reasons, "thinking": reasons}
     source = text.chat_template.source
     known = {name: value for name, value in meaning.items() if re.search(rf"\b{name}\b", source)}
-    warning = "ignored the reasoning effort, this model has no such levels"
-    if not known and reasons and warning not in record.warnings:
-        record.warnings.append(warning)
+    if not known and reasons:
+        record.warn("ignored the reasoning effort, this model has no such levels")
     return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.answers.chat.prompt import render_chat
 from kvarn.answers.context import ServingContext
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.tokenize import RenderedChat
@@ -17,7 +17,7 @@ async def render_only(serving: ServingContext, record: RequestRecord, request: C
         ApiError: It could not be answered as asked, or another server tokenizes it.
         ChatTemplateError: The model's template refuses the messages.
     """
-    model = serving.ready_model(record, request.model, "generate")
+    model = serving.catalog.ready(record, request.model, "generate")
     text = model.text
     checked = await serving.run(
         record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)

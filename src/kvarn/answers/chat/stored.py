@@ -9,14 +9,14 @@ import msgspec
 from msgspec import UNSET
 
 from kvarn.answers.context import ServingContext
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import add_completion
 from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.answers")
 
 _REQUEST_FIELDS = (
     *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "max_completion_tokens", "tool_choice"),

@@ -88,7 +88,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def _check_call(index: int, name: str, arguments: str, required: Sequence[str]) -> str | None:
-    """What is wrong with the arguments (JSON text) of a finished call; None where nothing is. Nothing is changed: the
+    """The fault of a finished call's arguments (JSON text); None where there is none. Nothing is changed: the
     client is warned. `required` are the properties that the tool's schema says they must have."""
     where = f"Tool call {index} ({name})"
     try:

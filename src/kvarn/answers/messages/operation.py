@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +12,13 @@ from msgspec import UNSET
 
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
+from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
+from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.messages.context_edits import apply_edit, needs_tokens
 from kvarn.answers.messages.request import chat_request, has_late_instructions, in_anthropic_terms
 from kvarn.answers.messages.writer import MessageWriter
-from kvarn.answers.work import RequestRecord
-from kvarn.external.chat import count_chat_tokens
+from kvarn.answers.record import RequestRecord
 from kvarn.text.errors import ChatTemplateError, PromptTooLongError
 from kvarn.wire.anthropic.answer import AppliedEdit, Message, TokenCount
 from kvarn.wire.anthropic.context_management import ClearToolUses
@@ -37,16 +38,17 @@ class MessageRun:
     chat: ChatRun
     writer: MessageWriter
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
+    def stream(self) -> EncodedStream[ChoiceDelta]:
         """The message as server-sent events."""
         started = False
-        async with aclosing(self.chat.deltas) as deltas:
-            async for delta in deltas:
-                events = [] if started else self.writer.begin()
-                started = True
-                events += self.writer.take(delta)
-                if events:
-                    yield b"".join(named_event(event.type, event) for event in events)
+
+        def encode(delta: ChoiceDelta) -> bytes:
+            nonlocal started
+            events = self.writer.take(delta) if started else self.writer.begin() + self.writer.take(delta)
+            started = True
+            return b"".join(named_event(event.type, event) for event in events)
+
+        return EncodedStream(self.chat.deltas, encode)
 
     async def collect(self) -> Message:
         """The message as one object."""
@@ -71,17 +73,19 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
         raise in_anthropic_terms(error) from None
     asked = request.thinking is not None and request.thinking.type != "disabled"
     if asked and not run.model.reasons:
-        record.warnings.append("ignored 'thinking', this model does not reason apart from its answer")
+        record.reply.warnings.append("ignored 'thinking', this model does not reason apart from its answer")
     edits = None if request.context_management is None else applied
-    writer = MessageWriter(f"msg_{record.id}", run.model.public_name, run.work.usage, edits)
+    writer = MessageWriter(f"msg_{record.id}", run.model.public_name, run.turn.usage, edits)
     return MessageRun(run, writer)
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:
-    """How many tokens the prompt of a request would have. Raises as `start_message` does."""
-    model = serving.ready_model(record, request.model, "generate")
+    """Count the tokens of a request's prompt. Raises as `start_message` does."""
+    model = serving.catalog.ready(record, request.model, "generate")
     edited, applied = await _edit_context(serving, record, request)
-    counted = await _with_chat(record, edited, lambda chat: count_chat_tokens(serving, record, chat, model))
+    counted = await _with_chat(
+        record, edited, lambda chat: serving.steps.generator_of(model).count_chat_tokens(serving, record, chat, model)
+    )
     cleared = sum(edit.cleared_input_tokens for edit in applied)
     managed = UNSET if request.context_management is None else {"original_input_tokens": counted + cleared}
     return TokenCount(input_tokens=counted, context_management=managed)
@@ -99,8 +103,8 @@ async def _with_chat(
             raise
     done = await act(chat_request(request, late_instructions_from="user"))
     warning = "system messages behind the first were given as the user's: this model knows one at the beginning only"
-    if warning not in record.warnings:
-        record.warnings.append(warning)
+    if warning not in record.reply.warnings:
+        record.reply.warnings.append(warning)
     return done
 
 
@@ -112,7 +116,7 @@ async def _start_within_context(serving: ServingContext, record: RequestRecord, 
             raise
         max_tokens = error.limit - error.prompt_tokens
         run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
-        record.warnings.append(f"lowered 'max_tokens' to {max_tokens}, the context's rest")
+        record.reply.warnings.append(f"lowered 'max_tokens' to {max_tokens}, the context's rest")
         return run
 
 
@@ -143,8 +147,12 @@ async def _edit_context(
 
 async def _length(serving: ServingContext, record: RequestRecord, request: MessagesPrompt) -> int:
     """Tokens of the prompt; the model's context where it is longer than that by far."""
-    model = await serving.wait_for_model(record, request.model, "generate")
+    model = await serving.catalog.wait_for(record, request.model, "generate")
     try:
-        return await _with_chat(record, request, lambda chat: count_chat_tokens(serving, record, chat, model))
+        return await _with_chat(
+            record,
+            request,
+            lambda chat: serving.steps.generator_of(model).count_chat_tokens(serving, record, chat, model),
+        )
     except PromptTooLongError:
         return model.card.max_context_length

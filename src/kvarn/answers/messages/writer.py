@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.work import TokenUsage
+from kvarn.answers.turn import TokenUsage
 from kvarn.text.reasoning.splitter import Part, Reasoning
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,
@@ -63,7 +63,7 @@ class MessageWriter:
 
     id: str
     model: str
-    """What answers."""
+    """Name of the model that answers."""
     tokens: TokenUsage
     applied_edits: list[AppliedEdit] | None = None
     """Edits that left something out of the prompt; None: none was asked for."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-
 from kvarn.answers.moderation.guard import GuardModel
 from kvarn.answers.moderation.output_watch import OutputWatch
-from kvarn.answers.work import Work
+from kvarn.answers.turn import GeneratedPrompt, Turn
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.platform import SafetyConfig
 from kvarn.safety.errors import SafetyError
 from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError, Moderator, WithRules
+from kvarn.safety.prompt_log import PromptLog
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import Verdict
-from kvarn.text.messages import normalize_messages
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
 ALIASES = frozenset(
@@ -31,19 +28,21 @@ ALIASES = frozenset(
 
 
 class Moderation:
-    """What the gateway looks at, and who looks.
+    """The moderation of prompts and answers.
 
     Args:
         config: What is switched on.
         models: Where a served moderator is found.
         text: Threads for long texts.
+        prompts: Keeps a share of the prompts of projects that want that.
 
     Raises:
         SafetyError: A rule is not a regular expression, or the moderating model is not served.
     """
 
-    def __init__(self, config: SafetyConfig, models: ModelTable, text: TextPool) -> None:
+    def __init__(self, config: SafetyConfig, models: ModelTable, text: TextPool, prompts: PromptLog) -> None:
         self._config = config
+        self.prompts = prompts
         if config.model is not None and config.model not in {model.name for model in models}:
             raise SafetyError(f"safety.model names {config.model!r}, which is not served: add it under `models`")
         base: Moderator = BuiltInModerator(config.threshold, text)
@@ -52,33 +51,36 @@ class Moderation:
         rules = RuleList(config.rules)
         self.moderator = WithRules(base, rules, text) if rules else base
 
-    async def judge(self, text: str, work: Work, *, tier: int | None = None) -> Verdict:
+    async def judge(self, text: str, turn: Turn, *, tier: int | None = None) -> Verdict:
         """The verdict on a text of a request, made in the request's tier where no other is given.
 
         Raises:
             ApiError: 503, the moderating model is away.
         """
-        principal = work.principal
-        claim = Claim(principal.organization_id, principal.weight, work.priority if tier is None else tier)
+        principal = turn.record.principal
+        claim = Claim(principal.organization_id, principal.weight, turn.priority if tier is None else tier)
         try:
             return await self.moderator.judge(text, claim)
         except ModerationAwayError as error:
             raise unavailable(f"The text could not be moderated: {error}.", "moderation_unavailable") from error
 
-    async def check_input(self, work: Work, texts: Callable[[], Iterable[str]], param: str) -> None:
-        """Refuse a prompt that is flagged, where prompts are moderated.
+    async def check_prompt(self, turn: Turn, prompt: GeneratedPrompt) -> None:
+        """Offer a prompt to the log, and refuse one that is flagged, where prompts are moderated.
 
         Raises:
             ApiError: 400 `content_filter`; 503 where it cannot be looked at.
         """
+        record = turn.record
+        self.prompts.offer(record.principal, record.request_id, turn.model, prompt.logged)
         if not self._config.moderate_input:
             return
         try:
-            verdict = await self.judge("\n".join(texts()), work)
-            if verdict.flagged:
-                raise _refusal(verdict, param)
+            for param, texts in prompt.moderated:
+                verdict = await self.judge("\n".join(texts()), turn)
+                if verdict.flagged:
+                    raise _refusal(verdict, param)
         except BaseException:  # cancelled too: the engine has not been asked
-            work.usage.failed = True
+            turn.usage.failed = True
             raise
 
     def refuse_token_ids(self, param: str) -> None:
@@ -92,14 +94,14 @@ class Moderation:
                 f"{param!r} must be text: this server moderates prompts, and cannot read these ids.", param
             )
 
-    def watch(self, work: Work) -> OutputWatch | None:
-        """Who looks at a choice of an answer; nobody where answers are not moderated."""
+    def watch(self, turn: Turn) -> OutputWatch | None:
+        """The moderation of one choice; None where answers are not moderated."""
         if not self._config.moderate_output:
             return None
 
         async def judge(text: str) -> Verdict:
             # An answer is under way, and its engine's work spent: it shall not be lost because its tier waits here.
-            return await self.judge(text, work, tier=min(work.priority, 0))
+            return await self.judge(text, turn, tier=min(turn.priority, 0))
 
         return OutputWatch(judge, self.moderator.look_every, self._config.hold_back_chars)
 
@@ -108,31 +110,3 @@ def _refusal(verdict: Verdict, param: str) -> ApiError:
     """The 400 for a flagged prompt."""
     why = ", ".join(verdict.flagged)
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")
-
-
-def chat_texts(messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] | None) -> Iterable[str]:
-    """All that a chat tells the model: messages, tool calls and their results, and what the tools say of themselves."""
-    for message in normalize_messages(messages):  # as the template shows them: no word hidden by JSON's escapes
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        else:
-            yield from (part["text"] for part in content or ())
-        yield message.get("reasoning_content") or ""
-        for call in message.get("tool_calls") or ():
-            yield call["function"]["name"]
-            yield from _strings(call["function"]["arguments"])
-    for tool in tools or ():
-        yield from _strings(tool["function"])
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield str(name)
-            yield from _strings(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _strings(each)

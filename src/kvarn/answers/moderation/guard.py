@@ -7,7 +7,7 @@ import uuid
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from kvarn.catalog.failover import generate_anywhere
+from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReadyModel
 from kvarn.catalog.text_pool import TextPool
@@ -80,8 +80,9 @@ class GuardModel:
         choice = served.replicas.choose(served.replicas.route_of(submit))
         if choice is None:
             raise served.not_ready()
+        resumable = ResumableRequest(served.replicas, choice, submit, served.config.failover)
         try:
-            async with aclosing(generate_anywhere(served.replicas, choice, submit, served.config.failover)) as deltas:
+            async with aclosing(generate_anywhere(resumable)) as deltas:
                 async for delta in deltas:
                     tokens += delta.token_ids
         finally:

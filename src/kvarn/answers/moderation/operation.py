@@ -7,8 +7,10 @@ import platform
 from collections.abc import Coroutine
 
 from kvarn.answers.context import ServingContext
+from kvarn.answers.lifecycle import take_in
 from kvarn.answers.moderation.checks import ALIASES
-from kvarn.answers.work import RequestRecord, Work
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Prompt, Turn
 from kvarn.catalog.models import BuiltInModel
 from kvarn.identity.scopes import check_model
 from kvarn.safety.verdict import Verdict
@@ -22,7 +24,7 @@ _BYTES_PER_TOKEN = 4
 async def start_moderation(
     serving: ServingContext, record: RequestRecord, request: ModerationRequest
 ) -> Coroutine[None, None, ModerationList]:
-    """Check a request and take it in; what comes back does the work.
+    """Check a request and take it in; what comes back does the turn.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
@@ -33,31 +35,32 @@ async def start_moderation(
     limit, texts = serving.limits.max_embedding_inputs, request.texts
     if len(texts) > limit:
         raise invalid_request(f"'input' has {len(texts)} items; this server takes at most {limit}.", "input")
-    record.model = name
+    record.choice.name = name
     check_model(record.principal, name)
     size = sum(len(text.encode()) for text in texts)
     tokens = max(len(texts), -(-size // _BYTES_PER_TOKEN))
-    work = await serving.begin(record, BuiltInModel(name, "1", f"{platform.node()}/{name}"), prompt_tokens=tokens)
-    return _moderate(serving, record.id, texts, work)
+    model = BuiltInModel(name, "1", f"{platform.node()}/{name}")
+    turn = await take_in(serving, record, Prompt(model=model, tokens=tokens))
+    return _moderate(serving, record.id, texts, turn)
 
 
-async def _moderate(serving: ServingContext, request_id: str, texts: list[str], work: Work) -> ModerationList:
-    usage = work.usage
+async def _moderate(serving: ServingContext, request_id: str, texts: list[str], turn: Turn) -> ModerationList:
+    usage = turn.usage
     results = []
     try:
         for text in texts:
-            results.append(_result(await serving.moderation.judge(text, work)))
+            results.append(_result(await serving.moderation.judge(text, turn)))
             await asyncio.sleep(0)  # a thousand short texts shall not keep the others waiting
     except ApiError:
         usage.failed = True
         raise
-    usage.count(prompt=work.prompt_tokens)
+    usage.count(prompt=turn.prompt_tokens)
     usage.pending -= 1
     return ModerationList(
         id=f"modr-{request_id}",
-        model=work.model,
+        model=turn.model,
         results=results,
-        usage=EmbeddingUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens),
+        usage=EmbeddingUsage(prompt_tokens=turn.prompt_tokens, total_tokens=turn.prompt_tokens),
     )
 
 

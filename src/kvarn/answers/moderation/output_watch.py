@@ -11,7 +11,7 @@ from kvarn.safety.verdict import Verdict
 from kvarn.text.logprobs import join_logprobs
 
 _CONTEXT_CHARS = 1000
-"""Of what was shown, looked at again with what comes next."""
+"""Characters that were shown and are looked at again with those that follow."""
 
 
 class OutputWatch:

@@ -11,7 +11,7 @@ from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.ollama.names import served_name
 from kvarn.answers.ollama.request import in_ollama_terms
 from kvarn.answers.ollama.writer import nanoseconds
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.wire.ollama.answers import EmbedAnswer
 from kvarn.wire.ollama.requests import EmbedRequest
@@ -31,7 +31,7 @@ async def start_embed(
     """
     name = served_name(serving, request.model)
     if not request.texts:
-        await serving.wait_for_model(record, name, "embed")
+        await serving.catalog.wait_for(record, name, "embed")
         return _empty(name), HeldBytes(serving.held, record)
     data = {"model": name, "input": request.texts, "dimensions": request.dimensions or None}
     try:
@@ -57,8 +57,8 @@ async def _run(
     return EmbedAnswer(
         model=answer.model,
         embeddings=embeddings,
-        total_duration=nanoseconds(SYSTEM_CLOCK.now() - record.received),
-        load_duration=nanoseconds(started - record.received),
+        total_duration=nanoseconds(SYSTEM_CLOCK.now() - record.timeline.received_s),
+        load_duration=nanoseconds(started - record.timeline.received_s),
         prompt_eval_count=answer.usage.prompt_tokens,
     )
 
@@ -69,7 +69,7 @@ async def _empty(name: str) -> EmbedAnswer:
 
 async def _cut(serving: ServingContext, record: RequestRecord, name: str, texts: list[str]) -> list[list[int]]:
     """The texts as tokens, as many as the model reads; the last one, which marks the end for most, is kept."""
-    model = serving.ready_model(record, name, "embed")
+    model = serving.catalog.ready(record, name, "embed")
     longest, tokenizer = model.card.max_context_length, model.text.tokenizer
 
     def cut() -> list[list[int]]:
@@ -77,7 +77,7 @@ async def _cut(serving: ServingContext, record: RequestRecord, name: str, texts:
         return [ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]] for ids in all_ids]
 
     inputs = await serving.run(record, cut)
-    record.warnings.append(f"cut 'input' to {longest} tokens, the model's context")
+    record.reply.warnings.append(f"cut 'input' to {longest} tokens, the model's context")
     return inputs
 
 

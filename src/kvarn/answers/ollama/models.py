@@ -15,7 +15,7 @@ from kvarn.wire.ollama.answers import Details, ListedModel, ShowAnswer
 from kvarn.wire.openai.models import Model
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""When a model that stays is to be unloaded."""
+"""Date at which a model that stays is to be unloaded."""
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

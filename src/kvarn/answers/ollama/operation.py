@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,12 +15,14 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.completion_answer import CompletionRun
 from kvarn.answers.completions import start_completion
 from kvarn.answers.context import ServingContext
+from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.ollama.history import without_oldest
 from kvarn.answers.ollama.names import served_name
 from kvarn.answers.ollama.request import chat_request, in_ollama_terms, prompt_chat, raw_completion
 from kvarn.answers.ollama.writer import AnswerWriter, Written, loaded
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Deltas
 from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.ollama.answers import Answer
 from kvarn.wire.ollama.dialect import line
@@ -39,21 +41,21 @@ RunT = TypeVar("RunT", ChatRun, CompletionRun)
 class OllamaRun:
     """An answer that has been taken; let `stream` or `collect` write it."""
 
-    deltas: AsyncGenerator[ChoiceDelta, None]
+    deltas: Deltas
     writer: AnswerWriter
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
+    def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as lines of JSON; the last one carries nothing but counts."""
-        async with aclosing(self.deltas) as deltas:
-            async for delta in deltas:
-                new = self.writer.read(delta)
-                lines = line(self.writer.line(new)) if new else b""
-                if delta.finish_reason is not None:
-                    lines += line(self.writer.last(Written(), delta))
-                if lines:
-                    yield lines
+        return EncodedStream(self.deltas, self._lines)
+
+    def _lines(self, delta: ChoiceDelta) -> bytes:
+        new = self.writer.read(delta)
+        lines = line(self.writer.line(new)) if new else b""
+        if delta.finish_reason is not None:
+            lines += line(self.writer.last(Written(), delta))
+        return lines
 
     async def collect(self) -> Answer:
         """The answer as one object."""
@@ -89,7 +91,7 @@ async def start_ollama_chat(serving: ServingContext, record: RequestRecord, requ
             messages, asked = rest, request.model_copy(update={"messages": rest})
     if len(messages) < len(request.messages):
         left_out = len(request.messages) - len(messages)
-        record.warnings.append(f"left out {left_out} of the oldest messages, which the context has no room for")
+        record.reply.warnings.append(f"left out {left_out} of the oldest messages, which the context has no room for")
     return run
 
 
@@ -104,8 +106,8 @@ async def start_ollama_generate(
         if not request.raw:
             return await _start_chat(serving, record, request, prompt_chat(request, name), request.context or ())
 
-        external = serving.find_model(record, name).external
-        most = MAX_INT if external is None else external.config.max_output_tokens  # here it is lowered to what fits
+        external = serving.catalog.find(record, name).config.external
+        most = MAX_INT if external is None else external.max_output_tokens  # here it is lowered to what fits
 
         async def start(max_tokens: int | None) -> CompletionRun:
             completion = raw_completion(request, name, most if max_tokens is None else max_tokens)
@@ -131,7 +133,7 @@ async def _start_chat(
     _warn(record, request, run)
     is_chat = isinstance(request, ChatRequest)
     tokens = None if is_chat or not run.prompt else list(run.prompt)
-    writer = AnswerWriter(record, run.model.public_name, run.work.usage, is_chat, tokens)
+    writer = AnswerWriter(record, run.model.public_name, run.turn.usage, is_chat, tokens)
     return OllamaRun(run.deltas, writer, run.held)
 
 
@@ -146,7 +148,7 @@ async def _fitted(
             raise
         rest = error.limit - error.prompt_tokens
         if max_tokens is not None:
-            record.warnings.append(f"lowered 'options.num_predict' to {rest}, the context's rest")
+            record.reply.warnings.append(f"lowered 'options.num_predict' to {rest}, the context's rest")
         return await start(rest)
 
 
@@ -162,24 +164,24 @@ def _in_ollama_terms() -> Iterator[None]:
 def _warn(record: RequestRecord, request: AnswerRequest, run: ChatRun) -> None:
     """Say what of a request is not as its client may think."""
     if request.think and not run.model.reasons:
-        record.warnings.append("ignored 'think', this model does not reason apart from its answer")
+        record.reply.warnings.append("ignored 'think', this model does not reason apart from its answer")
     context, wanted = run.model.card.max_context_length, request.sampling.num_ctx
     if wanted is not None and context and wanted > context:
-        record.warnings.append(f"ignored 'options.num_ctx', the model's context has {context} tokens")
+        record.reply.warnings.append(f"ignored 'options.num_ctx', the model's context has {context} tokens")
 
 
 async def _load(
     serving: ServingContext, record: RequestRecord, request: AnswerRequest, name: str, *, is_chat: bool
 ) -> Answer:
     if request.unloads:
-        serving.find_model(record, name)
-        record.warnings.append("ignored 'keep_alive', the server decides which models are loaded")
+        serving.catalog.find(record, name)
+        record.reply.warnings.append("ignored 'keep_alive', the server decides which models are loaded")
     else:
-        await serving.wait_for_model(record, name, "generate")
+        await serving.catalog.wait_for(record, name, "generate")
     return loaded(name, is_chat=is_chat, unloaded=request.unloads)
 
 
-async def _with_logprobs(run: CompletionRun) -> AsyncGenerator[ChoiceDelta, None]:
+async def _with_logprobs(run: CompletionRun) -> Deltas:
     """The deltas of a text completion, with their log-probabilities as a chat has them."""
     async with aclosing(run.deltas) as deltas:
         async for delta in deltas:

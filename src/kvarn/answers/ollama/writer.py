@@ -10,7 +10,8 @@ from msgspec import UNSET, Raw
 
 from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.work import RequestRecord, TokenUsage
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import TokenUsage
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.ollama.answers import Answer, AnswerMessage, Call, ChatAnswer, GenerateAnswer, ToolCall
@@ -51,7 +52,7 @@ class AnswerWriter:
     context: list[int] | None = None
     """Tokens of prompt and answer; None: not sent."""
     started: float = field(default_factory=SYSTEM_CLOCK.now)
-    """When the engine got it."""
+    """Monotonic seconds at which the engine got it."""
     _open: tuple[str, str, list[str]] | None = None
     """Id, name and arguments of the call that is being written."""
     _calls: int = 0
@@ -86,8 +87,8 @@ class AnswerWriter:
         first = min(usage.first_token or now, now)
         counts = {
             "done_reason": _REASONS.get(delta.finish_reason or "", "stop"),
-            "total_duration": nanoseconds(now - self.record.received),
-            "load_duration": nanoseconds(self.started - self.record.received),
+            "total_duration": nanoseconds(now - self.record.timeline.received_s),
+            "load_duration": nanoseconds(self.started - self.record.timeline.received_s),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(first - self.started),
             "eval_count": usage.completion_tokens,

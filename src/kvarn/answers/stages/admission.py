@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
+from kvarn.answers.record import EarlyDemand, RequestRecord
 from kvarn.answers.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
-from kvarn.answers.work import DegradedError, RequestRecord, Work
+from kvarn.answers.turn import DegradedError, Turn
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
@@ -38,6 +39,8 @@ class AdmissionStage:
         models: What is served, by name.
         metrics: Where decisions are counted.
     """
+
+    name = "admission"
 
     def __init__(self, config: KvarnConfig, models: Mapping[str, ServedModel], metrics: AdmissionMetrics) -> None:
         self._config = config
@@ -73,16 +76,16 @@ class AdmissionStage:
             return
         name = model.name
         replica = self._first_to_take(model, lambda each: each.early_demand(record, body, fields))
-        record.early_replica = replica.name
-        record.early_demand = demand = replica.early_demand(record, body, fields)
+        demand = replica.early_demand(record, body, fields)
+        record.early = EarlyDemand(demand, replica.name)
         refusal = replica.controller.accept(demand, replica.update())
         if refusal is None:
-            record.closing.callback(replica.controller.prepared, demand)
+            record.holdings.callback(replica.controller.prepared, demand)
         elif not any("overload" in step.on for step in model.config.fallbacks):
-            record.model = name
+            record.choice.name = name
             raise self._refused(demand, refusal, name, generates=True)
 
-    async def enter(self, work: Work) -> None:
+    async def enter(self, turn: Turn) -> None:
         """Wait until the engine can take the work; what the gateway answers by itself does not wait.
 
         Raises:
@@ -90,28 +93,28 @@ class AdmissionStage:
             ApiError: 429 where its tenant has more than its share under way, else 503; both with Retry-After.
             ClientDisconnect: The client left while it waited.
         """
-        if work.model not in self._models:
+        if turn.model not in self._models:
             return
-        record, early = work.record, work.record.early_demand
-        if early is not None and early.accepted and record.degraded_from is None:
-            expecting = self._replicas[record.early_replica]
-            expecting.controller.prepared(early)
-            if early.body_bytes:
-                expecting.traffic.learn_body(early.body_bytes, work.prompt_tokens)
-        replica = self._replica_for(work)
-        demand = replica.demand_of(work)
-        work.slo = replica.slo if demand.is_interactive else None
-        refusal = await replica.enter(demand, record.client_left)
+        record, early = turn.record, turn.record.early
+        if early is not None and early.demand.accepted and record.choice.degraded_from is None:
+            expecting = self._replicas[early.replica]
+            expecting.controller.prepared(early.demand)
+            if early.demand.body_bytes:
+                expecting.traffic.learn_body(early.demand.body_bytes, turn.prompt_tokens)
+        replica = self._replica_for(turn)
+        demand = replica.demand_of(turn)
+        turn.slo = replica.slo if demand.is_interactive else None
+        refusal = await replica.enter(demand, record.reply.client_left)
         if refusal is None:
-            self._metrics.decided(work.model, work.priority, "admitted")
-            work.closing.callback(replica.leave, demand, work)
+            self._metrics.decided(turn.model, turn.priority, "admitted")
+            turn.closing.callback(replica.leave, demand, turn)
             return
         # Lateness only: a batch's lines, which are never late, are answered by the model they ask for.
-        fallback = self._fallback(work) if refusal.reason is Reason.OVERLOADED else None
+        fallback = self._fallback(turn) if refusal.reason is Reason.OVERLOADED else None
         if fallback is not None:
-            self._metrics.decided(work.model, work.priority, "degraded")
+            self._metrics.decided(turn.model, turn.priority, "degraded")
             raise DegradedError(fallback)
-        raise self._refused(demand, refusal, work.model, generates=work.max_output_tokens > 0)
+        raise self._refused(demand, refusal, turn.model, generates=turn.max_output_tokens > 0)
 
     def _sheds(self, model: ServedModel) -> bool:
         return self._config.sheds_load(model.config)
@@ -134,24 +137,24 @@ class AdmissionStage:
             headers={"retry-after": str(retry_s)},
         )
 
-    def _replica_for(self, work: Work) -> ReplicaAdmission:
+    def _replica_for(self, turn: Turn) -> ReplicaAdmission:
         """The replica that was chosen for the work or, where that would refuse it, the next best that would not."""
-        model = self._models[work.model].version_of(work.replica)
-        replicas, first, route = model.replicas, work.replica_choice, work.route_request
-        if work.replica not in replicas:  # it has gone since it was chosen
-            again = None if route is None else replicas.choose_late(route)
+        model = self._models[turn.model].version_of(turn.replica)
+        replicas, first, route = model.replicas, turn.replica_choice, turn.route_request
+        if turn.replica not in replicas:  # it has gone since it was chosen
+            again = None if route is None else replicas.choose_or_draining(route)
             if again is None:
                 raise model.not_ready()
-            work.go_to(again)
+            turn.go_to(again)
             first = again
-        chosen = self._replica(work.model, work.replica)
-        if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, work):
+        chosen = self._replica(turn.model, turn.replica)
+        if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, turn):
             return chosen
         refusing = {chosen.name}
         while (choice := replicas.choose(dataclasses.replace(route, excluded=refusing))) is not None:
-            other = self._replica(work.model, choice.replica)
-            if not _would_refuse(other, work):
-                work.go_to(choice)
+            other = self._replica(turn.model, choice.replica)
+            if not _would_refuse(other, turn):
+                turn.go_to(choice)
                 return other
             choice.end()
             refusing.add(choice.replica)
@@ -179,21 +182,21 @@ class AdmissionStage:
         predicted = [each.predicted_ttft_s(record, features.prompt_tokens) for each in found]
         return min([seconds for seconds in predicted if seconds is not None], default=None)
 
-    def _fallback(self, work: Work) -> str | None:
-        """The first fallback that is ready and would take the work."""
+    def _fallback(self, turn: Turn) -> str | None:
+        """The first fallback that is ready and would take the turn."""
         # Another model's vectors are no answer, and another model has not the adapter.
-        if not work.max_output_tokens or (work.adapter and work.record.route is None):
+        if not turn.max_output_tokens or (turn.adapter and turn.record.choice.route is None):
             return None
-        return next((name for name in work.record.overload_fallbacks if self._would_take(name, work)), None)
+        return next((name for name in turn.record.choice.overload_fallbacks if self._would_take(name, turn)), None)
 
-    def _would_take(self, name: str, work: Work) -> bool:
+    def _would_take(self, name: str, turn: Turn) -> bool:
         model = self._table.named(name) or self._table.named(name.partition(":")[0])
         if model is None or not model.ready:
             return False
         name = model.name
         replicas = [self._replica(name, replica) for replica in model.replicas.ready]
-        return any(not _would_refuse(each, work) for each in replicas)
+        return any(not _would_refuse(each, turn) for each in replicas)
 
 
-def _would_refuse(replica: ReplicaAdmission, work: Work) -> bool:
-    return replica.controller.would_refuse(replica.demand_of(work), replica.update())
+def _would_refuse(replica: ReplicaAdmission, turn: Turn) -> bool:
+    return replica.controller.would_refuse(replica.demand_of(turn), replica.update())

@@ -1,8 +1,8 @@
-"""Refuses work of those who have spent their budget, before the engine gets it."""
+"""Budgets: a turn is refused where its organisation or project has spent them."""
 
 from __future__ import annotations
 
-from kvarn.answers.work import Work
+from kvarn.answers.turn import Turn
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError
@@ -15,28 +15,36 @@ _RETRY_S = 1
 """After which requests in flight may have ended, or what ended may be on the ledger."""
 
 
-async def reserve_budget(metering: Metering, work: Work) -> None:
-    """Reserve the most that a request can come to; comes early, for it costs next to nothing.
+class BudgetStage:
+    """Reserves the most that a turn can come to; comes early, for it costs next to nothing."""
 
-    Raises:
-        ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429 `budget_reserved` where
-            requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration says
-            `closed`.
-    """
-    principal, now = work.principal, SYSTEM_CLOCK.time()
-    holders = (principal.organization_id, principal.project_id)
-    max_cost = metering.prices.max_cost(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
-    tokens = work.prompt_tokens + work.max_output_tokens
-    try:
-        held = await metering.reservations.reserve(work.id, holders, tokens, max_cost, now)
-    except BudgetSpentError as error:
-        metering.metrics.budget_refusals.labels(error.rule.unit).inc()
-        raise _refusal(error) from None
-    except LimitsAwayError:
-        message = "The budgets of this server cannot be checked at the moment. Try again."
-        raise unavailable(message, "budgets_unavailable") from None
-    if held is not None:  # what it came to is in the ledger when this is released: the ledger is settled first
-        work.closing.callback(metering.reservations.release, held)
+    name = "budgets"
+
+    def __init__(self, metering: Metering) -> None:
+        self.metering = metering
+
+    async def enter(self, turn: Turn) -> None:
+        """Reserve.
+
+        Raises:
+            ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429 `budget_reserved`
+                where requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration
+                says `closed`.
+        """
+        metering, principal, now = self.metering, turn.record.principal, SYSTEM_CLOCK.time()
+        holders = (principal.organization_id, principal.project_id)
+        max_cost = metering.prices.max_cost(turn.model, now, prompt=turn.prompt_tokens, output=turn.max_output_tokens)
+        tokens = turn.prompt_tokens + turn.max_output_tokens
+        try:
+            held = await metering.reservations.reserve(turn.id, holders, tokens, max_cost, now)
+        except BudgetSpentError as error:
+            metering.metrics.budget_refusals.labels(error.rule.unit).inc()
+            raise _refusal(error) from None
+        except LimitsAwayError:
+            message = "The budgets of this server cannot be checked at the moment. Try again."
+            raise unavailable(message, "budgets_unavailable") from None
+        if held is not None:  # what it came to is in the ledger when this is released: the ledger is settled first
+            turn.closing.callback(metering.reservations.release, held)
 
 
 def _refusal(error: BudgetSpentError) -> ApiError:

@@ -1,53 +1,66 @@
-"""Enters every piece of work that was done into the ledger; comes last, so that what is refused never gets there."""
+"""The ledger's stage."""
 
 from __future__ import annotations
 
 import msgspec
 
-from kvarn.answers.work import Work
+from kvarn.answers.turn import Turn
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.journal import Slot
 from kvarn.metering.service import Metering, wall_clock_of
 
 
-async def note_work(metering: Metering, work: Work) -> None:
-    """Note a request before the engine gets it, and its tokens before the client hears of them. Never refuses."""
-    principal, record = work.principal, work.record
-    request = InFlight(
-        id=work.id,
-        request_id=record.request_id,
-        organization_id=principal.organization_id,
-        project_id=principal.project_id,
-        user_id=principal.user_id,
-        key_id=principal.key_id,
-        endpoint=record.endpoint,
-        model=work.model,
-        model_version=work.model_version,
-        adapter=work.adapter,
-        route="" if record.route is None else record.route.name,
-        replica=work.replica,
-        service_tier=work.service_tier,
-        batch_id=record.batch_id,
-        writes=work.max_output_tokens > 0,
-        started=wall_clock_of(record.received),
-    )
-    slot = metering.begin(request, record.received)
-    if slot is not None:
-        work.usage.on_change = slot.watch
-    work.closing.callback(_settle, metering, request, slot, work)
+class LedgerStage:
+    """Enters every turn that did work into the ledger; comes last, so that what is refused never gets there."""
 
+    name = "ledger"
 
-def _settle(metering: Metering, request: InFlight, slot: Slot | None, work: Work) -> None:
-    """Enter it, unless nothing was done: the engine never got it, or refused it."""
-    usage = work.usage
-    if not usage.did_work:
-        metering.forget(slot)
-        return
-    ttft = None if usage.first_token is None else usage.first_token - work.record.received
-    measured = Measured(
-        str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, SYSTEM_CLOCK.time(), ttft
-    )
-    if work.replica != request.replica:  # another one went on with it
-        request = msgspec.structs.replace(request, replica=work.replica)
-    metering.finish(slot, request, measured)
+    def __init__(self, metering: Metering) -> None:
+        self._metering = metering
+
+    async def enter(self, turn: Turn) -> None:
+        """Note a turn before the engine gets it, and its tokens before the client hears of them. Never refuses."""
+        record = turn.record
+        principal, route = record.principal, record.choice.route
+        request = InFlight(
+            id=turn.id,
+            request_id=record.request_id,
+            organization_id=principal.organization_id,
+            project_id=principal.project_id,
+            user_id=principal.user_id,
+            key_id=principal.key_id,
+            endpoint=record.endpoint,
+            model=turn.model,
+            model_version=turn.model_version,
+            adapter=turn.adapter,
+            route="" if route is None else route.name,
+            replica=turn.replica,
+            service_tier=turn.service_tier,
+            batch_id=None if record.deferred is None else record.deferred.batch_id,
+            writes=turn.max_output_tokens > 0,
+            started=wall_clock_of(record.timeline.received_s),
+        )
+        slot = self._metering.begin(request, record.timeline.received_s)
+        if slot is not None:
+            turn.usage.on_change = slot.watch
+        turn.closing.callback(self._settle, request, slot, turn)
+
+    def _settle(self, request: InFlight, slot: Slot | None, turn: Turn) -> None:
+        """Enter it, unless nothing was done: the engine never got it, or refused it."""
+        usage = turn.usage
+        if not usage.did_work:
+            self._metering.forget(slot)
+            return
+        ttft = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
+        measured = Measured(
+            str(turn.outcome),
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            SYSTEM_CLOCK.time(),
+            ttft,
+        )
+        if turn.replica != request.replica:  # another one went on with it
+            request = msgspec.structs.replace(request, replica=turn.replica)
+        self._metering.finish(slot, request, measured)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvarn.admission.answer_lengths import AnswerLengths
-from kvarn.answers.work import Outcome, Work
+from kvarn.answers.turn import Outcome, Turn
 from kvarn.config.platform import LimitsConfig
 from kvarn.limits.limiter import ActiveReservation, Limiter
 from kvarn.limits.rules import limits_of
@@ -29,6 +29,8 @@ class LimitsStage:
         metrics: Where refusals and the quality of estimates are counted.
     """
 
+    name = "limits"
+
     def __init__(self, limiter: Limiter, config: LimitsConfig, metrics: LimitMetrics) -> None:
         self._limiter = limiter
         self._config = config
@@ -36,65 +38,68 @@ class LimitsStage:
         self._lengths = AnswerLengths()
         """Of answers without a bound."""
 
-    async def enter(self, work: Work) -> None:
+    async def enter(self, turn: Turn) -> None:
         """Take the work in; its answer says in headers what is left.
 
         Raises:
             ApiError: 429 with the seconds to wait; 400 for what asks for more than a limit ever allows; 503 where Redis
                 is away and the configuration says `closed`.
         """
-        limits = limits_of(work.principal, work.model, self._config)
+        limits = limits_of(turn.record.principal, turn.model, self._config)
         if not limits:
             return
-        expected = self._expected_output(work)
-        reservation = Reservation(work.id, work.principal.organization_id, limits, _reservation(work, expected, limits))
+        expected = self._expected_output(turn)
+        reservation = Reservation(
+            turn.id, turn.record.principal.organization_id, limits, _reservation(turn, expected, limits)
+        )
         try:
-            taken = await self._limiter.take(reservation, used=lambda: _used(work))
+            taken = await self._limiter.take(reservation, used=lambda: _used(turn))
         except LimitsAwayError:
-            self._metrics.limited.labels(work.model, "away").inc()
+            self._metrics.limited.labels(turn.model, "away").inc()
             message = "The limits of this server cannot be checked at the moment. Try again."
             raise unavailable(message, "limits_unavailable") from None
         decision = taken.decision if isinstance(taken, ActiveReservation) else taken
-        work.record.headers.update(_rate_headers(decision))
+        turn.record.reply.headers.update(_rate_headers(decision))
         if isinstance(taken, Decision):
-            self._metrics.limited.labels(work.model, str(_refused_limit(taken)[0].kind)).inc()
-            raise _refusal(taken, work)
-        work.closing.callback(self._settle, taken, expected, work)
+            self._metrics.limited.labels(turn.model, str(_refused_limit(taken)[0].kind)).inc()
+            raise _refusal(taken, turn)
+        turn.closing.callback(self._settle, taken, expected, turn)
 
-    def _settle(self, reserved: ActiveReservation, expected: int, work: Work) -> None:
+    def _settle(self, reserved: ActiveReservation, expected: int, turn: Turn) -> None:
         """Give back what was not used, or charge what was used beyond the reservation; learn from it."""
-        undone = work.outcome is Outcome.FAILED and not work.usage.completion_tokens
-        used = 0 if undone else _used(work)
+        undone = turn.outcome is Outcome.FAILED and not turn.usage.completion_tokens
+        used = 0 if undone else _used(turn)
         reserved.settle(used, whole=undone)
-        self._metrics.reserved.labels(work.model).inc(reserved.reservation.tokens)
-        self._metrics.used.labels(work.model).inc(used)
-        if work.outcome is Outcome.FINISHED and not work.output_bounded:
-            written = work.usage.completion_tokens
-            self._metrics.estimate_ratio.labels(work.model).observe(written / max(1, expected))
-            self._lengths.learn(work.model, work.principal.organization_id, written / work.sequences)
+        self._metrics.reserved.labels(turn.model).inc(reserved.reservation.tokens)
+        self._metrics.used.labels(turn.model).inc(used)
+        if turn.outcome is Outcome.FINISHED and not turn.output_bounded:
+            written = turn.usage.completion_tokens
+            self._metrics.estimate_ratio.labels(turn.model).observe(written / max(1, expected))
+            self._lengths.learn(turn.model, turn.record.principal.organization_id, written / turn.sequences)
 
-    def _expected_output(self, work: Work) -> int:
-        if work.output_bounded:
-            return work.max_output_tokens
-        each = self._lengths.quantile(work.model, work.principal.organization_id, self._config.output_quantile)
+    def _expected_output(self, turn: Turn) -> int:
+        if turn.output_bounded:
+            return turn.max_output_tokens
+        tenant = turn.record.principal.organization_id
+        each = self._lengths.quantile(turn.model, tenant, self._config.output_quantile)
         if each is None:
             each = self._config.output_estimate
-        return min(each * work.sequences, work.max_output_tokens)
+        return min(each * turn.sequences, turn.max_output_tokens)
 
 
-def _used(work: Work) -> int:
+def _used(turn: Turn) -> int:
     """Tokens so far. Whose client left pays for the whole prompt: leaving early shall not be the cheaper way to ask."""
-    prompt = work.prompt_tokens if work.outcome is Outcome.ABORTED else work.usage.prompt_tokens
-    return prompt + work.usage.completion_tokens
+    prompt = turn.prompt_tokens if turn.outcome is Outcome.ABORTED else turn.usage.prompt_tokens
+    return prompt + turn.usage.completion_tokens
 
 
-def _reservation(work: Work, expected: int, limits: tuple[Limit, ...]) -> int:
+def _reservation(turn: Turn, expected: int, limits: tuple[Limit, ...]) -> int:
     """Tokens to reserve. What is only expected never makes a request too large for a limit that its prompt fits."""
-    tokens = min(work.prompt_tokens + expected, MAX_NUMBER)
-    if work.output_bounded:
+    tokens = min(turn.prompt_tokens + expected, MAX_NUMBER)
+    if turn.output_bounded:
         return tokens
     largest = min((limit.maximum for limit in limits if limit.kind is Kind.TOKENS), default=tokens)
-    return max(work.prompt_tokens, min(tokens, largest))
+    return max(turn.prompt_tokens, min(tokens, largest))
 
 
 def _rate_headers(decision: Decision) -> dict[str, str]:
@@ -112,19 +117,19 @@ def _rate_headers(decision: Decision) -> dict[str, str]:
 
 
 def _refused_limit(decision: Decision) -> tuple[Limit, Usage]:
-    """Of the limits that had no room, the one to tell of: it has none for longest."""
+    """The limit to name in a refusal: the one without room for longest."""
     refused = [(limit, usage) for limit, usage in decision.items() if usage.wait_ms]
     return max(refused, key=lambda each: math.inf if each[1].wait_ms == NEVER else each[1].wait_ms)
 
 
-def _refusal(decision: Decision, work: Work) -> ApiError:
+def _refusal(decision: Decision, turn: Turn) -> ApiError:
     """The error for a reservation that was not admitted."""
     limit, usage = _refused_limit(decision)
     requested = decision.reservation.amount(limit)
     whose = f"{limit.scope} {limit.holder} on {_WORDS[limit.kind]} of {limit.model!r}"
     kind = "tokens" if limit.kind is Kind.TOKENS else "requests"
     if usage.wait_ms == NEVER:
-        return _too_large(whose, limit, requested, work)
+        return _too_large(whose, limit, requested, turn)
     seconds = math.ceil(usage.wait_ms / 1000)
     message = (
         f"Rate limit reached for {whose}: limit {limit.maximum}, used {usage.used}, requested {requested}. "
@@ -145,11 +150,11 @@ def _duration(milliseconds: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def _too_large(whose: str, limit: Limit, requested: int, work: Work) -> ApiError:
+def _too_large(whose: str, limit: Limit, requested: int, turn: Turn) -> ApiError:
     """A request that waiting does not help."""
     message = f"The request is larger than the limit for {whose}: limit {limit.maximum}, requested {requested}."
-    if limit.kind is Kind.TOKENS and work.output_bounded and work.max_output_tokens:
-        advice = f" {work.prompt_tokens} of these are the prompt's, the others are reserved for the answer: lower "
+    if limit.kind is Kind.TOKENS and turn.output_bounded and turn.max_output_tokens:
+        advice = f" {turn.prompt_tokens} of these are the prompt's, the others are reserved for the answer: lower "
         return ApiError(400, f"{message}{advice}'max_tokens'.", code="request_exceeds_limit", param="max_tokens")
     advice = " Shorten the prompt." if limit.kind is Kind.TOKENS else " It takes no requests."
     return ApiError(400, message + advice, code="request_exceeds_limit")

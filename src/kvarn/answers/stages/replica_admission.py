@@ -11,15 +11,16 @@ from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
+from kvarn.answers.record import RequestRecord
 from kvarn.answers.tiers import priority_of
-from kvarn.answers.work import Outcome, RequestRecord, Work
+from kvarn.answers.turn import Outcome, Turn
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 
 POLL_S = 0.01
-"""How often waiting requests are looked at. What ends is noticed at once; this is for the prompts that an engine has
+"""Period of looks at waiting requests. An end is noticed at once; this is for the prompts that an engine has
 computed meanwhile, and for those that wait too long."""
 MANY_TOKENS = 1 << 20
 """More than any answer has."""
@@ -58,8 +59,8 @@ class EarlyFields(msgspec.Struct):
 
 
 def early_fields(body: bytes) -> EarlyFields | None:
-    """What admission looks at before a request is checked whole: to refuse it must cost next to nothing. None where the
-    body is not as it should be: whoever checks it says why."""
+    """The fields that admission reads before a request is checked whole: to refuse must cost next to nothing. None: the
+    body is not as it should be, and whoever checks it says why."""
     try:
         return msgspec.json.decode(body, type=EarlyFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -106,24 +107,24 @@ class ReplicaAdmission:
         self.controller.update(self.client.stats, now)
         return now
 
-    def demand_of(self, work: Work) -> Demand:
-        """What a piece of work would need of this engine."""
-        tenant, early, choice = work.principal.organization_id, work.record.early_demand, work.replica_choice
+    def demand_of(self, turn: Turn) -> Demand:
+        """The capacity of this engine that a turn would need."""
+        tenant, early, choice = turn.record.principal.organization_id, turn.record.early, turn.replica_choice
         cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
-        expected = self.traffic.expected_prompt(work.prompt_tokens)
+        expected = self.traffic.expected_prompt(turn.prompt_tokens)
         return Demand(
             tenant=tenant,
-            weight=work.principal.weight,
-            priority=work.priority,
-            prompt_tokens=expected if cached is None else max(1.0, work.prompt_tokens - cached),
-            output_tokens=self.traffic.expected_output(tenant, work.max_output_tokens),
-            sequences=work.sequences,
-            arrival_s=work.record.received,
-            accepted=early is not None and early.accepted,
+            weight=turn.record.principal.weight,
+            priority=turn.priority,
+            prompt_tokens=expected if cached is None else max(1.0, turn.prompt_tokens - cached),
+            output_tokens=self.traffic.expected_output(tenant, turn.max_output_tokens),
+            sequences=turn.sequences,
+            arrival_s=turn.record.timeline.received_s,
+            accepted=early is not None and early.demand.accepted,
         )
 
     def early_demand(self, record: RequestRecord, body: bytes, fields: EarlyFields) -> Demand:
-        """The same of a request that is not parsed yet, as far as it is known."""
+        """The capacity that a request would need which is not parsed yet, as far as it is known."""
         principal = record.principal
         tenant = principal.organization_id
         sequences = max(1, fields.n or 1)
@@ -134,7 +135,7 @@ class ReplicaAdmission:
             prompt_tokens=self.traffic.expected_prompt(self.traffic.tokens_in(len(body))),
             output_tokens=self.traffic.expected_output(tenant, sequences * (fields.max_output or MANY_TOKENS)),
             sequences=sequences,
-            arrival_s=record.received,
+            arrival_s=record.timeline.received_s,
             body_bytes=0 if fields.has_context_elsewhere else len(body),
         )
 
@@ -178,10 +179,10 @@ class ReplicaAdmission:
                 self.controller.ended(demand, self._clock.now(), prompt=0, cached=0, output=0, finished=False)
             raise
 
-    def leave(self, demand: Demand, work: Work) -> None:
+    def leave(self, demand: Demand, turn: Turn) -> None:
         """A request that was admitted is over."""
-        usage = work.usage
-        ttft_s = None if usage.first_token is None else usage.first_token - work.record.received
+        usage = turn.usage
+        ttft_s = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         if demand.predicted_ttft_s is not None and ttft_s is not None:
             self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(
@@ -190,7 +191,7 @@ class ReplicaAdmission:
             prompt=usage.prompt_tokens,
             cached=usage.cached_tokens,
             output=usage.completion_tokens,
-            finished=work.outcome is Outcome.FINISHED,
+            finished=turn.outcome is Outcome.FINISHED,
         )
         if self._waiting:
             self._poll()

@@ -74,8 +74,8 @@ class BlockInventory:
 
 
 class BlockPlace(Protocol):
-    """Where blocks are held."""
+    """A place that holds blocks."""
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """Add what is held here and, from now on, add and drop what comes and goes; or no more."""
         ...

@@ -1,4 +1,4 @@
-"""Who owns each block of the paged KV cache.
+"""References to each block of the paged KV cache, and the free list.
 
 Every block is in exactly one of three places::
 

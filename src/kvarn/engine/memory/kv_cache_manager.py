@@ -55,10 +55,10 @@ class KVCacheManager:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
-        """Of recurrent states; None where the model has none."""
+        """Snapshots of recurrent states; None where the model has none."""
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
-        """Where blocks are kept beyond the device, if anywhere."""
+        """Blocks beyond the device; None where none are kept."""
         self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 
@@ -217,7 +217,7 @@ class KVCacheManager:
             self.snapshots.publish(sequence)
 
     def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
-        """Where a step that computes so many tokens of each sequence copies their recurrent states."""
+        """Copies of recurrent states in a step that computes so many tokens of each sequence."""
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
 
     def release(self, sequence: Sequence) -> None:

@@ -36,7 +36,7 @@ class PrefixNode:
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
-        """Of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`); None: there is none."""
+        """Snapshot of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`), if there is one."""
 
 
 class PrefixCache:
@@ -114,10 +114,10 @@ class PrefixCache:
                 self._pool.uncache(node.block)
 
     def names(self) -> Iterator[bytes]:
-        """Of all blocks."""
+        """Names of all blocks."""
         return (node.hash for node in self._by_block.values())
 
-    def watch(self, held: BlockInventory | None) -> None:
+    def report_to(self, held: BlockInventory | None) -> None:
         """See `BlockPlace`."""
         self._held = held
         if held is not None:

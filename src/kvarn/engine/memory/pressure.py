@@ -47,7 +47,7 @@ class GrowthReserve:
 
 
 class MemoryReserve:
-    """How much of the memory a waiting sequence may take. `running` is the scheduler's own, current collection."""
+    """Memory that a waiting sequence may take. `running` is the scheduler's own, current collection."""
 
     def __init__(self, memory: KVCacheManager, running: Collection[Sequence]) -> None:
         self.growth = GrowthReserve()
@@ -88,7 +88,7 @@ class MemoryReserve:
         return self.wanted_blocks(sequence, match) <= self.spare_blocks() + freed + promised
 
     def fitting_match(self, sequence: Sequence, spare: float) -> PrefixMatch | None:
-        """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
+        """Start of the sequence if it fits now; the prefix cache is not asked again in vain."""
         if sequence.seen_prefix_changes == self.prefix_changes and sequence.blocks_wanted > spare:
             return None
         match = self._memory.match_prefix(sequence)

@@ -26,7 +26,7 @@ _SPARE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
-    """What another engine has to do, and how fast it is."""
+    """Work that another engine has, and its speed."""
 
     waiting_tokens: int
     """Tokens of prompts that it was asked for and has not sent."""
@@ -38,7 +38,7 @@ class PrefillPeer(Protocol):
     """Another engine of the same model, which computes prompts and sends their blocks."""
 
     def load(self) -> PeerLoad | None:
-        """What it has to do; None where it cannot be reached."""
+        """Its load; None where it cannot be reached."""
         ...
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
@@ -90,19 +90,19 @@ class RemotePrefill:
         if load is None:
             return False
         waiting = sum(self._queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
-        here_s, is_busy = self._here(start, count, max(0, waiting))
+        local_s, is_busy = self._local_s(start, count, max(0, waiting))
         times = self._step_time.times
         token_s = load.token_s or (times.fixed_s + times.prompt_s(count, pairs(start, count))) / count
-        there_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
-        if self._chosen.mode == "auto" and not (is_busy and there_s <= here_s):
+        remote_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
+        if self._chosen.mode == "auto" and not (is_busy and remote_s <= local_s):
             return False
         fetch = sequence.fetch
         fetch.pending = self._peer.prefill(sequence, names, scope)
-        fetch.timeout_s = 2 * max(here_s, there_s) + _SPARE_S
+        fetch.timeout_s = 2 * max(local_s, remote_s) + _SPARE_S
         self.asked += fetch.pending is not None
         return fetch.pending is not None
 
-    def _here(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
+    def _local_s(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
         """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and
         whether it has anything else to do."""
         contexts = []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SnapshotRecord:
-    """What one running sequence has to do with snapshots."""
+    """Snapshots of one running sequence."""
 
     start: int
     """The one that it starts from, or `NO_SNAPSHOT`: the plan with its first row copies it before it writes any."""
@@ -58,7 +58,7 @@ class Snapshots:
         """Those in the prefix cache with their nodes, the one used least recently first."""
 
     def num_usable(self, nodes: list[PrefixNode]) -> int:
-        """How many of the first nodes of a path a prompt may begin with."""
+        """Number of the first nodes of a path that a prompt may begin with."""
         return next((count for count in range(len(nodes), 0, -1) if nodes[count - 1].snapshot is not None), 0)
 
     def start(self, sequence: Sequence, nodes: list[PrefixNode], shared_tokens: int) -> None:
@@ -142,7 +142,7 @@ def _record(sequence: Sequence) -> SnapshotRecord:
 
 
 def _positions(record: SnapshotRecord, first: int, end: int) -> list[int]:
-    """Where a row that computes the tokens `first` to `end - 1` of a sequence takes snapshots."""
+    """Positions at which a row that computes the tokens `first` to `end - 1` takes snapshots."""
     positions = [position for position in record.wanted if first < position <= end]
     last_full = end // BLOCK_SIZE * BLOCK_SIZE
     if last_full > max(first, record.answer_from):

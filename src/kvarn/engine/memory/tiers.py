@@ -21,20 +21,20 @@ from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 _SMOOTHING = 0.1
 """Share of the latest step in the measured time of a transfer."""
 _LONG_S = 1.0
-"""How long is waited for a fetch as long as nobody knows what computing takes."""
+"""Longest wait for a fetch before the time of computing is known."""
 _ASK_AGAIN_S = 0.02
 """After so long a fetch that had no room is tried again."""
 
 
 class KVTiers:
-    """What the engine asks of a `KVConnector`, and the counts of it."""
+    """The engine's side of a `KVConnector`: decisions and counts."""
 
     def __init__(self, connector: KVConnector, namespace: str, step_time: StepTimeModel) -> None:
         self.connector = connector
         self.queries = 0
         """Tokens of prompts that were looked for here, since the prefix cache did not hold them."""
         self.hits = 0
-        """Of those, tokens loaded."""
+        """Tokens loaded, of `queries`."""
         self.given_up = 0
         """Fetches that took too long."""
         self.remote_prefill: RemotePrefill | None = None

@@ -1,4 +1,4 @@
-"""How many guesses are verified in a step: those that bring more tokens a second than the step brings without them.
+"""Number of guesses verified in a step: those that bring more tokens a second than the step brings without them.
 
 A step with N decode rows takes T seconds and brings N tokens. A proposal that is drawn with probability p adds p tokens
 and the seconds of one more token in the forward pass, for all rows of the step. So it pays exactly where p over its
@@ -24,7 +24,7 @@ from kvarn.engine.step_time import StepTimeModel
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """What a step takes without proposals, and what one adds."""
+    """Seconds of a step without proposals, and those that one adds."""
 
     rows: int
     """Sequences that get a token without proposals."""
@@ -56,7 +56,7 @@ class ProposalBudget:
     MARGIN = 1.1
     """By this factor a proposal must beat the step without it: predictions err."""
     PROBE_EVERY = 256
-    """Where guessing takes too long, one sequence is guessed for so often, in steps: its time is measured then."""
+    """Steps after which one sequence is guessed for although guessing takes too long: its time is measured then."""
     OWN_WEIGHT = 3.0
     """A sequence's own average counts as much as that of all guesses once it has so many observations."""
     GRADE_WEIGHT = 8.0
@@ -64,7 +64,7 @@ class ProposalBudget:
     def __init__(self, proposer: Proposer, length: int, step_time: StepTimeModel, *, adaptive: bool) -> None:
         """`length`: proposals of a row at most. `adaptive`: else as many as there are."""
         self.prices = StepPrices(1, 0.0, 0.0, 0.0)
-        """Of the latest step that proposals were considered for."""
+        """Prices of the latest step that proposals were considered for."""
         self._proposer = proposer
         self._step_time = step_time
         self._length = length
@@ -90,8 +90,7 @@ class ProposalBudget:
     def lengths_of(
         self, rows: Items[ProposalRow], guesses: Items[tuple[int, int]], tokens_left: int, now: int
     ) -> list[int]:
-        """How much of each guess is verified, given its tokens and its grade: the likeliest tokens for their seconds
-        first."""
+        """Tokens of each guess to verify, given its length and its grade: the likeliest for their seconds first."""
         if not self._adaptive:
             return _first_come([count for count, _ in guesses], tokens_left)
         prices, lengths, chances = self.prices, [0] * len(guesses), []
@@ -117,7 +116,7 @@ class ProposalBudget:
         return lengths
 
     def lengths_by_level(self, rows: Items[ProposalRow], tokens_left: int, now: int) -> list[int]:
-        """How many tokens to guess for each, where the n-th guesses of all sequences are made together."""
+        """Tokens to guess for each, where the n-th guesses of all sequences are made together."""
         if not self._adaptive:
             return _first_come([row.limit for row in rows], tokens_left)
         prices, lengths = self.prices, [0] * len(rows)

@@ -14,7 +14,7 @@ class Guess(NamedTuple):
 
     tokens: list[int]
     grade: int = 0
-    """How sure the proposer is: an index of its `grades`."""
+    """Confidence of the proposer: an index of its `grades`."""
 
 
 NO_GUESS = Guess([])

@@ -1,4 +1,4 @@
-"""How often guesses were right: of one sequence, and of all."""
+"""Counts of right guesses: of one sequence, and of all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 class Acceptance:
-    """How many proposals were right, by their position in the row; what is older counts less."""
+    """Right proposals by their position in the row; older ones count less."""
 
     __slots__ = ("_decay", "_fade", "_last", "right", "tried")
 
@@ -19,8 +19,8 @@ class Acceptance:
         self._last = 0
 
     def observe(self, proposed: int, accepted: int, now: int) -> None:
-        """Of `proposed` tokens the first `accepted` were right. The one after those was wrong; of the rest nothing is
-        known. `now`: number of the step."""
+        """Count `proposed` tokens, the first `accepted` of them right. The one after those was wrong; nothing is known
+        of the rest. `now`: number of the step."""
         keep = self._decay * self.weight(now)
         self._last = now
         right, tried = self.right, self.tried
@@ -29,7 +29,7 @@ class Acceptance:
             tried[place] = keep * tried[place] + 1
 
     def weight(self, now: int) -> float:
-        """What the observations still count in step `now`."""
+        """Weight of the observations in step `now`."""
         return self._fade ** (now - self._last)
 
 
@@ -48,7 +48,7 @@ class GuessRecord:
         self.saved_s = 0.0
         """Seconds saved by each guess: a decaying average."""
         self.grade = 0
-        """Of the proposals in flight."""
+        """Grade of the proposals in flight."""
         self.unverified: list[int] = []
         """The last guess, where it was not worth its time: the tokens that follow tell whether it was right."""
         self.unverified_at = 0

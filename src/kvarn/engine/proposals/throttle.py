@@ -22,13 +22,13 @@ class ProposalThrottle:
     CHOICE_S = 10e-6
     """About what it takes to choose how much of a guess is verified."""
     SHARE = 0.003
-    """Of the time of steps, at most spent on guesses that have not paid."""
+    """Share of the time of steps spent at most on guesses that have not paid."""
     WEIGHT = 0.15
-    """Of a sequence's latest guess in the average of what they save."""
+    """Weight of a sequence's latest guess in the average of the seconds saved."""
     COMMON_WEIGHT = 0.02
-    """Of the latest guess in the average over all sequences."""
+    """Weight of the latest guess in the average over all sequences."""
     FIRST_SAVED_S = 1e-3
-    """What guesses save until some were made."""
+    """Seconds that a guess is expected to save before some were made."""
     LONGEST_PAUSE = 64
     """Steps after which all are asked for again at the latest."""
 

@@ -40,7 +40,7 @@ class Agent:
         self._namespace = namespace
         self._prefix = f"kvarn/{namespace}/"
         self._channel: Channel | None = None
-        self._watched: dict[str, asyncio.Task[None]] = {}
+        self._followed: dict[str, asyncio.Task[None]] = {}
         self._killed: set[str] = set()
 
     async def run(self, end: socket.socket) -> None:
@@ -66,7 +66,7 @@ class Agent:
             await asyncio.to_thread(self._remove, request.name)
             launched = Launched(problem=f"Ray: {error}")
         if launched.place is not None:
-            self._watch(request.name)
+            self._follow(request.name)
         return msgspec.json.encode(launched)
 
     def _place(self, request: Launch) -> Launched:
@@ -104,7 +104,7 @@ class Agent:
     async def _list(self, _: bytes) -> bytes:
         places = await asyncio.to_thread(self._places)
         for name in places:
-            self._watch(name)
+            self._follow(name)
         return msgspec.json.encode(places)
 
     def _places(self) -> dict[str, Place]:
@@ -118,7 +118,7 @@ class Agent:
     def _kill(self, body: bytes) -> None:
         name = body.decode()
         self._killed.add(name)
-        self._watch(name)
+        self._follow(name)
         task = asyncio.ensure_future(asyncio.to_thread(self._remove, name))
         task.add_done_callback(lambda done: done.exception())
 
@@ -137,9 +137,9 @@ class Agent:
             if is_ours and group["state"] != "REMOVED" and name not in living:
                 remove_placement_group(_group(group_id))
 
-    def _watch(self, name: str) -> None:
-        if name not in self._watched:
-            self._watched[name] = asyncio.create_task(self._wait(name))
+    def _follow(self, name: str) -> None:
+        if name not in self._followed:
+            self._followed[name] = asyncio.create_task(self._wait(name))
 
     async def _wait(self, name: str) -> None:
         """Wait for an engine's end and tell the gateway."""
@@ -159,7 +159,7 @@ class Agent:
         await asyncio.to_thread(self._remove, name)
         assert self._channel is not None
         self._channel.send("ended", msgspec.json.encode(Ended(name, reason)))
-        del self._watched[name]
+        del self._followed[name]
 
 
 def _group(group_id: str) -> Any:

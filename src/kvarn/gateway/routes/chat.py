@@ -95,7 +95,7 @@ async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completio
 async def list_chat_messages(
     gateway: GatewayDep, owner: OwnerDep, completion_id: str, query: OrderedOldestFirstQuery
 ) -> ListObject[dict[str, Any]]:
-    """What a stored completion answers, first message first unless `order` is `desc`."""
+    """List the messages that a stored completion answers, first message first unless `order` is `desc`."""
     stored = await read_owned(gateway.store, owner, StoredCompletion, completion_id)
     page = cut_page(stored_messages(stored), query.cursor, lambda message: str(message["id"]))
     return list_answer(page, lambda message: message)

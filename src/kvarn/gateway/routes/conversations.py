@@ -39,7 +39,7 @@ Includes = Annotated[
 
 
 class ItemQuery(QueryModel):
-    """How items are shown."""
+    """Query of items."""
 
     include: Includes
 

@@ -52,7 +52,7 @@ async def rerank(gateway: GatewayDep, record: RecordDep, body: RerankRequest) ->
 async def rerank_as_cohere(
     gateway: GatewayDep, record: RecordDep, body: RerankRequest
 ) -> Annotated[Response, RerankAnswer]:
-    """The same, by Cohere's path: texts are sent back only where the request says so."""
+    """Rerank by Cohere's path: texts are sent back only where the request says so."""
     return json_when_done(await start_rerank(gateway, record, body, show_documents=False))
 
 
@@ -83,7 +83,7 @@ async def pool(gateway: GatewayDep, record: RecordDep, body: PoolingRequest) -> 
 @router.post("/v1/classify", include_in_schema=False)
 async def classify(gateway: GatewayDep, record: RecordDep, body: ClassifyRequest) -> None:
     """Models with several labels are not served: a 400 that says what is."""
-    name = gateway.find_model(record, body.model).name
+    name = gateway.catalog.find(record, body.model).name
     why = "no model of this server classifies. For relevance use /v1/score or /v1/rerank, for harm /v1/moderations."
     raise invalid_request(f"The model {name!r} gives no labels: {why}", "model", "model_not_supported")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_metadata, file_page, page_cursor
 from kvarn.gateway.body import limit_body
@@ -85,7 +85,7 @@ async def create_file(
     hold_upload(request, gateway, record)
     max_bytes = gateway.config.retention.max_file_bytes + FORM_BYTES
     receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
-    if record.dialect is ANTHROPIC:
+    if record.reply.dialect is ANTHROPIC:
         return file_metadata(await take_file(gateway, owner, request, receive, anthropic_form))
     return describe_file(await take_file(gateway, owner, request, receive, openai_form))
 
@@ -105,9 +105,9 @@ async def list_all_files(
 ) -> Annotated[ListObject[FileObject] | FilePage, ListObject[FileObject]]:
     """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all. Clients that send
     `anthropic-version` get them in Anthropic's shape, as for all that is done with files."""
-    others = _OPENAIS if record.dialect is ANTHROPIC else _ANTHROPICS
-    record.warnings += [ignored_query(name) for name in sorted(others & query.model_fields_set)]
-    if record.dialect is ANTHROPIC:
+    others = _OPENAIS if record.reply.dialect is ANTHROPIC else _ANTHROPICS
+    record.reply.warnings += [ignored_query(name) for name in sorted(others & query.model_fields_set)]
+    if record.reply.dialect is ANTHROPIC:
         limit = query.limit if "limit" in query.model_fields_set else DEFAULT_LIMIT
         cursor = page_cursor(limit, query.page, query.after_id, query.before_id)
         return await file_page(gateway.store, owner, cursor, query.ids)
@@ -120,7 +120,7 @@ async def get_file(
 ) -> Annotated[FileObject | FileMetadata, FileObject]:
     """One file, without its content."""
     file = await find_file(gateway.store, owner, file_id)
-    return file_metadata(file) if record.dialect is ANTHROPIC else describe_file(file)
+    return file_metadata(file) if record.reply.dialect is ANTHROPIC else describe_file(file)
 
 
 @router.get("/{file_id}/content", summary="Download a file", response_class=_Content)
@@ -141,6 +141,6 @@ async def delete_one_file(
 ) -> Annotated[DeletedObject | Deleted, DeletedObject]:
     """Delete a file and its content. Those of a batch of messages go with it: until then they get a 409."""
     await delete_file(gateway.store, owner, file_id)
-    if record.dialect is ANTHROPIC:
+    if record.reply.dialect is ANTHROPIC:
         return Deleted(id=file_id, type="file_deleted")
     return DeletedObject(id=file_id, object="file")

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.models import ServedModel
 from kvarn.config.routes import RouteConfig
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
@@ -42,7 +42,7 @@ async def list_models(
     """Every model and adapter in the key's scope, with readiness and capacity. Clients that send `anthropic-version`
     get those that write, page by page, in Anthropic's shape."""
     models = visible_models(gateway, record.principal)
-    if record.dialect is ANTHROPIC:
+    if record.reply.dialect is ANTHROPIC:
         return _page([model_info(model) for model in models if model.kind in (None, "generate")], query)
     return ModelList(data=models)
 
@@ -58,7 +58,7 @@ def visible_models(gateway: Gateway, principal: Principal) -> list[Model]:
     ]
     routes = [
         _describe_route(gateway, route)
-        for route in gateway.routes
+        for route in gateway.catalog.routes
         if may_use_model(principal, route.name) and not _stands_for_itself(gateway, route.name)
     ]
     return [*map(_describe, models), *adapters, *routes]
@@ -82,7 +82,7 @@ def _page(models: list[ModelInfo], query: ModelQuery) -> ModelPage:
 async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Annotated[Model | ModelInfo, Model]:
     """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
     found = find_model(gateway, record, model)
-    return model_info(found) if record.dialect is ANTHROPIC else found
+    return model_info(found) if record.reply.dialect is ANTHROPIC else found
 
 
 def find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
@@ -95,19 +95,19 @@ def find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)
 
-    route = gateway.routes.find(model)
+    route = gateway.catalog.routes.find(model)
     if route is not None and visible(route.name) and not _stands_for_itself(gateway, route.name):
         return _describe_route(gateway, route)
     adapter = gateway.models.find_adapter(model)
     if adapter is not None and visible(adapter[0].name):
         served, info = adapter
         if may_see_adapter(record.principal, info) and may_use_adapter(record.principal, info.name):
-            record.model = served.name
+            record.choice.name = served.name
             return _describe_adapter(served, info)
     found = gateway.models.find(model, visible)
     if not visible(found.name):
         raise model_not_found(model[:200], [served.name for served in gateway.models if visible(served.name)])
-    record.model = found.name
+    record.choice.name = found.name
     return _describe(found)
 
 
@@ -117,7 +117,7 @@ def _stands_for_itself(gateway: Gateway, name: str) -> bool:
 
 
 def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:
-    """As the target is that gets most of the requests, under the route's name."""
+    """The target that gets most of the requests, under the route's name."""
     target = max(route.targets, key=lambda each: each.weight).model
     found = gateway.models.find_adapter(target)
     model = gateway.models.find(gateway.models.name_of(target)) if found is None else found[0]
@@ -125,7 +125,7 @@ def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:
 
 
 def _describe_adapter(model: ServedModel, adapter: AdapterInfo) -> Model:
-    """As its model is, under its own name."""
+    """The model of an adapter, under the adapter's name."""
     own = {"id": adapter.name, "root": adapter.path, "parent": model.name, "aliases": [f"{model.name}:{adapter.name}"]}
     return msgspec.structs.replace(_describe(model), created=adapter.loaded_at or model.created, **own)
 

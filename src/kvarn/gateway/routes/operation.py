@@ -34,7 +34,7 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 class Root(TypedDict):
-    """What answers here, and where to look next."""
+    """Name of the server, and where to look next."""
 
     name: str
     version: str
@@ -61,7 +61,7 @@ class Health(TypedDict):
 
 
 class ModelState(TypedDict):
-    """How far a model is. `drifted`: replicas that answer golden prompts wrongly, and how."""
+    """Readiness of one model. `drifted`: replicas that answer golden prompts wrongly, and how."""
 
     ready: bool
     state: str
@@ -73,7 +73,7 @@ class ModelState(TypedDict):
 
 
 class Readiness(TypedDict):
-    """How far each model is; `status` is `ready` or `not_ready`."""
+    """Readiness of each model; `status` is `ready` or `not_ready`."""
 
     status: str
     models: dict[str, ModelState]
@@ -118,7 +118,7 @@ def _page() -> str:
 async def metrics(request: Request, gateway: GatewayDep) -> Response:
     """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
-    registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
+    registry = gateway.metrics.registry if gateway.control.shared is None else await gateway.control.shared.metrics()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     body = encode(as_open_metrics(registry) if "openmetrics" in content_type else registry)
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
@@ -138,8 +138,8 @@ async def version() -> Version:
 async def load(gateway: GatewayDep) -> Load:
     """Requests that are being answered, waiting ones among them and this one not, in vLLM's form."""
     in_flight = gateway.metrics.requests_in_flight
-    if gateway.shared is not None:
-        families = await gateway.shared.metrics()
+    if gateway.control.shared is not None:
+        families = await gateway.control.shared.metrics()
         in_flight = int(families.get_sample_value("kvarn_requests_in_flight") or 1)
     return {"server_load": in_flight - 1}
 
@@ -160,10 +160,12 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
     models = list(gateway.models)
-    all_ready = all(model.ready or not model.replicas for model in models) and not gateway.held_requests.stands_by
+    all_ready = (
+        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.stands_by
+    )
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
-        "models": {model.name: _state(model, gateway.watch) for model in models},
+        "models": {model.name: _state(model, gateway.control.watch) for model in models},
         "database": str(gateway.store.health.state),
     }
     return json_response(answer, 200 if all_ready else 503)

@@ -34,7 +34,7 @@ _CHECKED = [Depends(check_query)]
 
 
 class ResponseQuery(QueryModel):
-    """How a stored response is shown."""
+    """Query of one stored response."""
 
     include: Includes
     stream: Flag = Field(False, description="Answer with the response's events, from the first on, up to its end.")
@@ -69,7 +69,7 @@ async def create_response(
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
 async def count_tokens(gateway: GatewayDep, record: RecordDep, body: TokenCountRequest) -> answer.InputTokens:
-    """How many tokens the prompt of a response would have."""
+    """Count the tokens of a response's prompt."""
     return await count_input_tokens(gateway, record, body)
 
 

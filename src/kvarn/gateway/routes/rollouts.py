@@ -28,7 +28,7 @@ _DONE = {"pause": "paused", "resume": "resumed", "promote": "promoted", "rollbac
 @router.get("", summary="List rollouts")
 async def list_rollouts(admin: PlatformAdminDep) -> ListObject[RolloutObject]:
     """The latest rollout of each model that has had one."""
-    objects = [_describe(admin.gateway, each) for each in admin.gateway.rollouts.rollouts.values()]
+    objects = [_describe(admin.gateway, each) for each in admin.gateway.control.rollouts.rollouts.values()]
     return ListObject(object="list", data=objects, first_id="", last_id="", has_more=False)
 
 
@@ -63,7 +63,7 @@ async def give_command(admin: AdminContext, model: str, action: str) -> Rollout:
     Raises:
         ApiError: 404, the model has had no rollout; 409, it has ended or has failed a gate.
     """
-    rollouts, rollout = admin.gateway.rollouts, _find(admin, model)
+    rollouts, rollout = admin.gateway.control.rollouts, _find(admin, model)
     is_leader = rollouts.is_leader
     if is_leader or rollout.ended:
         try:
@@ -98,7 +98,7 @@ def rollout_config(gateway: Gateway, settings: dict[str, Any], name: str) -> Rol
 
 
 def _find(admin: AdminContext, model: str) -> Rollout:
-    found = admin.gateway.rollouts.rollouts.get(model)
+    found = admin.gateway.control.rollouts.rollouts.get(model)
     if found is None:
         raise ApiError(404, f"{model!r} has had no rollout.", param="model", code="rollout_not_found")
     return found
@@ -106,8 +106,8 @@ def _find(admin: AdminContext, model: str) -> Rollout:
 
 def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
     waits_for = "" if rollout.ended else rollout.waits_for(SYSTEM_CLOCK.time())
-    if not rollout.ended and (missing := gateway.rollouts.missing(rollout)):
-        problem = gateway.rollouts.state_of(rollout.candidate)
+    if not rollout.ended and (missing := gateway.control.rollouts.missing(rollout)):
+        problem = gateway.control.rollouts.state_of(rollout.candidate)
         waits_for = f"{missing} more ready replicas of {rollout.candidate} ({problem})"
     return RolloutObject(
         model=rollout.model,

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from kvarn.answers.work import RequestRecord
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.models import ReadyModel
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
@@ -36,7 +36,7 @@ class TokenizerQuery(QueryModel):
 @router.post("/tokenize", summary="Text or messages to token ids")
 async def tokenize(gateway: GatewayDep, record: RecordDep, body: TokenizeRequest) -> TokenizeResponse:
     """Tokenize a prompt, or the messages of a chat as the model would see them."""
-    model = gateway.ready_model(record, body.model or _default(gateway))
+    model = gateway.catalog.ready(record, body.model or _default(gateway))
     tokens = await _tokenize(gateway, record, body, model)
 
     def answer() -> TokenizeResponse:
@@ -50,7 +50,7 @@ async def tokenize(gateway: GatewayDep, record: RecordDep, body: TokenizeRequest
 @router.post("/detokenize", summary="Token ids to text")
 async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeRequest) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
-    model = gateway.ready_model(record, body.model or _default(gateway))
+    model = gateway.catalog.ready(record, body.model or _default(gateway))
     text = await gateway.run(record, lambda: model.text.tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
 
@@ -58,7 +58,7 @@ async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeReq
 @router.get("/tokenizer_info", summary="A model's tokenizer", dependencies=[Depends(check_query)])
 async def tokenizer_info(gateway: GatewayDep, record: RecordDep, query: TokenizerQuery) -> dict[str, Any]:
     """Answer with the checkpoint's tokenizer_config.json and the chat template that is used."""
-    model = gateway.ready_model(record, query.model or _default(gateway))
+    model = gateway.catalog.ready(record, query.model or _default(gateway))
     served, template = model.served, model.text.chat_template
 
     def read() -> dict[str, Any]:

@@ -70,7 +70,7 @@ async def sleep(admin: PlatformAdminDep, record: RecordDep, query: SleepQuery) -
     """Have the models run by no engine, once their requests are finished: all memory is free then, which `/is_sleeping`
     tells. It is as if each were scaled to 0."""
     if query.mode != "wait":
-        record.warnings.append(_ENDS_LATER)
+        record.reply.warnings.append(_ENDS_LATER)
     await _scale(admin, query, 0)
     return await is_sleeping(admin, query)
 
@@ -94,8 +94,8 @@ async def _scale(admin: PlatformAdminDep, query: EngineQuery, replicas: int | No
     async with admin.audited_change() as change:
         for model in models:
             await deployments.scale(change, model.name, replicas, is_configured=not model.version)
-    if admin.gateway.fleet is not None:
-        admin.gateway.fleet.wake()
+    if admin.gateway.control.fleet is not None:
+        admin.gateway.control.fleet.wake()
 
 
 def _asked_for(gateway: Gateway, name: str | None) -> list[ServedModel]:
@@ -104,12 +104,12 @@ def _asked_for(gateway: Gateway, name: str | None) -> list[ServedModel]:
     Raises:
         ApiError: 404, there is none of that name; 400, another server runs it.
     """
-    own = [model for model in gateway.models if model.external is None]
+    own = [model for model in gateway.models if model.config.external is None]
     if name is None:
         return own
     found = gateway.models.named(name)
     if found is None:
         raise model_not_found(name, [model.name for model in own])
-    if found.external is not None:
+    if found.config.external is not None:
         raise invalid_request(f"Another server runs {name!r}: it is not put to sleep here.", "model")
     return [found]

@@ -14,8 +14,8 @@ from kvarn.kernels.linear import Norm
 
 
 @dataclass(frozen=True, slots=True)
-class CpuAttentionPlan:
-    """See `kvarn.kernels.operations.AttentionPlan`."""
+class CpuAttentionMetadata:
+    """See `kvarn.kernels.attention.AttentionMetadata`."""
 
     backend: _native.Backend
     native: _native.AttentionPlan
@@ -46,24 +46,24 @@ class CpuAttentionPlan:
         out = torch.empty((len(qkv), heads.query * heads.dim), dtype=torch.float32)
         self.backend.attention(
             self.native,
-            qkv.data_ptr(),
-            qkv.stride(0),
-            heads.query,
-            heads.kv,
-            heads.dim,
-            kv_type,
-            rotation.cos.data_ptr(),
-            rotation.sin.data_ptr(),
-            rotation.cos.shape[1],
-            norm.weight.data_ptr() if norm else 0,
-            norm.eps if norm else 0.0,
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            scale,
-            softcap or 0.0,
-            out.data_ptr(),
-            out.stride(0),
-            *(() if sinks is None else (sinks.data_ptr(),)),
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            query_heads=heads.query,
+            kv_heads=heads.kv,
+            dim=heads.dim,
+            kv_type=kv_type,
+            cos=rotation.cos.data_ptr(),
+            sin=rotation.sin.data_ptr(),
+            half_rotated=rotation.cos.shape[1],
+            norm=norm.weight.data_ptr() if norm else 0,
+            eps=norm.eps if norm else 0.0,
+            keys=key_cache.data_ptr(),
+            values=value_cache.data_ptr(),
+            scale=scale,
+            softcap=softcap or 0.0,
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            sinks=0 if sinks is None else sinks.data_ptr(),
         )
         return out
 
@@ -112,38 +112,32 @@ def native_head_norm(norm: Norm | None, heads: HeadShape) -> _native.NormWeight:
 
 def plan_attention(
     backend: _native.Backend, batch: PagedBatch, heads: HeadShape, window: int | None = None, *, causal: bool = True
-) -> CpuAttentionPlan:
+) -> CpuAttentionMetadata:
     """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it.
 
     Where it is not causal, a query also sees as many tokens after it, as far as its sequence's context goes.
 
     Raises KernelInputError where the batch does not fit together.
     """
-    if heads.query % heads.kv:
-        raise KernelInputError(f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly")
-    if window is not None and window < 1:
-        raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
     (sequences,), (tokens,) = batch.context_lens.shape, batch.slot_mapping.shape
-    if batch.query_starts.shape != (sequences + 1,) or len(batch.block_tables) != sequences:
-        raise KernelInputError(f"query starts or block tables are not those of {sequences} sequences")
     try:
         native = _native.AttentionPlan(
-            _address(batch.query_starts, torch.int32),
-            _address(batch.context_lens, torch.int32),
-            _address(batch.block_tables, torch.int32),
-            batch.block_tables.stride(0),
-            batch.block_tables.shape[1],
-            _address(batch.slot_mapping, torch.int64),
-            sequences,
-            tokens,
-            window or 0,
-            causal,
-            heads.query,
-            heads.kv,
+            query_starts=_address(batch.query_starts, torch.int32),
+            context_lens=_address(batch.context_lens, torch.int32),
+            block_tables=_address(batch.block_tables, torch.int32),
+            table_stride=batch.block_tables.stride(0),
+            table_blocks=batch.block_tables.shape[1],
+            slots=_address(batch.slot_mapping, torch.int64),
+            sequences=sequences,
+            tokens=tokens,
+            window=window or 0,
+            causal=causal,
+            query_heads=heads.query,
+            kv_heads=heads.kv,
         )
     except ValueError as error:
         raise KernelInputError(str(error)) from error
-    return CpuAttentionPlan(backend, native, batch, heads)
+    return CpuAttentionMetadata(backend, native, batch, heads)
 
 
 def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
@@ -153,10 +147,10 @@ def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuBidirectionalPlan:
-    """See `kvarn.kernels.operations.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
+class CpuBidirectionalMetadata:
+    """See `BidirectionalMetadata`. Each layer writes its keys and values over the last one's."""
 
-    attention: CpuAttentionPlan
+    attention: CpuAttentionMetadata
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -171,9 +165,9 @@ class CpuBidirectionalPlan:
 
 def plan_bidirectional(
     backend: _native.Backend, lengths: torch.Tensor, heads: HeadShape, window: int | None = None
-) -> CpuBidirectionalPlan:
-    """See `Kernels.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
+) -> CpuBidirectionalMetadata:
+    """See `Operations.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
     batch, num_blocks = whole_texts(lengths)
     cache = new_kv_cache(1, num_blocks, heads, "float32")
     plan = plan_attention(backend, batch, heads, window, causal=False)
-    return CpuBidirectionalPlan(plan, cache.keys[0], cache.values[0])
+    return CpuBidirectionalMetadata(plan, cache.keys[0], cache.values[0])

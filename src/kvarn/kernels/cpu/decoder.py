@@ -9,16 +9,17 @@ import numpy.typing as npt
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.attention import AttentionMetadata
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
+from kvarn.kernels.checks import check_rows, check_step
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.adapters import native_adapters
-from kvarn.kernels.cpu.attention import CpuAttentionPlan, native_head_norm, plan_attention
+from kvarn.kernels.cpu.attention import CpuAttentionMetadata, native_head_norm, plan_attention
 from kvarn.kernels.cpu.kv_cache import NATIVE_TYPE, native_type
-from kvarn.kernels.cpu.linear import CpuLinear, check_rows, native_norm
+from kvarn.kernels.cpu.linear import CpuLinear, native_norm
 from kvarn.kernels.decoder import DecoderParts, GreedyParts
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.operations import AttentionPlan
 from kvarn.shapes import BLOCK_SIZE
 
 
@@ -40,21 +41,21 @@ class CpuDecoderLayers:
         )
         for layer in parts.layers:
             self.native.add(
-                compiled(layer.qkv).product(layer.attention_norm),
-                compiled(layer.output).product(None),
-                compiled(layer.gate_up).product(layer.mlp_norm),
-                compiled(layer.down).product(None),
-                native_head_norm(layer.query_key_norm, heads),
-                native_norm(layer.attention_output_norm, layer.output.out_features),
-                native_norm(layer.mlp_output_norm, layer.down.out_features),
-                layer.kind,
+                qkv=compiled(layer.qkv).product(layer.attention_norm),
+                output=compiled(layer.output).product(None),
+                up=compiled(layer.gate_up).product(layer.mlp_norm),
+                down=compiled(layer.down).product(None),
+                heads=native_head_norm(layer.query_key_norm, heads),
+                attention_output=native_norm(layer.attention_output_norm, layer.output.out_features),
+                mlp_output=native_norm(layer.mlp_output_norm, layer.down.out_features),
+                kind=layer.kind,
             )
 
     def run(
         self,
         hidden: torch.Tensor,
         cache: KVCache,
-        plans: Sequence[AttentionPlan],
+        plans: Sequence[AttentionMetadata],
         rotations: Sequence[Rotation],
         adapters: AdapterBatch | None,
         first: int,
@@ -64,34 +65,36 @@ class CpuDecoderLayers:
 
         Raises KernelInputError where what is given does not fit together.
         """
-        own = [plan for plan in plans if isinstance(plan, CpuAttentionPlan)]
+        own = [plan for plan in plans if isinstance(plan, CpuAttentionMetadata)]
         if len(own) < len(plans) or not self._num_kinds <= len(plans) == len(rotations):
             raise KernelInputError("layers in one call need a plan of these kernels and a rotation for each kind")
         if not 0 <= first <= last <= len(self.parts.layers):
             raise KernelInputError(f"layers {first} to {last} are not of {len(self.parts.layers)}")
         size = self.parts.layers[0].qkv.in_features
-        check_rows(hidden, size, hidden, size)
+        check_rows(hidden, (len(hidden), size), torch.float32)
         if not hidden.is_contiguous():
             raise KernelInputError(f"the residual stream must be contiguous, not with strides {hidden.stride()}")
         for plan, rotation in zip(own, rotations, strict=True):
             if plan.heads != self.parts.heads:
                 raise KernelInputError(f"the plan is of {plan.heads}, the layers have {self.parts.heads}")
             plan.check(len(hidden), rotation, cache.num_blocks)
+        keys, values = self.addresses(cache)
         self._backend.run_layers(
             self.native,
-            first,
-            last,
-            [plan.native for plan in own],
-            [rotation.cos.data_ptr() for rotation in rotations],
-            [rotation.sin.data_ptr() for rotation in rotations],
-            [rotation.cos.shape[1] for rotation in rotations],
-            *self.addresses(cache),
-            native_adapters(adapters),
-            hidden.data_ptr(),
+            first=first,
+            last=last,
+            plans=[plan.native for plan in own],
+            cos=[rotation.cos.data_ptr() for rotation in rotations],
+            sin=[rotation.sin.data_ptr() for rotation in rotations],
+            half_rotated=[rotation.cos.shape[1] for rotation in rotations],
+            keys=keys,
+            values=values,
+            adapters=native_adapters(adapters),
+            hidden=hidden.data_ptr(),
         )
 
     def addresses(self, cache: KVCache) -> tuple[list[int], list[int]]:
-        """Of the keys and of the values, by layer. Raises KernelInputError for the cache of another model."""
+        """Addresses of the keys and of the values, by layer. Raises KernelInputError for the cache of another model."""
         layers = len(self.parts.layers)
         if not len(cache.keys) == len(cache.values) == layers:
             raise KernelInputError(f"a cache of {len(cache.keys)} layers is not one of {layers}")
@@ -127,6 +130,7 @@ class CpuGreedyDecoder:
         vocab_size: int,
     ) -> npt.NDArray[np.int64]:
         """One compiled call. Raises KernelInputError where what is given does not fit together."""
+        check_step(batch)
         plan = plan_attention(self._backend, batch, self._heads)
         sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
         if plan.native.num_blocks > self._cache.num_blocks or int(batch.block_tables.max()) >= self._cache.num_blocks:
@@ -153,14 +157,14 @@ class CpuGreedyDecoder:
         self._backend.greedy(
             self._native,
             plan.native,
-            token_ids.data_ptr(),
-            active.ctypes.data,
-            len(active),
-            vocab_size,
-            [rotation.cos.data_ptr() for rotation in rotations],
-            [rotation.sin.data_ptr() for rotation in rotations],
-            list(self._parts.half_rotated),
-            drawn.ctypes.data,
+            token_ids=token_ids.data_ptr(),
+            active=active.ctypes.data,
+            passes=len(active),
+            vocab=vocab_size,
+            cos=[rotation.cos.data_ptr() for rotation in rotations],
+            sin=[rotation.sin.data_ptr() for rotation in rotations],
+            half_rotated=list(self._parts.half_rotated),
+            drawn=drawn.ctypes.data,
         )
         return drawn
 

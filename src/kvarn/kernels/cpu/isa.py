@@ -16,7 +16,10 @@ class UnusableInstructionSetError(KernelError):
 
 
 def chosen_instruction_set(environment: Mapping[str, str]) -> str:
-    """What KVARN_ISA in `environment` names, else the best. Raises UnusableInstructionSetError, which lists them."""
+    """The set that KVARN_ISA in `environment` names, else the best.
+
+    Raises UnusableInstructionSetError, which lists the usable ones.
+    """
     usable = _native.usable_instruction_sets()
     wanted = environment.get(VARIABLE, "")
     if not wanted:

@@ -12,7 +12,7 @@ from kvarn.shapes.cache import kv_bytes_per_head
 
 MAX_HEAD_DIM = 256
 NATIVE_TYPE: dict[KvDtype, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""How the kernels number the types of caches."""
+"""Numbers of the types of caches in the kernels."""
 
 
 def block_bytes(heads: HeadShape, dtype: KvDtype) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from kvarn.kernels.batch import HeadShape, PagedBatch
+from kvarn.kernels.checks import check_latent_rows
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.attention import CpuAttentionPlan, plan_attention
+from kvarn.kernels.cpu.attention import CpuAttentionMetadata, plan_attention
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.torch.latent import write_rows
 
@@ -17,18 +18,18 @@ MAX_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class CpuLatentPlan:
-    """See `kvarn.kernels.operations.LatentPlan`."""
+class CpuLatentMetadata:
+    """See `kvarn.kernels.attention.LatentMetadata`."""
 
-    attention: CpuAttentionPlan
-    """Of which only the step's shape is used."""
+    attention: CpuAttentionMetadata
+    """Only the step's shape is used."""
 
     @staticmethod
-    def of(backend: _native.Backend, batch: PagedBatch, num_heads: int, size: int) -> CpuLatentPlan:
+    def of(backend: _native.Backend, batch: PagedBatch, num_heads: int, size: int) -> CpuLatentMetadata:
         """The plan of one step. Raises KernelInputError where the batch does not fit together, or rows are too long."""
         if size > MAX_SIZE:
             raise KernelInputError(f"latent rows of {size} numbers: the kernels read up to {MAX_SIZE}")
-        return CpuLatentPlan(plan_attention(backend, batch, HeadShape(num_heads, 1, size)))
+        return CpuLatentMetadata(plan_attention(backend, batch, HeadShape(num_heads, 1, size)))
 
     def run(
         self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
@@ -37,10 +38,9 @@ class CpuLatentPlan:
         last bit."""
         plan, batch = self.attention, self.attention.batch
         tokens, heads, size = len(batch.slot_mapping), plan.heads.query, plan.heads.dim
-        if queries.dtype != torch.float32 or queries.shape != (tokens, heads, size) or not queries.is_contiguous():
-            raise KernelInputError(f"queries must be float32 {(tokens, heads, size)}, not {tuple(queries.shape)}")
-        if cache.shape[-1] != size or not cache.is_contiguous() or not 0 < value_size <= size:
-            raise KernelInputError(f"a cache {tuple(cache.shape)} does not hold rows of {size} numbers")
+        check_latent_rows(queries, cache, (tokens, heads, size), value_size, MAX_SIZE)
+        if queries.dtype != torch.float32 or not cache.is_contiguous():
+            raise KernelInputError(f"queries must be float32, not {queries.dtype}, and the cache contiguous")
         if plan.native.num_blocks > len(cache):
             raise KernelInputError(
                 f"the step uses block {plan.native.num_blocks - 1} of a cache of {len(cache)} blocks"
@@ -49,13 +49,13 @@ class CpuLatentPlan:
         out = torch.empty((tokens, heads, value_size), dtype=torch.float32)
         plan.backend.latent_attention(
             plan.native,
-            heads,
-            size,
-            value_size,
-            queries.data_ptr(),
-            cache.data_ptr(),
-            cache.dtype == torch.bfloat16,
-            scale,
-            out.data_ptr(),
+            heads=heads,
+            size=size,
+            value_size=value_size,
+            queries=queries.data_ptr(),
+            cache=cache.data_ptr(),
+            rounded=cache.dtype == torch.bfloat16,
+            scale=scale,
+            out=out.data_ptr(),
         )
         return out

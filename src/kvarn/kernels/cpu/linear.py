@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.adapters import native_adapters
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, PackedWeight
@@ -45,23 +46,27 @@ class CpuLinear:
         if self.input_order is not None:
             x = x[:, self.input_order]
             norm = None if norm is None else Norm(norm.weight[self.input_order], norm.eps)
-        out = x.new_empty((x.shape[0], self.out_features)) if add_to is None else add_to
-        check_rows(x, self.in_features, out, self.out_features)
+        rows, outputs = x.shape[0], self.out_features
+        check_rows(x, (rows, self.in_features), torch.float32)
+        out = x.new_empty((rows, outputs)) if add_to is None else add_to
+        if add_to is not None:
+            check_output(out, (rows, outputs))
         norm_weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
-        adapted = () if self.adapter_layer < 0 else (native_adapters(adapters), self.adapter_layer)
+        own_adapters = None if self.adapter_layer < 0 else native_adapters(adapters)
         self._multiply(
             self._native,
-            x.data_ptr(),
-            x.shape[0],
-            x.stride(0),
-            norm_weight,
-            eps,
-            self._activation,
-            self._bias,
-            out.data_ptr(),
-            out.stride(0),
-            add_to is not None,
-            *adapted,
+            x=x.data_ptr(),
+            rows=rows,
+            x_stride=x.stride(0),
+            norm=norm_weight,
+            eps=eps,
+            activation=self._activation,
+            bias=self._bias,
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            accumulate=add_to is not None,
+            adapters=own_adapters,
+            layer=self.adapter_layer,
         )
         return out
 
@@ -91,7 +96,7 @@ class CpuLinear:
 
 
 class CpuHeadProducts:
-    """See `kvarn.kernels.operations.HeadProducts`: a product for each head; no row depends on its neighbours."""
+    """See `kvarn.kernels.linear.HeadProducts`: a product for each head, so that no row depends on its neighbours."""
 
     def __init__(self, heads: Sequence[CpuLinear]) -> None:
         self._heads = heads
@@ -102,19 +107,15 @@ class CpuHeadProducts:
         return torch.stack([product(x[:, head]) for head, product in enumerate(self._heads)], 1)
 
 
-def check_rows(x: torch.Tensor, x_size: int, out: torch.Tensor, out_size: int) -> None:
-    """Raise KernelInputError unless x [T, x_size] and out [T, out_size] are float32 with rows the kernels can read."""
-    for name, tensor, size in (("x", x, x_size), ("add_to", out, out_size)):
-        wrong = tensor.dtype != torch.float32 or tensor.shape != (x.shape[0], size)
-        if wrong or (size > 1 and tensor.stride(1) != 1):
-            found = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
-            raise KernelInputError(f"{name} must be float32 [T, {size}] with contiguous rows, not {found}")
-    if len(out) > 1 and out.stride(0) < out_size:
+def check_output(out: torch.Tensor, shape: tuple[int, int]) -> None:
+    """Raise KernelInputError unless results [T, size] are float32 with rows that threads can write at the same time."""
+    check_rows(out, shape, torch.float32)
+    if shape[0] > 1 and out.stride(0) < shape[1]:
         raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
 
 
 def address_of_norm(norm: Norm, size: int) -> int:
-    """Where the weight of a norm of `size` numbers is."""
+    """The address of the weight of a norm of `size` numbers."""
     weight = norm.weight
     if weight.shape != (size,) or weight.dtype != torch.float32 or not weight.is_contiguous():
         raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")

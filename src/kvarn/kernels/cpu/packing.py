@@ -15,7 +15,7 @@ from kvarn.kernels.cpu import _native
 from kvarn.kernels.device.memory import HugePages, zeros_on_demand
 from kvarn.kernels.errors import Fp8WeightsError, KernelInputError
 from kvarn.kernels.torch.quantize import INT4_GROUP
-from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
+from kvarn.kernels.weights import SUB_GROUP, Quantization, Weight
 
 LAYOUT = "panels-of-16/2"
 """Count up when one of the layouts changes: packed weights that were kept in files are then made again."""
@@ -40,13 +40,13 @@ class PackedWeight:
     """Rows of the weight: gate and up together where it is gated."""
     in_features: int
     activation: Activation | None = None
-    """Of the gate: the weight is gated where there is one."""
+    """The gate's; None: the weight is not gated."""
     group: int = 0
     """Inputs that share a scale (int4)."""
     has_zeros: bool = False
     """int4 with zero points of its own."""
-    has_multipliers: bool = False
-    """int4 with multipliers."""
+    has_sub_scales: bool = False
+    """int4 with sub_scales."""
     blob: torch.Tensor
     """uint8 on a 64-byte boundary."""
     bias: torch.Tensor | None = None
@@ -55,8 +55,8 @@ class PackedWeight:
     """See `Weight.input_order`."""
 
     def form(self) -> dict[str, Any]:
-        """What the bytes mean: all fields but the tensors."""
-        names = ("format", "out", "in_features", "activation", "group", "has_zeros", "has_multipliers")
+        """The meaning of the bytes: all fields but the tensors."""
+        names = ("format", "out", "in_features", "activation", "group", "has_zeros", "has_sub_scales")
         return {name: getattr(self, name) for name in names}
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -67,7 +67,7 @@ class PackedWeight:
     def native(self) -> _native.PackedWeight:
         """The kernels' view of it. Raises KernelInputError where the form is impossible or the bytes do not fit it."""
         native = _native_form(
-            self.format, self.out, self.in_features, self.group, self.has_zeros, self.activation, self.has_multipliers
+            self.format, self.out, self.in_features, self.group, self.has_zeros, self.activation, self.has_sub_scales
         )
         blob, bias = self.blob, self.bias
         if blob.dtype != torch.uint8 or blob.shape != (native.size,):
@@ -94,10 +94,10 @@ def pack(
     if weight.format == "fp8":
         raise Fp8WeightsError
     out, in_features = weight.values.shape
-    has_zeros, has_multipliers = weight.zeros is not None, weight.multipliers is not None
+    has_zeros, has_sub_scales = weight.zeros is not None, weight.sub_scales is not None
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
     kind = plain if weight.format == "float" else weight.format
-    native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_multipliers)
+    native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_sub_scales)
     blob = _room_for(native, memory)
     match weight.format:
         case "int8":
@@ -114,7 +114,7 @@ def pack(
         activation=activation,
         group=weight.group,
         has_zeros=has_zeros,
-        has_multipliers=has_multipliers,
+        has_sub_scales=has_sub_scales,
         blob=blob,
         bias=_float(bias),
         input_order=weight.input_order,
@@ -129,8 +129,9 @@ def pack_plain(
     activation: Activation | None = None,
     memory: HugePages | None = None,
 ) -> PackedWeight:
-    """What `pack` makes of float weights [out, in] one below the other, in float32 or bfloat16 or as
-    `kvarn.kernels.torch.quantize` quantizes them. It reads the parts where they are, unless their type must be changed.
+    """Pack float weights [out, in] one below the other, in float32 or bfloat16 or as
+    `kvarn.kernels.torch.quantize` quantizes them, to the bytes of `pack`. Parts are read where
+    they are, unless their type must be changed.
 
     Raises KernelInputError for parts that do not fit together or cannot be packed, and Fp8WeightsError.
     """
@@ -156,7 +157,7 @@ def pack_plain(
         in_features=in_features,
         activation=activation,
         group=group,
-        has_multipliers=is_int4,
+        has_sub_scales=is_int4,
         blob=blob,
         bias=_float(bias),
     )
@@ -177,7 +178,7 @@ def _native_form(
     group: int,
     has_zeros: bool,
     activation: Activation | None,
-    has_multipliers: bool,
+    has_sub_scales: bool,
 ) -> _native.PackedWeight:
     gated = activation is not None
     if out < 1 or in_features < 1 or (gated and out % 2):
@@ -186,11 +187,11 @@ def _native_form(
         raise KernelInputError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {in_features}")
     if kind == "int4" and (group < 32 or group % 32):
         raise KernelInputError(f"groups of {group} inputs cannot be packed: a group is a multiple of 32")
-    if has_multipliers and (has_zeros or group % 128):
+    if has_sub_scales and (has_zeros or group % 128):
         raise KernelInputError(
-            "int4 weights with multipliers have no zero points and groups of a multiple of 128 inputs"
+            "int4 weights with sub_scales have no zero points and groups of a multiple of 128 inputs"
         )
-    return _native.PackedWeight(_FORMAT_NUMBERS[kind], out, in_features, group, has_zeros, gated, has_multipliers)
+    return _native.PackedWeight(_FORMAT_NUMBERS[kind], out, in_features, group, has_zeros, gated, has_sub_scales)
 
 
 def _pack_int8(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:
@@ -202,7 +203,7 @@ def _pack_int8(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor)
 
 
 def _pack_int4(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:
-    values, scales, zeros, multipliers = weight.values, weight.scales, weight.zeros, weight.multipliers
+    values, scales, zeros, sub_scales = weight.values, weight.scales, weight.zeros, weight.sub_scales
     groups = (values.shape[0], -(-values.shape[1] // weight.group))
     if values.dtype != torch.uint8 or int(values.max()) > 15:
         raise KernelInputError("the values of an int4 weight are uint8, 0 to 15")
@@ -210,12 +211,12 @@ def _pack_int4(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor)
         raise KernelInputError(f"an int4 weight with groups of {weight.group} needs float16 scales {list(groups)}")
     if zeros is not None and (zeros.dtype != torch.uint8 or zeros.shape != groups or int(zeros.max()) > 16):
         raise KernelInputError(f"the zero points of an int4 weight are uint8 {list(groups)}, 0 to 16")
-    multiplied = (values.shape[0], -(-values.shape[1] // MULTIPLIED))
-    if multipliers is not None and (
-        multipliers.dtype != torch.int8 or multipliers.shape != multiplied or int(multipliers.abs().max()) > 15
+    sub_groups = (values.shape[0], -(-values.shape[1] // SUB_GROUP))
+    if sub_scales is not None and (
+        sub_scales.dtype != torch.int8 or sub_scales.shape != sub_groups or int(sub_scales.abs().max()) > 15
     ):
-        raise KernelInputError(f"the multipliers of an int4 weight are int8 {list(multiplied)}, -15 to 15")
+        raise KernelInputError(f"the sub_scales of an int4 weight are int8 {list(sub_groups)}, -15 to 15")
     # Kept until the call is over: a tensor that is not contiguous is copied.
-    held = [None if tensor is None else tensor.contiguous() for tensor in (values, scales, zeros, multipliers)]
-    of_values, of_scales, of_zeros, of_multipliers = (0 if tensor is None else tensor.data_ptr() for tensor in held)
-    _native.pack_int4(native, of_values, of_scales, of_zeros, blob.data_ptr(), of_multipliers)
+    held = [None if tensor is None else tensor.contiguous() for tensor in (values, scales, zeros, sub_scales)]
+    of_values, of_scales, of_zeros, of_sub_scales = (0 if tensor is None else tensor.data_ptr() for tensor in held)
+    _native.pack_int4(native, of_values, of_scales, of_zeros, blob.data_ptr(), of_sub_scales)

@@ -1,4 +1,4 @@
-"""What this machine does at most: bytes read and operations computed in a second. Measured, never looked up."""
+"""Bytes that this machine reads and operations that it computes in a second at most. Measured, never looked up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvarn.kernels.cpu._native import Backend
 
 Arithmetic = Literal["float", "int8"]
-"""What a multiply-add is made of: floats (also for bfloat16 weights), or bytes summed in 32 bits."""
+"""Operands of a multiply-add: floats (also for bfloat16 weights), or bytes summed in 32 bits."""
 
 _READ_BYTES = 512 * 1024**2
 """More than the last cache of any machine this is meant for."""

@@ -13,15 +13,15 @@ _log = logging.getLogger(__name__)
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
 Captured = tuple[Callable[[], None], tuple[torch.Tensor, ...]]
-"""What repeats a step, and where its results are afterwards."""
+"""A function that repeats a step, and the tensors with its results."""
 
 RUNS_BEFORE_CAPTURE = 2
 """So often a step runs as it is before it is captured: nothing is captured at start, where it would hold up the first
 answers, nor for what happens once."""
-MOST_CAPTURED = 64
+MAX_CAPTURED = 64
 """Graphs at most: the driver keeps memory of the device for each kernel of each graph."""
-LEAST_FREE_BYTES = 512 * 1024**2
-"""Of the device's memory that must be free for a capture."""
+MIN_FREE_BYTES = 512 * 1024**2
+"""Memory of the device that must be free for a capture."""
 
 
 class GraphRecorder:
@@ -45,7 +45,7 @@ class GraphRecorder:
 
     def has_room(self) -> bool:
         """Whether the device has memory for one more graph."""
-        return torch.cuda.mem_get_info(self._device)[0] >= LEAST_FREE_BYTES
+        return torch.cuda.mem_get_info(self._device)[0] >= MIN_FREE_BYTES
 
     def __call__(self, step: Step) -> Captured:
         """Capture a step, which is not run. Raises RuntimeError (torch.OutOfMemoryError) where that cannot be done."""
@@ -69,7 +69,7 @@ class GraphRecorder:
 
 
 def recorder_for(device: torch.device, reserved_bytes: int = 0) -> GraphRecorder | None:
-    """What captures steps on a device; None where it is no GPU."""
+    """The recorder of steps on a device; None where it is no GPU."""
     return GraphRecorder(device, reserved_bytes) if device.type == "cuda" else None
 
 
@@ -113,8 +113,8 @@ class StepGraphs:
         return key in self._captured
 
     def run(self, key: Hashable, step: Step) -> tuple[torch.Tensor, ...]:
-        """What `step` returns. It reads and writes the same memory whenever it is called with an equal key, and what it
-        returns is good until another step runs."""
+        """Run or repeat a step. It reads and writes the same memory whenever it is called with an equal key; its
+        results are good until another step runs."""
         if not self.enabled:
             return step()
         found = self._captured.get(key)
@@ -146,7 +146,7 @@ class StepGraphs:
             self.enabled = False
             return None
         self.num_captures += 1
-        if len(self._captured) > MOST_CAPTURED:
+        if len(self._captured) > MAX_CAPTURED:
             self._captured.popitem(last=False)
         _log.debug("captured a step", extra={"step": str(key), "graphs": len(self._captured)})
         return captured

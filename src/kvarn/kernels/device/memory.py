@@ -1,4 +1,4 @@
-"""How much memory there is, and large zeroed tensors that cost nothing until they are used."""
+"""Sizes of memory, and large zeroed tensors that cost nothing until they are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HUGE_PAGE = 2 * 1024 * 1024
 
 
 DRIVER_BYTES = 640 * 1024**2
-"""What the driver of a GPU needs for a process, its context and the code of kernels: some 0.5 GiB, and more with each
+"""The driver's share for a process on a GPU, its context and the code of kernels: some 0.5 GiB, and more with each
 library."""
 
 
@@ -31,9 +31,9 @@ class DeviceMemory:
 
     total: int
     free: int
-    """That no process holds."""
+    """Memory that no process uses."""
     own: int
-    """That this process holds: its tensors, and what the driver needs for it."""
+    """Memory of this process: its tensors, and the driver's share for it."""
 
     @staticmethod
     def of(total: int, free: int, reserved: int) -> DeviceMemory:
@@ -43,11 +43,11 @@ class DeviceMemory:
 
     @property
     def others(self) -> int:
-        """What other processes hold."""
+        """Memory of other processes."""
         return self.total - self.free - self.own
 
     def usable(self, share: float) -> int:
-        """What this process may still take if it takes this share of the whole memory, and no more than is free."""
+        """Memory that this process may still take: up to this share of the whole, and no more than is free."""
         return min(int(self.total * share) - self.own, self.free)
 
 
@@ -83,7 +83,7 @@ class HugePages:
         self._lock = threading.Lock()
         self._chunk: mmap.mmap | None = None
         self._next = self._end = 0
-        """What is left of the chunk."""
+        """The rest of the chunk."""
 
     def take(self, nbytes: int) -> torch.Tensor:
         """[nbytes] uint8, that begin on a line of 64 bytes."""
@@ -124,7 +124,7 @@ def is_host_memory(tensor: torch.Tensor) -> bool:
 
 
 def device_allocations(device: torch.device) -> int:
-    """How often this process has taken memory of a GPU from torch's pool so far; 0 for main memory, which nobody
+    """Number of times that this process took memory of a GPU from torch's pool; 0 for main memory, which nobody
     counts."""
     if device.type != "cuda":
         return 0

@@ -11,7 +11,7 @@ import torch
 from kvarn.kernels.device.memory import give_back_freed
 
 CHUNK_BYTES = 1 << 28
-"""Of main memory that is taken at once: a power of two, which is what pinned memory is rounded up to."""
+"""Main memory that is taken at once: a power of two, which is what pinned memory is rounded up to."""
 _NOT_ENTERED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """They lead to everything else in the process."""
 
@@ -37,7 +37,7 @@ class Offloaded:
     """Moves the numbers of tensors to main memory (pinned, where they come from a GPU) and frees the device's.
 
     The tensors and all views of them stay what they are; they must not be used before `restore`, which gives them
-    memory at other addresses. What lies in a mapped file or in memory of somebody else's stays where it is.
+    memory at other addresses. Tensors of a mapped file, or of memory that torch does not own, stay where they are.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -45,7 +45,7 @@ class Offloaded:
         self._storages = [each for each in storages.values() if each.resizable() and each.nbytes()]
         self._sizes = [each.nbytes() for each in self._storages]
         self.nbytes = sum(self._sizes)
-        """That were freed."""
+        """Bytes of the device that were freed."""
         pinned = any(each.device.type == "cuda" for each in self._storages)
         chunks = -(-self.nbytes // chunk_bytes)
         self._chunks = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(chunks)]
@@ -64,15 +64,16 @@ class Offloaded:
             give_back_freed(device)
 
     def _copy(self, *, to_host: bool) -> None:
-        """Between the storages, one after the other, and the chunks."""
+        """Copy between the storages, one after the other, and the chunks."""
         at = 0
         for storage in self._storages:
-            there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            while len(there):
+            on_device = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            while len(on_device):
                 chunk, start = divmod(at, len(self._chunks[0]))
-                here = self._chunks[chunk][start : start + len(there)]
-                part, there = there[: len(here)], there[len(here) :]
-                (here if to_host else part).copy_(part if to_host else here, non_blocking=True)
-                at += len(here)
+                on_host = self._chunks[chunk][start : start + len(on_device)]
+                part, on_device = on_device[: len(on_host)], on_device[len(on_host) :]
+                source, target = (part, on_host) if to_host else (on_host, part)
+                target.copy_(source, non_blocking=True)
+                at += len(on_host)
         if self._chunks and self._chunks[0].is_pinned():
             torch.cuda.synchronize()

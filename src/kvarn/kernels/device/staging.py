@@ -1,4 +1,4 @@
-"""Between main memory and a device: one copy a step in each direction, and nobody waits for the first."""
+"""Copies between main memory and a device: one a step in each direction, and nobody waits for the first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ALIGNMENT = 16
 
 
 class Staging:
-    """Packs the arrays of a step into memory that the device reads by itself, and copies them there at once.
+    """Packs the arrays of a step into memory that the device reads by itself, and copies all in one go.
 
-    What it returns lies at the same addresses each time that arrays of the same sizes are sent, and is good until the
-    next call: steps run one after the other on the device, in the order in which they were given to it.
+    The tensors it returns lie at the same addresses each time that arrays of the same sizes are sent, and are good
+    until the next call: steps run one after the other on the device, in the order in which they were given to it.
 
     Args:
         device: Where arrays go.
@@ -28,10 +28,13 @@ class Staging:
 
     def __init__(self, device: torch.device, num_bytes: int, in_flight: int) -> None:
         self._pinned = device.type != "cpu"
-        self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._here = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._pinned) for _ in range(in_flight + 1)]
-        self._copied: list[torch.Event | None] = [None] * len(self._here)
+        self._target = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._sources = [self._on_host(num_bytes) for _ in range(in_flight + 1)]
+        self._copied: list[torch.Event | None] = [None] * len(self._sources)
         self._turn = 0
+
+    def _on_host(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
         """The arrays on the device, in their order."""
@@ -39,31 +42,30 @@ class Staging:
         for array in arrays:
             starts.append(end)
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        here, there = self._memory(end)
-        packed = here.numpy()
+        source, target = self._memory(end)
+        packed = source.numpy()
         for start, array in zip(starts, arrays, strict=True):
             packed[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
-        there[:end].copy_(here[:end], non_blocking=True)
+        target[:end].copy_(source[:end], non_blocking=True)
         if self._pinned:
-            copied = torch.Event(there.device)
+            copied = torch.Event(target.device)
             copied.record()
             self._copied[self._turn] = copied
-        self._turn = (self._turn + 1) % len(self._here)
+        self._turn = (self._turn + 1) % len(self._sources)
         return [
-            there[start : start + array.nbytes].view(torch.from_numpy(array[:0].copy()).dtype).view(array.shape)
+            target[start : start + array.nbytes].view(torch.from_numpy(array[:0].copy()).dtype).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)
         ]
 
     def _memory(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Here and there. Waits where what was sent so many steps ago was not copied yet."""
+        """Memory of the host and of the device. Waits for the copy of `in_flight` steps ago."""
         copied = self._copied[self._turn]
         if copied is not None:
             copied.synchronize()
-        if num_bytes <= len(self._there):
-            return self._here[self._turn], self._there
-        here = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
-        self._here[self._turn] = here  # kept until it is copied
-        return here, torch.empty_like(here, device=self._there.device)
+        if num_bytes <= len(self._target):
+            return self._sources[self._turn], self._target
+        source = self._sources[self._turn] = self._on_host(num_bytes)  # kept until it is copied
+        return source, torch.empty_like(source, device=self._target.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +77,18 @@ class Fetched:
 
     @staticmethod
     def start(tensors: Sequence[torch.Tensor]) -> Fetched:
-        """Begin to copy. What the device computes afterwards changes nothing of it."""
+        """Begin to copy. Later computations of the device do not change the copies."""
         if all(tensor.device.type == "cpu" for tensor in tensors):
             return Fetched([tensor.clone() for tensor in tensors], None)
-        here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
-        for to, tensor in zip(here, tensors, strict=True):
+        host = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+        for to, tensor in zip(host, tensors, strict=True):
             to.copy_(tensor, non_blocking=True)
         copied = torch.Event(tensors[0].device)
         copied.record()
-        return Fetched(here, copied)
+        return Fetched(host, copied)
 
     def wait(self) -> list[npt.NDArray[np.generic]]:
-        """The numbers."""
+        """The numbers, once they are copied."""
         if self.copied is not None:
             self.copied.synchronize()
         return [tensor.numpy() for tensor in self.tensors]

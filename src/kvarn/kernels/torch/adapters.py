@@ -32,7 +32,7 @@ class TorchAdapterMemory:
         return TorchAdapterBatch(self, *group_rows(indices))
 
     def parts(self, index: int, layer: int) -> list[tuple[PartPlace, torch.Tensor, torch.Tensor]]:
-        """What an adapter does to a layer: places, with a and b in float32."""
+        """An adapter's parts in a layer: places, with a and b in float32."""
         adapter, blocks = self._placed[index]
         return [(place, *self._weights(place, blocks)) for place in adapter.layers[layer]]
 

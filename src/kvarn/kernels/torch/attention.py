@@ -51,7 +51,7 @@ class ChunkPlan:
     last_token: int
     """Queries are tokens first_token:last_token of the batch."""
     positions: range
-    """Of the queries in their sequence."""
+    """Positions of the queries in their sequence."""
     first_key: int
     """Position of the first key: the others are left of the first query's window."""
     block_heads: torch.Tensor
@@ -65,8 +65,8 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchAttentionPlan:
-    """See `kvarn.kernels.operations.AttentionPlan`: the reads and writes of one step."""
+class TorchAttentionMetadata:
+    """See `kvarn.kernels.attention.AttentionMetadata`: the reads and writes of one step."""
 
     heads: HeadShape
     window: int | None
@@ -130,7 +130,7 @@ class TorchAttentionPlan:
         return out
 
 
-def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TorchAttentionPlan:
+def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TorchAttentionMetadata:
     """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it."""
     starts = batch.query_starts.to(torch.int64)
     query_lens = starts[1:] - starts[:-1]
@@ -139,7 +139,7 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None = Non
     block, offset = batch.slot_mapping // BLOCK_SIZE, batch.slot_mapping % BLOCK_SIZE
     first_slots = block * (heads.kv * BLOCK_SIZE) + offset
     slots = first_slots[:, None] + torch.arange(heads.kv, device=block.device) * BLOCK_SIZE
-    return TorchAttentionPlan(
+    return TorchAttentionMetadata(
         heads=heads,
         window=window,
         slots=slots.flatten(),

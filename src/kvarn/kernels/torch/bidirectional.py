@@ -12,8 +12,8 @@ from kvarn.kernels.torch.attention import rotate
 
 
 @dataclass(frozen=True, slots=True)
-class TorchBidirectionalPlan:
-    """See `kvarn.kernels.operations.BidirectionalPlan`."""
+class TorchBidirectionalMetadata:
+    """See `kvarn.kernels.attention.BidirectionalMetadata`."""
 
     heads: HeadShape
     window: int | None
@@ -21,13 +21,15 @@ class TorchBidirectionalPlan:
     """Tokens of neighbouring texts of one length, and that length: one dense product without padding."""
 
     @staticmethod
-    def of(lengths: torch.Tensor, heads: HeadShape, window: int | None = None) -> TorchBidirectionalPlan:
+    def of(lengths: torch.Tensor, heads: HeadShape, window: int | None = None) -> TorchBidirectionalMetadata:
         """The runs of equal numbers in `lengths` [S]."""
         values, counts = torch.unique_consecutive(lengths, return_counts=True)
         ends = (values * counts).cumsum(0)
         starts = ends - values * counts
         spans = zip(starts.tolist(), ends.tolist(), values.tolist(), strict=True)
-        return TorchBidirectionalPlan(heads, window, tuple((slice(start, end), length) for start, end, length in spans))
+        return TorchBidirectionalMetadata(
+            heads, window, tuple((slice(start, end), length) for start, end, length in spans)
+        )
 
     def run(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
         """One dense product for each run."""

@@ -7,27 +7,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.batch import PagedBatch, StateBatch, StateCache
+from kvarn.kernels.batch import StateBatch, StateCache
 from kvarn.kernels.delta import QUERY_KEY_EPS, DeltaWeights
-from kvarn.kernels.errors import KernelInputError
 from kvarn.shapes.attention import DeltaDimensions
 
 
 @dataclass(frozen=True, slots=True)
-class TorchDeltaPlan:
-    """See `kvarn.kernels.delta.DeltaPlan`."""
+class TorchDeltaMetadata:
+    """See `kvarn.kernels.delta.DeltaMetadata`."""
 
     dims: DeltaDimensions
     states: StateBatch
     starts: list[int]
     """[S + 1]: where each sequence's tokens begin."""
-
-    @staticmethod
-    def of(batch: PagedBatch, dims: DeltaDimensions) -> TorchDeltaPlan:
-        """The plan of one step. Raises KernelInputError where the step names no states."""
-        if batch.recurrent_states is None:
-            raise KernelInputError("the model has recurrent states, but the step does not say which ones")
-        return TorchDeltaPlan(dims, batch.recurrent_states, batch.query_starts.tolist())
 
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int

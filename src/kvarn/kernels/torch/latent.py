@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 
 from kvarn.kernels.batch import HeadShape, PagedBatch
-from kvarn.kernels.torch.attention import TorchAttentionPlan, plan_attention
+from kvarn.kernels.torch.attention import TorchAttentionMetadata, plan_attention
 
 
 @dataclass(frozen=True, slots=True)
-class TorchLatentPlan:
-    """See `kvarn.kernels.operations.LatentPlan`."""
+class TorchLatentMetadata:
+    """See `kvarn.kernels.attention.LatentMetadata`."""
 
-    attention: TorchAttentionPlan
+    attention: TorchAttentionMetadata
 
     @staticmethod
-    def of(batch: PagedBatch, num_heads: int, size: int) -> TorchLatentPlan:
+    def of(batch: PagedBatch, num_heads: int, size: int) -> TorchLatentMetadata:
         """The plan of one step."""
-        return TorchLatentPlan(plan_attention(batch, HeadShape(num_heads, 1, size)))
+        return TorchLatentMetadata(plan_attention(batch, HeadShape(num_heads, 1, size)))
 
     def run(
         self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float

@@ -91,10 +91,10 @@ class TorchLinear:
 
 
 class TorchHeadProducts:
-    """See `kvarn.kernels.operations.HeadProducts`."""
+    """See `kvarn.kernels.linear.HeadProducts`."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """Of a weight [H, out, in]."""
+        """`weight`: [H, out, in]."""
         self._weight = weight.transpose(1, 2).contiguous()
         self.nbytes = weight.nbytes
 

@@ -20,19 +20,19 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.device.memory import is_host
-from kvarn.kernels.weights import FP8, MULTIPLIED, Quantization, Weight
+from kvarn.kernels.weights import FP8, SUB_GROUP, Quantization, Weight
 
 INT4_GROUP = 128
-INT4_LARGEST_MULTIPLIER = 15
+INT4_LARGEST_SUB_SCALE = 15
 """(value - 8) times so much still fits a signed byte, as which weights are multiplied."""
 INT4_PEAKS = (-8.0, -7.3, -8.7)
-"""What the largest weight of a group is divided to. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
+"""Codes of a group's largest weight. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
 FP8_LARGEST = 448.0
-"""Of e4m3."""
+"""The largest number of e4m3."""
 _NUMBERS_AT_ONCE = 30_000
 """So few stay in a core's cache from one pass to the next, and torch (from 32,768 on) starts no threads of its own."""
 _NUMBERS_AT_ONCE_ON_DEVICE = 1 << 24
-"""What is held beside a weight while it is quantized stays small."""
+"""The memory that quantizing takes beside the weight stays small."""
 
 
 def quantize(weight: torch.Tensor, to: Quantization) -> Weight:
@@ -78,33 +78,33 @@ def quantize_fp8(weight: torch.Tensor) -> Weight:
 
 
 def quantize_int4(weight: torch.Tensor) -> Weight:
-    """A float16 scale for each output and group of `INT4_GROUP` inputs, a multiplier for each 32 of them; zero is 8.
+    """A float16 scale for each output and group of `INT4_GROUP` inputs, a sub_scale for each 32 of them; zero is 8.
 
     The best scale of each 32 inputs is found first; the largest of a group becomes 15 times the group's scale, the
     others whole multiples of it.
     """
     size = weight.shape[1]
-    groups, parts = -(-size // INT4_GROUP), -(-size // MULTIPLIED)
+    groups, parts = -(-size // INT4_GROUP), -(-size // SUB_GROUP)
     values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = torch.empty((weight.shape[0], groups), dtype=torch.float16, device=weight.device)
-    multipliers = torch.empty((weight.shape[0], parts), dtype=torch.int8, device=weight.device)
+    sub_scales = torch.empty((weight.shape[0], parts), dtype=torch.int8, device=weight.device)
 
     def piece(rows: slice) -> None:
-        numbers = F.pad(weight[rows].float(), (0, -size % INT4_GROUP)).view(-1, MULTIPLIED)
-        wanted = _best_int4_scales(numbers).view(-1, INT4_GROUP // MULTIPLIED)
-        scale = _divided(wanted.abs().amax(-1), float(INT4_LARGEST_MULTIPLIER)).half()
-        multiplier = (wanted * _inverse(scale.float())[:, None]).round_()
-        multiplier.clamp_(-INT4_LARGEST_MULTIPLIER, INT4_LARGEST_MULTIPLIER)
-        multiplier = torch.where(multiplier == 0.0, 1.0, multiplier)
+        numbers = F.pad(weight[rows].float(), (0, -size % INT4_GROUP)).view(-1, SUB_GROUP)
+        wanted = _best_int4_scales(numbers).view(-1, INT4_GROUP // SUB_GROUP)
+        scale = _divided(wanted.abs().amax(-1), float(INT4_LARGEST_SUB_SCALE)).half()
+        sub_scale = (wanted * _inverse(scale.float())[:, None]).round_()
+        sub_scale.clamp_(-INT4_LARGEST_SUB_SCALE, INT4_LARGEST_SUB_SCALE)
+        sub_scale = torch.where(sub_scale == 0.0, 1.0, sub_scale)
         scales[rows] = scale.view(-1, groups)
-        multipliers[rows] = multiplier.view(-1, groups * INT4_GROUP // MULTIPLIED)[:, :parts].to(torch.int8)
+        sub_scales[rows] = sub_scale.view(-1, groups * INT4_GROUP // SUB_GROUP)[:, :parts].to(torch.int8)
         # Rounded with the scale as it is stored, so that its own rounding costs little more.
-        stored = (multiplier * scale.float()[:, None]).flatten()
+        stored = (sub_scale * scale.float()[:, None]).flatten()
         codes = _codes(numbers, _inverse(stored), -8.0, 7.0).add_(8.0)
         values[rows] = codes.view(-1, groups * INT4_GROUP)[:, :size]
 
     _by_pieces(weight, piece)
-    return Weight(values, scales, multipliers=multipliers, group=INT4_GROUP)
+    return Weight(values, scales, sub_scales=sub_scales, group=INT4_GROUP)
 
 
 def _best_int4_scales(groups: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ _ID_SPAN = 2**20
 
 
 def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Kernels.most_likely`.
+    """See `Operations.most_likely`.
 
     On a CPU by numpy, whose argmax is vectorised: torch's takes thirty times as long on a large vocabulary.
     """
@@ -35,7 +35,7 @@ def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def draw_tokens(
     logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
 ) -> torch.Tensor:
-    """See `Kernels.draw_tokens`."""
+    """See `Operations.draw_tokens`."""
     vocab_size = logits.shape[1]
     padded_size = -(-vocab_size // _CHUNK) * _CHUNK
     rows_per_tile = max(1, min(len(rows), _TILE_BYTES // (4 * padded_size)))

@@ -10,14 +10,14 @@ import triton
 
 from kvarn.kernels.adapters import LINE, PANEL, AdapterPages, PackedAdapter
 from kvarn.kernels.batch import KVCache
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import adapters
-from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 
 ROWS = 16
-"""Of a tile, always: the bits of a row must not depend on it."""
+"""Rows of a tile, always: the bits of a row must not depend on it."""
 SPLIT = 1024
 """Inputs of a split."""
 STEP = 128
@@ -74,7 +74,7 @@ class TritonAdapterMemory:
         self.num_blocks, self.write = self._pages.num_blocks, self._pages.write
         self._tables = _Tables.of(self._device, 0, 0, 0, 0, PANEL)
         self.captured_form = 0
-        """How often the tables were made anew."""
+        """Number of times that the tables were made anew."""
 
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
         """See `AdapterMemory`."""

@@ -8,11 +8,11 @@ import torch
 import triton
 
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.jit import attention, cascade
 from kvarn.kernels.triton.launch import launch_options
-from kvarn.kernels.triton.linear import check_rows
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts, num_segments, split_length
 
@@ -31,19 +31,19 @@ COMPARED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class TritonAttentionPlan:
-    """See `kvarn.kernels.operations.AttentionPlan`. The kernels find their rows by themselves: nothing waits for the
+class TritonAttentionMetadata:
+    """See `kvarn.kernels.attention.AttentionMetadata`. The kernels find their rows by themselves: nothing waits for the
     device."""
 
     batch: PagedBatch
     heads: HeadShape
     window: int | None
     splits: SplitPlan | None
-    """Who computes which segments; None: each tile is computed by one program."""
+    """The division of segments among programs; None: each tile is computed by one program."""
     members: torch.Tensor | None
     """See `jit.cascade.find_shared`; None: each sequence reads its own blocks."""
     rows: int
-    """Of a program."""
+    """Rows of a program."""
 
     @property
     def together(self) -> int:
@@ -67,44 +67,59 @@ class TritonAttentionPlan:
         out = torch.empty((len(qkv), self.heads.query * self.heads.dim), dtype=qkv.dtype, device=qkv.device)
         if len(qkv) == 0:
             return out
-        heads, batch = self.heads, self.batch
-        kind = _multiplied(key_cache)
+        heads, batch, splits = self.heads, self.batch, self.splits
+        sequences, kind = len(batch.context_lens), _multiplied(key_cache)
         same = {
+            "queries": queries,
+            "keys": key_cache,
+            "values": value_cache,
+            "tables": batch.block_tables,
+            "context_lens": batch.context_lens,
+            "scale": scale,
+            "softcap": softcap or 0.0,
+            "num_sequences": sequences,
+            "table_stride": batch.block_tables.stride(0),
             "QUERY_HEADS": heads.query,
             "KV_HEADS": heads.kv,
             "DIM": heads.dim,
             "HAS_SOFTCAP": softcap is not None,
             "NUMBERS": TRITON_TYPES[kind],
             "DOT": multiplied_type(kind),
+            "ROWS": self.rows,
             "KEYS": KEYS,
             "BLOCK": head_block(heads),
             "num_warps": WARPS,
             "num_stages": STAGES,
             **launch_options(len(qkv)),
         }
-        sequences, splits = len(batch.context_lens), self.splits
-        numbers = scale, softcap or 0.0, sequences, batch.block_tables.stride(0)
-        if splits is None:
-            tiles = len(qkv) // self.together + sequences
-            attention.attend[(tiles * heads.kv,)](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts, None, None,
-                sinks, out, None, None, *numbers,
-                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=False, ROWS=self.rows, **same,
-            )  # fmt: skip
-            return out
-        sums = splits.memory(heads.query, heads.dim)
-        if self.members is None:
-            attention.attend[(splits.launched * heads.kv,)](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, batch.query_starts,
-                splits.programs, splits.pieces, sinks, out, *sums, *numbers,
-                WINDOW=self.window or 0, HAS_SINKS=sinks is not None, APART=True, ROWS=self.rows, **same,
-            )  # fmt: skip
-        else:
+        parts, part_stats = (None, None) if splits is None else splits.memory(heads.query, heads.dim)
+        if splits is not None and self.members is not None:
             cascade.attend[(sequences, heads.kv, num_segments(batch))](
-                queries, key_cache, value_cache, batch.block_tables, batch.context_lens, splits.pieces, self.members,
-                *sums, *numbers, TOGETHER=self.together, SEATS=self.members.shape[2], ROWS=self.rows, **same,
-            )  # fmt: skip
-        splits.join(*sums, out, sinks, group=heads.query // heads.kv)
+                partials=splits.partials,
+                members=self.members,
+                parts=parts,
+                part_stats=part_stats,
+                TOGETHER=self.together,
+                SLOTS=self.members.shape[2],
+                **same,
+            )
+        else:
+            tiles = len(qkv) // self.together + sequences if splits is None else splits.launched
+            attention.attend[(tiles * heads.kv,)](
+                query_starts=batch.query_starts,
+                programs=None if splits is None else splits.programs,
+                partials=None if splits is None else splits.partials,
+                sinks=sinks,
+                out=out,
+                parts=parts,
+                part_stats=part_stats,
+                WINDOW=self.window or 0,
+                HAS_SINKS=sinks is not None,
+                APART=splits is not None,
+                **same,
+            )
+        if splits is not None and parts is not None and part_stats is not None:
+            splits.join(parts, part_stats, out, sinks, group=heads.query // heads.kv)
         return out
 
     def _prepare(
@@ -143,27 +158,21 @@ class TritonAttentionPlan:
         return queries
 
 
-def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> TritonAttentionPlan:
+def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> TritonAttentionMetadata:
     """The plan of one step. Raises KernelInputError where heads do not fit the kernel."""
-    if heads.query % heads.kv or heads.query // heads.kv > ROWS:
-        raise KernelInputError(
-            f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly, {ROWS} at most"
-        )
-    if window is not None and window < 1:
-        raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
-    if batch.shares_prefix and len(batch.positions) != len(batch.context_lens):
-        raise KernelInputError("a prefix is shared where each sequence has one query")
+    if heads.query // heads.kv > ROWS:
+        raise KernelInputError(f"{heads.query} query heads cannot share {heads.kv} key/value heads: {ROWS} at most")
     sequences, group, bytes_each = len(batch.context_lens), heads.query // heads.kv, heads.query * heads.dim * 4
-    most = num_segments(batch, window or 0)
-    shared = batch.shares_prefix and window is None and len(batch.positions) * most <= num_parts(bytes_each)
+    max_segments = num_segments(batch, window or 0)
+    shared = batch.shares_prefix and window is None and len(batch.positions) * max_segments <= num_parts(bytes_each)
     few = len(batch.positions) == sequences and group <= FEW_ROWS and head_block(heads) >= FEW_FROM and not shared
     rows = FEW_ROWS if few else ROWS
     tiles = len(batch.positions) // (rows // group) + sequences
     splits = None
-    if shared or most > split_length(tiles * heads.kv):
+    if shared or max_segments > split_length(tiles * heads.kv):
         splits = SplitPlan.of(batch, rows // group, heads.kv, bytes_each, window=window or 0, always=shared)
     members = _find_shared(batch, rows // group) if shared else None
-    return TritonAttentionPlan(batch, heads, window, splits, members, rows)
+    return TritonAttentionMetadata(batch, heads, window, splits, members, rows)
 
 
 def head_block(heads: HeadShape) -> int:
@@ -172,10 +181,10 @@ def head_block(heads: HeadShape) -> int:
 
 
 def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:
-    """Who reads which segment with whom: see `jit.cascade.find_shared`."""
+    """The sequences that read each segment together: see `jit.cascade.find_shared`."""
     sequences = len(batch.context_lens)
-    seats = triton.next_power_of_2(together)
-    members = torch.empty((num_segments(batch), sequences, seats), dtype=torch.int32, device=batch.block_tables.device)
+    slots = triton.next_power_of_2(together)
+    members = torch.empty((num_segments(batch), sequences, slots), dtype=torch.int32, device=batch.block_tables.device)
     cascade.find_shared[(sequences, num_segments(batch))](
         batch.block_tables,
         batch.context_lens,
@@ -183,7 +192,7 @@ def _find_shared(batch: PagedBatch, together: int) -> torch.Tensor:
         sequences,
         batch.block_tables.stride(0),
         TOGETHER=together,
-        SEATS=seats,
+        SLOTS=slots,
         BLOCK=COMPARED,
     )
     return members

@@ -48,7 +48,7 @@ class _NoDevice:
 
 
 class _Nothing:
-    """What Triton launches in the place of a kernel that it was told to do without before."""
+    """The stand-in that Triton launches for a kernel that it was told to do without."""
 
     function = packed_metadata = None
 
@@ -73,7 +73,7 @@ class Specialization:
 
 
 class Compilation:
-    """What is compiled, and what was. One in a process, since Triton's hook is: `COMPILATION`."""
+    """Kernels that are compiled ahead. One in a process (`COMPILATION`), since Triton's hook is."""
 
     def __init__(self) -> None:
         self.first_uses = 0

@@ -7,21 +7,20 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kvarn.kernels.batch import PagedBatch, StateBatch, StateCache
+from kvarn.kernels.batch import StateBatch, StateCache
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.delta import QUERY_KEY_EPS, DeltaWeights
-from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.jit import delta
-from kvarn.kernels.triton.linear import check_rows
 from kvarn.shapes.attention import DeltaDimensions
 
 COLUMNS = 32
-"""Of a head's matrix that one program has in its registers."""
+"""Columns of a head's matrix that one program has in its registers."""
 
 
 @dataclass(frozen=True, slots=True)
-class TritonDeltaPlan:
-    """See `kvarn.kernels.delta.DeltaPlan`. Nothing waits for the device: whose states they are is data to the kernels,
-    so a captured step is repeated with others."""
+class TritonDeltaMetadata:
+    """See `kvarn.kernels.delta.DeltaMetadata`. Nothing waits for the device: the kernels read which states
+    they change, so a captured step is repeated with others."""
 
     dims: DeltaDimensions
     states: StateBatch
@@ -30,15 +29,10 @@ class TritonDeltaPlan:
     """[T] int64: the sequence of each token."""
 
     @staticmethod
-    def of(batch: PagedBatch, dims: DeltaDimensions) -> TritonDeltaPlan:
-        """The plan of one step. Raises KernelInputError where the step names no states, or not one for each row."""
-        states, starts = batch.recurrent_states, batch.query_starts
-        if states is None:
-            raise KernelInputError("the model has recurrent states, but the step does not say which ones")
-        if states.places.shape != (len(starts) - 1,):
-            raise KernelInputError(f"{len(states.places)} places are not those of {len(starts) - 1} sequences")
+    def of(starts: torch.Tensor, states: StateBatch, dims: DeltaDimensions) -> TritonDeltaMetadata:
+        """The metadata of one step, whose queries begin at `starts`."""
         tokens = torch.arange(len(states.saves), dtype=starts.dtype, device=starts.device)
-        return TritonDeltaPlan(dims, states, starts, torch.bucketize(tokens, starts[1:], right=True))
+        return TritonDeltaMetadata(dims, states, starts, torch.bucketize(tokens, starts[1:], right=True))
 
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int
@@ -94,7 +88,7 @@ class TritonDeltaPlan:
             KEY_BLOCK=triton.next_power_of_2(dims.key_dim),
             COLUMNS=COLUMNS,
         )
-        piece = triton.cdiv(dims.channels, dims.value_heads)
+        slice_size = triton.cdiv(dims.channels, dims.value_heads)
         delta.finish[(tokens, dims.value_heads)](
             sums,
             projected,
@@ -111,8 +105,8 @@ class TritonDeltaPlan:
             VALUE=dims.value_dim,
             WINDOW=dims.window,
             BLOCK=triton.next_power_of_2(dims.value_dim),
-            PIECE=piece,
-            PIECE_BLOCK=triton.next_power_of_2(piece),
+            SLICE=slice_size,
+            SLICE_BLOCK=triton.next_power_of_2(slice_size),
             WINDOW_BLOCK=triton.next_power_of_2(max(1, dims.window - 1)),
             num_warps=1,
         )

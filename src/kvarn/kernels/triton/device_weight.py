@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.tiles import SPLIT_STEP
-from kvarn.kernels.weights import MULTIPLIED, Weight
+from kvarn.kernels.weights import SUB_GROUP, Weight
 
 OUTPUTS_TOGETHER = 64
 """Outputs of a tile: see `jit.fragments`."""
@@ -25,16 +25,16 @@ class DeviceWeight:
     width: int
     """Inputs of a row as it is held; those behind the real ones count as zero."""
     outputs: int
-    """Of a part."""
+    """Outputs of a part."""
     scales: torch.Tensor | None = None
     """8 bits: [parts, tiles, 64] float32; 4 bits: words [parts, tiles, groups, 64], see `jit.linear._of_group`."""
     group: int = 0
     has_zeros: bool = False
-    has_multipliers: bool = False
+    has_sub_scales: bool = False
 
     @property
     def format(self) -> str:
-        """As the kernel knows it."""
+        """The kernel's name of the format."""
         return "4 bits" if self.group else "plain" if self.scales is None else "8 bits"
 
     @property
@@ -46,7 +46,7 @@ class DeviceWeight:
     def form(self) -> tuple[object, ...]:
         """Equal for weights that one compiled kernel reads."""
         values = self.values
-        return self.format, values.dtype, values.shape, self.width, self.group, self.has_zeros, self.has_multipliers
+        return self.format, values.dtype, values.shape, self.width, self.group, self.has_zeros, self.has_sub_scales
 
     @property
     def nbytes(self) -> int:
@@ -66,8 +66,8 @@ class DeviceWeight:
             tiles = _by_thread(_by_tile(values, parts)).view(weight.values.dtype)
             return DeviceWeight(tiles, width, out // parts, _by_tile(weight.scales.float(), parts).contiguous())
         group = next(size for size in (128, 64, 32, weight.group) if weight.group % size == 0)
-        if group % MULTIPLIED:
-            raise KernelInputError(f"groups of {group} inputs: these kernels take multiples of {MULTIPLIED}")
+        if group % SUB_GROUP:
+            raise KernelInputError(f"groups of {group} inputs: these kernels take multiples of {SUB_GROUP}")
         width = -(-size // group) * group
         values = F.pad(weight.values, (0, width - size)).view(out, -1, 2, group // 2)
         return DeviceWeight(
@@ -77,7 +77,7 @@ class DeviceWeight:
             _by_tile(_words(weight, group, width), parts).contiguous(),
             group,
             weight.zeros is not None,
-            weight.multipliers is not None,
+            weight.sub_scales is not None,
         )
 
     def separate(self) -> Iterator[DeviceWeight]:
@@ -101,9 +101,9 @@ class DeviceWeight:
         zeros = (scales >> 16 & 255).repeat_interleave(self.group, 1) if self.has_zeros else 8
         codes -= zeros
         bytes_of = scales.contiguous().view(torch.int8).view(len(ids), self.width // self.group, -1)
-        if self.has_multipliers:
-            multipliers = bytes_of[:, :, -(self.group // MULTIPLIED) :].flatten(1)
-            codes *= (multipliers.float() - 16).repeat_interleave(MULTIPLIED, 1)
+        if self.has_sub_scales:
+            sub_scales = bytes_of[:, :, -(self.group // SUB_GROUP) :].flatten(1)
+            codes *= (sub_scales.float() - 16).repeat_interleave(SUB_GROUP, 1)
         halves = bytes_of[:, :, :2].contiguous().view(torch.float16).flatten(1)
         return codes * halves.float().repeat_interleave(self.group, 1)
 
@@ -119,12 +119,12 @@ def _words(weight: Weight, group: int, width: int) -> torch.Tensor:
     words = by_group(weight.scales).view(torch.int16).int() & 0xFFFF
     if weight.zeros is not None:
         words |= by_group(weight.zeros).int() << 16
-    if weight.multipliers is not None:
-        each = group // MULTIPLIED
+    if weight.sub_scales is not None:
+        each = group // SUB_GROUP
         if each > 2:
             words = words.long()
         bytes_of = words.view(torch.int8).view(out, width // group, -1)
-        padded = F.pad(weight.multipliers, (0, width // MULTIPLIED - weight.multipliers.shape[1]))
+        padded = F.pad(weight.sub_scales, (0, width // SUB_GROUP - weight.sub_scales.shape[1]))
         bytes_of[:, :, -each:] = padded.view(out, width // group, each) + 16
     return words
 

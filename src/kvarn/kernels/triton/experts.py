@@ -9,10 +9,11 @@ from typing import Any
 import torch
 import triton
 
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.triton.device_weight import OUTPUTS_TOGETHER, DeviceWeight
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import experts
-from kvarn.kernels.triton.linear import TritonLinear, check_rows
+from kvarn.kernels.triton.linear import TritonLinear
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.tiles import SPLIT_STEP, Tile, tile_of
 
@@ -25,11 +26,11 @@ class _Product:
     """One product of all experts."""
 
     weight: DeviceWeight
-    """Of all, one below the other."""
+    """The weights of all experts, one below the other."""
     bias: torch.Tensor | None
     """[experts, outputs]."""
     outputs: int
-    """Of one expert, gate and up counted once."""
+    """Outputs of one expert, gate and up counted once."""
     activation: str
     clamp: tuple[float, float]
     """Limit and slope of the activation `clamped_swiglu`."""
@@ -78,7 +79,7 @@ class _Product:
             FORMAT=weight.format,
             GROUP=weight.group,
             HAS_ZEROS=weight.has_zeros,
-            HAS_MULTIPLIERS=weight.has_multipliers,
+            HAS_SUB_SCALES=weight.has_sub_scales,
             HAS_BIAS=self.bias is not None,
             ACTIVATION=self.activation,
             LIMIT=self.clamp[0],

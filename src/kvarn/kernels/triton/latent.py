@@ -8,10 +8,12 @@ import torch
 import triton
 
 from kvarn.kernels.batch import PagedBatch
+from kvarn.kernels.checks import check_latent_rows, check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.attention import ROWS
-from kvarn.kernels.triton.jit import latent, linear
-from kvarn.kernels.triton.linear import check_rows
+from kvarn.kernels.triton.device_weight import DeviceWeight
+from kvarn.kernels.triton.jit import latent
+from kvarn.kernels.triton.linear import launch_product
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts
 from kvarn.kernels.triton.tiles import SPLIT_STEP, tile_of
@@ -25,8 +27,8 @@ MAX_VALUE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class TritonLatentPlan:
-    """See `kvarn.kernels.operations.LatentPlan`. Nothing waits for the device."""
+class TritonLatentMetadata:
+    """See `kvarn.kernels.attention.LatentMetadata`. Nothing waits for the device."""
 
     batch: PagedBatch
     num_heads: int
@@ -42,13 +44,7 @@ class TritonLatentPlan:
         batch, heads, size = self.batch, self.num_heads, self.size
         tokens = len(batch.slot_mapping)
         check_rows(rows, (tokens, size), rows.dtype)
-        if queries.shape != (tokens, heads, size) or not queries.is_contiguous():
-            raise KernelInputError(f"queries must be {(tokens, heads, size)} side by side, not {tuple(queries.shape)}")
-        if cache.shape[-1] != size or not 0 < value_size <= min(size, MAX_VALUE):
-            raise KernelInputError(
-                f"a cache {tuple(cache.shape)} does not hold rows of {size} numbers with values of {value_size}, "
-                f"{MAX_VALUE} at most"
-            )
+        check_latent_rows(queries, cache, (tokens, heads, size), value_size, MAX_VALUE)
         out = queries.new_empty((tokens, heads, value_size))
         if not tokens:
             return out
@@ -83,7 +79,7 @@ class TritonLatentPlan:
             batch.context_lens,
             batch.query_starts,
             splits.programs,
-            splits.pieces,
+            splits.partials,
             out,
             parts,
             stats,
@@ -109,7 +105,7 @@ class TritonLatentPlan:
         )
 
 
-def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPlan:
+def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentMetadata:
     """The plan of one step: for so many tokens at a time that what they join takes half of the memory for sums."""
     together, bytes_each = min(num_heads, ROWS), num_heads * min(size, MAX_VALUE) * 4
     tokens, chunk = len(batch.slot_mapping), max(1, num_parts(bytes_each) // 4)
@@ -120,7 +116,7 @@ def plan_latent(batch: PagedBatch, num_heads: int, size: int) -> TritonLatentPla
         groups = triton.cdiv(num_heads, together)
         splits = SplitPlan.of(part, ROWS // together, groups, bytes_each, reserved=2 * (end - first))
         split_plans.append((first, end, splits))
-    return TritonLatentPlan(batch, num_heads, size, tuple(split_plans))
+    return TritonLatentMetadata(batch, num_heads, size, tuple(split_plans))
 
 
 def _tokens_of(batch: PagedBatch, first: int, end: int) -> PagedBatch:
@@ -137,11 +133,12 @@ def _tokens_of(batch: PagedBatch, first: int, end: int) -> PagedBatch:
 
 
 class TritonHeadProducts:
-    """See `kvarn.kernels.operations.HeadProducts`: `linear.multiply` for each head, in one launch."""
+    """See `kvarn.kernels.linear.HeadProducts`: `linear.multiply` for each head, in one launch."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """Of a plain weight [H, out, in]."""
+        """`weight`: plain, [H, out, in]."""
         self._weight = weight.contiguous()
+        self._held = DeviceWeight(self._weight, weight.shape[2], weight.shape[1])
         self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,38 +150,9 @@ class TritonHeadProducts:
         if not len(x):
             return out
         tile = tile_of(len(x), gated=False, quantized=False)
-        linear.multiply[(triton.cdiv(outputs, tile.outs) * triton.cdiv(len(x), tile.rows), 1, heads)](
-            x,
-            self._weight,
-            *(None,) * 4,
-            out,
-            None,
-            None,
-            len(x),
-            0.0,
-            X_STRIDE=x.stride(0),
-            OUT_STRIDE=out.stride(0),
-            INPUTS=inputs,
-            WIDTH=inputs,
-            OUTPUTS=outputs,
-            SPLIT=triton.cdiv(inputs, SPLIT_STEP) * SPLIT_STEP,
-            SPLITS=1,
-            APART=False,
-            FORMAT="plain",
-            GROUP=0,
-            HAS_ZEROS=False,
-            HAS_MULTIPLIERS=False,
-            HAS_NORM=False,
-            HAS_BIAS=False,
-            ADDS=False,
-            ACTIVATION="",
-            HEAD_STRIDE=x.stride(1),
-            NUMBERS=TRITON_TYPES[x.dtype],
-            DOT=multiplied_type(x.dtype),
-            ROWS=tile.rows,
-            OUTS=tile.outs,
-            STEP=tile.step,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        grid = triton.cdiv(outputs, tile.outs) * triton.cdiv(len(x), tile.rows), 1, heads
+        launch_product(
+            grid, x, self._held, out, tile, inputs=inputs, split=triton.cdiv(inputs, SPLIT_STEP) * SPLIT_STEP,
+            head_stride=x.stride(1),
+        )  # fmt: skip
         return out

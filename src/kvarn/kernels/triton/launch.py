@@ -1,13 +1,13 @@
-"""How kernels are launched that begin while the one before them ends."""
+"""Launches of kernels that begin while the one before them ends."""
 
 from __future__ import annotations
 
 from kvarn.kernels.triton.interpreter import is_interpreting
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """With more, programs that wait for the kernel before take room from it for longer than they gain."""
 
 
 def launch_options(num_rows: int) -> dict[str, bool]:
     """Options of a launch, by the rows of the step, of kernels that call `jit.overlap.wait_for_earlier_kernel`."""
-    return {"launch_pdl": True} if num_rows <= MOST_ROWS and not is_interpreting() else {}
+    return {"launch_pdl": True} if num_rows <= MAX_ROWS and not is_interpreting() else {}

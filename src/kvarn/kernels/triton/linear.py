@@ -9,13 +9,13 @@ import triton
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.adapters import AdapterBatch
-from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
 from kvarn.kernels.triton.launch import launch_options
 from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
-from kvarn.kernels.triton.tiles import FEW_APART_BELOW, apart_below, splits_of, tile_of, tiles_for
+from kvarn.kernels.triton.tiles import FEW_APART_BELOW, Tile, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 
 NORMED_IN_PRODUCT = 4
@@ -122,45 +122,70 @@ class TritonLinear:
         tiles = -(-outputs // tile.outs) * -(-num_rows // tile.rows)
         length, splits = self._splits
         apart = splits > 1 and tiles < apart_below(tile.rows, held.is_quantized)
-        linear.multiply[(tiles, splits if apart else 1)](
-            x,
-            held.values,
-            held.scales,
-            None if norm is None else norm.weight,
-            self.bias,
-            add_to,
-            out,
-            self._workspace.partials,
-            self._workspace.arrivals,
-            num_rows,
-            0.0 if norm is None else norm.eps,
-            X_STRIDE=x.stride(0),
-            OUT_STRIDE=out.stride(0),
-            INPUTS=self.in_features,
-            WIDTH=held.width,
-            OUTPUTS=outputs,
-            SPLIT=length,
-            SPLITS=splits,
-            APART=apart,
-            FORMAT=held.format,
-            GROUP=held.group,
-            HAS_ZEROS=held.has_zeros,
-            HAS_MULTIPLIERS=held.has_multipliers,
-            HAS_NORM=norm is not None,
-            HAS_BIAS=self.bias is not None,
-            ADDS=add_to is not None,
-            ACTIVATION=activation or "",
-            HEAD_STRIDE=0,
-            NUMBERS=TRITON_TYPES[x.dtype],
-            DOT=multiplied_type(x.dtype),
-            ROWS=tile.rows,
-            OUTS=tile.outs,
-            STEP=held.group or tile.step,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **launch_options(num_rows),
-        )
+        launch_product(
+            (tiles, splits if apart else 1), x, held, out, tile, inputs=self.in_features, split=length, splits=splits,
+            apart=apart, workspace=self._workspace, norm=norm, bias=self.bias, add_to=add_to, activation=activation,
+        )  # fmt: skip
         return out
+
+
+def launch_product(
+    grid: tuple[int, ...],
+    x: torch.Tensor,
+    weight: DeviceWeight,
+    out: torch.Tensor,
+    tile: Tile,
+    *,
+    inputs: int,
+    split: int,
+    splits: int = 1,
+    apart: bool = False,
+    workspace: Workspace | None = None,
+    norm: Norm | None = None,
+    bias: torch.Tensor | None = None,
+    add_to: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    head_stride: int = 0,
+) -> None:
+    """Launch `jit.linear.multiply`, which describes the arguments. Splits that are computed apart need a workspace."""
+    linear.multiply[grid](
+        x=x,
+        weight=weight.values,
+        scales=weight.scales,
+        norm=None if norm is None else norm.weight,
+        bias=bias,
+        add_to=add_to,
+        out=out,
+        partials=None if workspace is None else workspace.partials,
+        arrivals=None if workspace is None else workspace.arrivals,
+        num_rows=len(x),
+        eps=0.0 if norm is None else norm.eps,
+        X_STRIDE=x.stride(0),
+        OUT_STRIDE=out.stride(0),
+        INPUTS=inputs,
+        WIDTH=weight.width,
+        OUTPUTS=weight.outputs,
+        SPLIT=split,
+        SPLITS=splits,
+        APART=apart,
+        FORMAT=weight.format,
+        GROUP=weight.group,
+        HAS_ZEROS=weight.has_zeros,
+        HAS_SUB_SCALES=weight.has_sub_scales,
+        HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None,
+        ADDS=add_to is not None,
+        ACTIVATION=activation or "",
+        HEAD_STRIDE=head_stride,
+        NUMBERS=TRITON_TYPES[x.dtype],
+        DOT=multiplied_type(x.dtype),
+        ROWS=tile.rows,
+        OUTS=tile.outs,
+        STEP=weight.group or tile.step,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **(launch_options(len(x)) if head_stride == 0 else {}),
+    )
 
 
 def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -> torch.Tensor:
@@ -186,7 +211,7 @@ def norm_rows(x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -
 def finish_rows(
     sums: torch.Tensor, activation: Activation | None, dtype: torch.dtype, add_to: torch.Tensor | None
 ) -> torch.Tensor:
-    """What a product does with its sums [T, out] float32 at the end: the activation (of gate and up side by side), the
+    """Finish the sums [T, out] float32 of a product: the activation (of gate and up side by side), the
     sum with `add_to` and the rounding to `dtype`."""
     size, block = sums.shape[1] // (1 if activation is None else 2), 1024
     out = sums.new_empty((len(sums), size), dtype=dtype) if add_to is None else add_to
@@ -204,12 +229,3 @@ def finish_rows(
             **launch_options(len(sums)),
         )
     return out
-
-
-def check_rows(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise KernelInputError unless a tensor has this shape and type, and contiguous rows."""
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape or (shape[-1] > 1 and tensor.stride(-1) != 1):
-        raise KernelInputError(
-            f"rows must be {dtype} {list(shape)}, numbers side by side, not {tensor.dtype} {list(tensor.shape)} with "
-            f"strides {tensor.stride()}"
-        )

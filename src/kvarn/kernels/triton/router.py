@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 import triton
 
+from kvarn.kernels.checks import check_rows
 from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.triton.jit import router
-from kvarn.kernels.triton.linear import check_rows
 
 
 def route(
     numbers: torch.Tensor, experts_per_token: int, spec: RouterSpec, choice_bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Kernels.route`."""
+    """See `Operations.route`."""
     tokens, num_experts = numbers.shape
     check_rows(numbers, (tokens, num_experts), numbers.dtype)
     shares = torch.empty((tokens, experts_per_token), dtype=torch.float32, device=numbers.device)

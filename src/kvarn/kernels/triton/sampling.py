@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
-from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 from kvarn.kernels.triton.jit import sampling
 
@@ -19,8 +17,8 @@ CAPACITY = 8192
 
 
 def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Kernels.most_likely`."""
-    rows, vocab_size = _shape_of(logits)
+    """See `Operations.most_likely`."""
+    rows, vocab_size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     maxima = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
@@ -30,23 +28,16 @@ def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, maxima
 
 
-def mask_logits(logits: torch.Tensor, masks: Mapping[int, bytes | memoryview]) -> None:
-    """See `Kernels.mask_logits`. Raises KernelInputError where a mask does not fit."""
-    rows, vocab_size = _shape_of(logits)
-    if not masks:
-        return
-    num_words = -(-vocab_size // 32)
-    found = [np.frombuffer(mask, dtype=np.int32) for mask in masks.values()]
-    if min(masks) < 0 or max(masks) >= rows or min(map(len, found)) < num_words:
-        raise KernelInputError(f"masks of rows {sorted(masks)} do not fit logits [{rows}, {vocab_size}]")
-    words = torch.from_numpy(np.stack([each[:num_words] for each in found])).to(logits.device)
+def mask_logits(logits: torch.Tensor, rows: list[int], words: list[npt.NDArray[np.int32]]) -> None:
+    """See `Operations.mask_logits`: a mask's words for each of some rows."""
+    vocab_size = logits.shape[1]
     block = _block(vocab_size)
-    sampling.mask_rows[(len(masks), triton.cdiv(vocab_size, block))](
+    sampling.mask_rows[(len(rows), triton.cdiv(vocab_size, block))](
         logits,
-        torch.tensor(list(masks), dtype=torch.int64, device=logits.device),
-        words,
+        torch.tensor(rows, dtype=torch.int64, device=logits.device),
+        torch.from_numpy(np.stack(words)).to(logits.device),
         STRIDE=logits.stride(0),
-        WORDS=num_words,
+        WORDS=len(words[0]),
         VOCAB=vocab_size,
         BLOCK=block,
     )
@@ -55,8 +46,8 @@ def mask_logits(logits: torch.Tensor, masks: Mapping[int, bytes | memoryview]) -
 def draw_tokens(
     logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
 ) -> torch.Tensor:
-    """See `Kernels.draw_tokens`."""
-    _, vocab_size = _shape_of(logits)
+    """See `Operations.draw_tokens`."""
+    vocab_size = logits.shape[1]
     count, device = len(rows), logits.device
     tokens = torch.empty(count, dtype=torch.int64, device=device)
     if not count:
@@ -81,13 +72,3 @@ def draw_tokens(
 
 def _block(vocab_size: int) -> int:
     return min(BLOCK, max(16, int(triton.next_power_of_2(vocab_size))))
-
-
-def _shape_of(logits: torch.Tensor) -> tuple[int, int]:
-    if logits.ndim != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] == 0:
-        raise KernelInputError(
-            f"logits must be float32 [rows, vocabulary] with tokens side by side, not {logits.dtype} "
-            f"{list(logits.shape)} with strides {logits.stride()}"
-        )
-    rows, vocab_size = logits.shape
-    return rows, vocab_size

@@ -1,4 +1,4 @@
-"""Who computes which segments of attention, and their joining: see `jit.segments`."""
+"""The division of attention's segments among programs, and their joining: see `jit.segments`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.kernels.triton.launch import launch_options
 from kvarn.shapes import BLOCK_SIZE
 
 SEGMENT = 256
-"""As in `jit.segments`."""
+"""Tokens of a segment, as in `jit.segments`."""
 PARTS_BYTES = 256 * 1024 * 1024
 """Segments' sums take so much memory at most; sequences whose sums find no room there are not divided."""
 PROGRAMS = 528
@@ -38,11 +38,11 @@ def num_segments(batch: PagedBatch, window: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """How the tiles of a step's sequences are divided among programs: what `jit.segments.plan_splits` has written."""
+    """The division of a step's tiles among programs, as `jit.segments.plan_splits` has written it."""
 
     batch: PagedBatch
     programs: torch.Tensor
-    pieces: torch.Tensor
+    partials: torch.Tensor
     tokens: torch.Tensor
     launched: int
     """Programs of a launch, for each group of heads."""
@@ -64,20 +64,20 @@ class SplitPlan:
             bytes_each: Of a token's sums of one segment.
             window: Tokens that a query sees; 0: all.
             always: All sequences leave sums; there must be room for those of all.
-            reserved: So many pieces of the memory for sums are for something else.
+            reserved: So many partials of the memory for sums are for something else.
         """
-        sequences, most = len(batch.context_lens), num_segments(batch, window)
+        sequences, max_segments = len(batch.context_lens), num_segments(batch, window)
         tiles = len(batch.slot_mapping) // together + sequences
         extra = max(1, PROGRAMS // groups)
-        room = max(0, min(num_parts(bytes_each) - reserved, len(batch.slot_mapping) * most))
+        room = max(0, min(num_parts(bytes_each) - reserved, len(batch.slot_mapping) * max_segments))
         # At multiples of 16 bytes, whatever S is: for other addresses kernels would be compiled again.
         memory = batch.context_lens.new_empty((3, triton.cdiv(sequences + 1, 4) * 4))
-        programs, pieces, tokens = memory[:, : sequences + 1]
+        programs, partials, tokens = memory[:, : sequences + 1]
         jit.plan_splits[(1,)](
             batch.query_starts,
             batch.context_lens,
             programs,
-            pieces,
+            partials,
             tokens,
             sequences,
             extra,
@@ -88,11 +88,13 @@ class SplitPlan:
             ALWAYS=always,
             BLOCK=COUNTED,
         )
-        return SplitPlan(batch, programs, pieces, tokens, min(tiles + extra, tiles * max(1, most)), room, window)
+        return SplitPlan(
+            batch, programs, partials, tokens, min(tiles + extra, tiles * max(1, max_segments)), room, window
+        )
 
     def memory(self, heads: int, size: int, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for sums [pieces, heads, size] and statistics [pieces, heads, 2], float32; of `more` pieces behind
-        them."""
+        """Memory for sums [partials, heads, size] and statistics [partials, heads, 2], float32, with `more` partials
+        behind them."""
         shape, device = (self.room + more, heads), self.programs.device
         parts, stats = (torch.empty((*shape, width), dtype=torch.float32, device=device) for width in (size, 2))
         return parts, stats
@@ -114,7 +116,7 @@ class SplitPlan:
             stats,
             self.batch.query_starts,
             self.batch.context_lens,
-            self.pieces,
+            self.partials,
             self.tokens,
             sinks,
             out,

@@ -1,4 +1,4 @@
-"""How products are cut up: by the number of rows into tiles, and by inputs into splits."""
+"""The division of products: by the number of rows into tiles, and by inputs into splits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ many."""
 QUANTIZED_PROGRAMS = 384
 """With quantized weights, which some programs convert while others read theirs."""
 SHORTEST_SPLIT = 256
-MOST_SPLITS = 16
+MAX_SPLITS = 16
 SPLIT_STEP = 128
 """A split is a whole number of these, and of a tile's inputs."""
 APART_BELOW = 132
@@ -22,7 +22,7 @@ FEW_APART_BELOW = 512
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut up. It changes no bit, but for the step of quantized weights: see `QUANTIZED_TILES`."""
+    """The division of a product. It changes no bit, but for the step of quantized weights: see `QUANTIZED_TILES`."""
 
     rows: int
     outs: int
@@ -73,7 +73,7 @@ def tiles_for(gated: bool, quantized: bool) -> Tiles:
 
 def tile_of(num_rows: int, gated: bool, quantized: bool) -> Tile:
     """The tile for so many rows."""
-    return next(tile for most, tile in tiles_for(gated, quantized) if num_rows <= most)
+    return next(tile for max_rows, tile in tiles_for(gated, quantized) if num_rows <= max_rows)
 
 
 def apart_below(rows: int, quantized: bool) -> int:
@@ -85,7 +85,7 @@ def splits_of(outputs: int, width: int, quantized: bool) -> tuple[int, int]:
     """Inputs of a split, and how many splits there are: a property of the layer, since it fixes the order of sums."""
     tiles, splits = -(-outputs // TILES[0][1].outs), 1
     programs = QUANTIZED_PROGRAMS if quantized else PROGRAMS
-    while tiles * splits < programs and width // (2 * splits) >= SHORTEST_SPLIT and splits < MOST_SPLITS:
+    while tiles * splits < programs and width // (2 * splits) >= SHORTEST_SPLIT and splits < MAX_SPLITS:
         splits *= 2
     length = -(-width // (splits * SPLIT_STEP)) * SPLIT_STEP
     return length, -(-width // length)

@@ -10,8 +10,7 @@ import torch
 
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
-from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import HeadProducts
+from kvarn.kernels.linear import HeadProducts, Linear, Norm
 from kvarn.shapes import KvDtype
 
 

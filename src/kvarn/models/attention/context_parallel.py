@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import AttentionMetadata, LatentMetadata
 from kvarn.kernels.batch import BlockExchange, HeadShape, PagedBatch, Rotation
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.operations import AttentionPlan, Kernels, LatentPlan
+from kvarn.kernels.operations import Operations
 from kvarn.kernels.torch.latent import write_rows
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAttentionPlan:
-    """See `kvarn.kernels.operations.AttentionPlan`."""
+class SharedAttentionMetadata:
+    """See `kvarn.kernels.attention.AttentionMetadata`."""
 
-    write: AttentionPlan
+    write: AttentionMetadata
     """Each query sees itself alone, which needs no other rank's keys."""
-    attend: AttentionPlan
+    attend: AttentionMetadata
     exchange: BlockExchange
 
     def run(
@@ -43,11 +44,11 @@ class SharedAttentionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLatentPlan:
-    """See `kvarn.kernels.operations.LatentPlan`."""
+class SharedLatentMetadata:
+    """See `kvarn.kernels.attention.LatentMetadata`."""
 
     slot_mapping: torch.Tensor
-    attend: LatentPlan
+    attend: LatentMetadata
     exchange: BlockExchange
 
     def run(
@@ -59,15 +60,17 @@ class SharedLatentPlan:
         return self.attend.run(queries, rows, cache, value_size, scale)
 
 
-def plan_attention(kernels: Kernels, batch: PagedBatch, heads: HeadShape, window: int | None) -> AttentionPlan:
-    """See `Kernels.plan_attention`."""
-    attend = kernels.plan_attention(batch, heads, window)
+def plan_attention(
+    operations: Operations, batch: PagedBatch, heads: HeadShape, window: int | None
+) -> AttentionMetadata:
+    """See `Operations.plan_attention`."""
+    attend = operations.plan_attention(batch, heads, window)
     if batch.exchange is None:
         return attend
-    return SharedAttentionPlan(kernels.plan_attention(batch, heads, window=1), attend, batch.exchange)
+    return SharedAttentionMetadata(operations.plan_attention(batch, heads, window=1), attend, batch.exchange)
 
 
-def plan_latent(kernels: Kernels, batch: PagedBatch, num_heads: int, size: int) -> LatentPlan:
-    """See `Kernels.plan_latent`."""
-    attend = kernels.plan_latent(batch, num_heads, size)
-    return attend if batch.exchange is None else SharedLatentPlan(batch.slot_mapping, attend, batch.exchange)
+def plan_latent(operations: Operations, batch: PagedBatch, num_heads: int, size: int) -> LatentMetadata:
+    """See `Operations.plan_latent`."""
+    attend = operations.plan_latent(batch, num_heads, size)
+    return attend if batch.exchange is None else SharedLatentMetadata(batch.slot_mapping, attend, batch.exchange)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.delta import DeltaPlan, DeltaWeights
+from kvarn.kernels.delta import DeltaMetadata, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models.attention.base import Attention, LayerStep, Products
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Grouped, LinearSpec, WeightLoader
@@ -28,7 +28,7 @@ class DeltaNet(Attention):
 
     dims: DeltaDimensions
     """Sizes of this rank's heads."""
-    kernels: Kernels
+    operations: Operations
     inputs: Linear
     """To queries, keys and values by heads, then the output's gates."""
     rates: Linear
@@ -42,11 +42,11 @@ class DeltaNet(Attention):
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
         """Empty states, always float32."""
-        return KVCache((), (), self.kernels.new_states(num_layers, num_states, self.dims))
+        return KVCache((), (), self.operations.new_states(num_layers, num_states, self.dims))
 
-    def plan(self, batch: PagedBatch) -> DeltaPlan:
+    def plan(self, batch: PagedBatch) -> DeltaMetadata:
         """See `Attention`."""
-        return self.kernels.plan_delta(batch, self.dims)
+        return self.operations.plan_delta(batch, self.dims)
 
     def forward(
         self,
@@ -89,7 +89,7 @@ def load_delta(
         role="router",
     )
     output = LinearSpec(names=(f"{prefix}.out_proj",), outputs=(hidden,), inputs=values)
-    device = loader.kernels.device
+    device = loader.device
 
     def by_value_head(name: str) -> torch.Tensor:
         held = loader.plain(f"{prefix}.{name}", (whole.value_heads,))[value.held.start : value.held.stop]
@@ -100,7 +100,7 @@ def load_delta(
     held = [part[of.held.start : of.held.stop] for part, of in zip(parts, (keys, keys, values), strict=True)]
     return DeltaNet(
         dims=replace(whole, key_heads=len(key.held), value_heads=len(value.held)),
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         inputs=loader.linear(inputs),
         rates=loader.linear(rates),
         weights=DeltaWeights(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kvarn.kernels.attention import AttentionMetadata
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import AttentionPlan, Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models.attention.base import Attention, LayerStep, PlainAttention, Products
 from kvarn.models.attention.context_parallel import plan_attention
 from kvarn.models.families.family import LayerNames
@@ -29,13 +30,13 @@ class GroupedAttention(Attention):
     """Sizes of all ranks together."""
     heads: HeadShape
     """Heads of this rank."""
-    kernels: Kernels
+    operations: Operations
     parallel: Parallel
     query_key_norm: Norm | None
     """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]. Where
     heads have layer norms, those of these."""
     sinks: torch.Tensor | None
-    """[query heads] float32: see `AttentionPlan.run`."""
+    """[query heads] float32: see `AttentionMetadata.run`."""
     qkv: Linear
     output: Linear
 
@@ -53,11 +54,11 @@ class GroupedAttention(Attention):
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
         """Blocks of keys and values of this rank's heads."""
-        return self.kernels.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
+        return self.operations.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
 
-    def plan(self, batch: PagedBatch) -> AttentionPlan:
+    def plan(self, batch: PagedBatch) -> AttentionMetadata:
         """See `Attention`."""
-        return plan_attention(self.kernels, batch, self.heads, self.dims.sliding_window)
+        return plan_attention(self.operations, batch, self.heads, self.dims.sliding_window)
 
     def forward(
         self,
@@ -84,7 +85,7 @@ class GroupedAttention(Attention):
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
         mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap, **sinks)
         if gates is not None:
-            mixed *= self.kernels.activation(gates, "sigmoid")
+            mixed *= self.operations.activation(gates, "sigmoid")
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
     def _layer_norm_heads(self, qkv: torch.Tensor) -> None:
@@ -114,12 +115,12 @@ class GroupedAttention(Attention):
             part = qkv[:, start : start + own * dim]
             start += own * dim
             if own == total:
-                part.copy_(self.kernels.rms_norm(part, Norm(weight, norm.eps)))
+                part.copy_(self.operations.rms_norm(part, Norm(weight, norm.eps)))
                 continue
             gathered = self.parallel.all_gather(part.contiguous())
             # Heads that several ranks hold come once for each of them.
             heads = gathered.view(len(gathered), -1, dim)[:, :: own * self.parallel.world_size // total]
-            normed = self.kernels.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
+            normed = self.operations.rms_norm(heads.flatten(1), Norm(weight, norm.eps))
             first = self.parallel.rank * total // self.parallel.world_size * dim
             part.copy_(normed[:, first : first + own * dim])
 
@@ -145,7 +146,7 @@ def load_grouped(
         spec=spec,
         dims=dims,
         heads=HeadShape(len(query.held), len(kv.held), dims.head_dim),
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         parallel=parallel,
         query_key_norm=_load_query_key_norm(prefix, dims, spec, names, loader, query, kv),
         sinks=_load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None,
@@ -156,7 +157,7 @@ def load_grouped(
 
 def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     held = loader.plain(name, (heads.size,))[heads.held.start : heads.held.stop]
-    return held.float().contiguous().to(loader.kernels.device)
+    return held.float().contiguous().to(loader.device)
 
 
 def _row_orders(dims: GroupedDimensions, spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
@@ -194,5 +195,5 @@ def _load_query_key_norm(
                 weight = weight[heads.held.start : heads.held.stop].float()
                 order = next(iter(_row_orders(dims, spec, loader.parallel.world_size)), None)
                 weight = weight if order is None else weight[:, order.order(dim)]
-                weights.append(weight.to(loader.kernels.device))
+                weights.append(weight.to(loader.device))
     return Norm(torch.cat(weights), spec.norm_eps)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import LatentMetadata
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import HeadProducts, Kernels, LatentPlan
+from kvarn.kernels.linear import HeadProducts, Linear, Norm
+from kvarn.kernels.operations import Operations
 from kvarn.kernels.torch.attention import rotate
 from kvarn.models.attention.base import Attention, LayerStep, Products
 from kvarn.models.attention.context_parallel import plan_latent
@@ -37,7 +38,7 @@ class LatentAttention(Attention):
     num_heads: int
     """Heads of this rank; the cached row is the same on all."""
     scale: float
-    kernels: Kernels
+    operations: Operations
     query_norm: Norm | None
     row_norm: Norm
     down: Linear
@@ -56,11 +57,11 @@ class LatentAttention(Attention):
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
         """Blocks of rows in place of keys, and no values."""
-        return self.kernels.new_latent_cache(num_layers, num_blocks, self.dims.row_size, dtype)
+        return self.operations.new_latent_cache(num_layers, num_blocks, self.dims.row_size, dtype)
 
-    def plan(self, batch: PagedBatch) -> LatentPlan:
+    def plan(self, batch: PagedBatch) -> LatentMetadata:
         """See `Attention`."""
-        return plan_latent(self.kernels, batch, self.num_heads, self.dims.row_size)
+        return plan_latent(self.operations, batch, self.num_heads, self.dims.row_size)
 
     def forward(
         self,
@@ -83,7 +84,7 @@ class LatentAttention(Attention):
         plain, rotated = queries[..., : dims.plain_dim], queries[..., dims.plain_dim :]
         queries = torch.cat([self.key_products(plain), rotate(rotated, step.rotation)], -1)
         key = rotate(row[:, None, rank:], step.rotation)[:, 0]
-        rows = torch.cat([self.kernels.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
+        rows = torch.cat([self.operations.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
         mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.scale)
         mixed = self.value_products(mixed).flatten(1)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
@@ -127,12 +128,12 @@ def load_latent(
         dims=dims,
         num_heads=len(heads.held),
         scale=spec.attention_scale,
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         query_norm=loader.norm(f"{prefix}q_a_layernorm", compressed, _NORM_EPS) if compressed else None,
         row_norm=loader.norm(f"{prefix}kv_a_layernorm", rank, _NORM_EPS),
         down=loader.linear(down),
         query=loader.linear(query),
-        key_products=loader.kernels.head_products(keys.transpose(1, 2).contiguous()),
-        value_products=loader.kernels.head_products(values.contiguous()),
+        key_products=loader.kernels.packer.head_products(keys.transpose(1, 2).contiguous()),
+        value_products=loader.kernels.packer.head_products(values.contiguous()),
         output=loader.linear(output),
     )

@@ -38,7 +38,7 @@ class TextEncoder(ABC):
         self.kernels = loader.kernels
         self.quantization = loader.quantization
         self.head = head
-        self._activation_dtype = self.kernels.activation_dtype(self.dtype)
+        self._activation_dtype = self.kernels.operations.activation_dtype(self.dtype)
         self._size = spec.hidden_size
         self._longest = spec.max_context_length
         self._pooling = pooling

@@ -33,7 +33,7 @@ class CausalEncoder(TextEncoder):
         self.spec = spec
         self._words = loader.embedding("model.embed_tokens", Shard.whole(spec.vocab_size), spec.hidden_size)
         # GPUs attend over no float32 numbers.
-        self._stack = LayerStack(spec, loader, "bfloat16" if self.kernels.computes_beside_host else "float32")
+        self._stack = LayerStack(spec, loader, "bfloat16" if self.kernels.device.is_asynchronous else "float32")
         self._norm = load_final_norm(spec, loader)
 
     def _states(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

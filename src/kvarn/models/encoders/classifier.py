@@ -9,7 +9,7 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.linear import LayerNorm, Linear
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models.encoders.config import ClassifierNames
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard
@@ -20,7 +20,7 @@ from kvarn.models.spec import ClassifierSpec, EncoderSpec
 class Classifier:
     """One hidden layer."""
 
-    kernels: Kernels
+    operations: Operations
     activation: Activation
     dense: Linear
     norm: LayerNorm | None
@@ -28,8 +28,8 @@ class Classifier:
 
     def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
         """[S, hidden] to the labels' logits [S, 1]."""
-        inner = self.kernels.activation(self.dense(pooled), self.activation)
-        return self.output(inner if self.norm is None else self.kernels.layer_norm(inner, self.norm))
+        inner = self.operations.activation(self.dense(pooled), self.activation)
+        return self.output(inner if self.norm is None else self.operations.layer_norm(inner, self.norm))
 
 
 def load_classifier(
@@ -43,7 +43,7 @@ def load_classifier(
         return loader.linear(shape)
 
     return Classifier(
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         activation=classifier.activation,
         dense=linear((prefix if names.below_encoder else "") + names.dense, spec.hidden_size, classifier.bias),
         norm=loader.layer_norm(names.norm, spec.hidden_size, spec.norm_eps, bias=spec.norm_bias)

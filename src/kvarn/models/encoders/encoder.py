@@ -44,10 +44,12 @@ class Encoder(TextEncoder):
         self._norm = norm(names.norm)
         self._layers = [load_encoder_layer(prefix, index, spec, names, loader) for index in range(spec.num_layers)]
         self._final_norm = None if names.final_norm is None else norm(names.final_norm)
-        self._groups = LayerGroups[int | None]([(each.rope, each.window) for each in spec.layers], self.kernels.device)
+        self._groups = LayerGroups[int | None](
+            [(each.rope, each.window) for each in spec.layers], self.kernels.device.torch_device
+        )
 
     def _states(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        device, kernels = token_ids.device, self.kernels
+        device, operations = token_ids.device, self.kernels.operations
         text = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
         ends = lengths.cumsum(0)
         positions = torch.arange(len(token_ids), device=device) - (ends - lengths)[text]
@@ -56,8 +58,8 @@ class Encoder(TextEncoder):
             hidden = hidden + F.embedding(positions + self.spec.position_offset, self._positions)
         if self._types is not None:
             hidden = hidden + self._token_types(token_ids, text, ends, lengths, self._types)
-        hidden = kernels.layer_norm(hidden.to(self._activation_dtype), self._norm)
-        plans = [kernels.plan_bidirectional(lengths, self._heads, window) for window in self._groups.kinds]
+        hidden = operations.layer_norm(hidden.to(self._activation_dtype), self._norm)
+        plans = [operations.plan_bidirectional(lengths, self._heads, window) for window in self._groups.kinds]
         steps = [EncoderStep(plan, self._groups.rotation(group, positions)) for group, plan in enumerate(plans)]
         for layer, group in zip(self._layers, self._groups.of_layer, strict=True):
             hidden = layer.forward(hidden, steps[group])
@@ -65,7 +67,7 @@ class Encoder(TextEncoder):
 
     def _normed(self, states: torch.Tensor) -> torch.Tensor:
         norm = self._final_norm
-        return (states if norm is None else self.kernels.layer_norm(states, norm)).float()
+        return (states if norm is None else self.kernels.operations.layer_norm(states, norm)).float()
 
     def _token_types(
         self,

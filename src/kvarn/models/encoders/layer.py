@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import BidirectionalMetadata
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.linear import LayerNorm, Linear
-from kvarn.kernels.operations import BidirectionalPlan, Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models.encoders.config import EncoderNames
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard
@@ -19,7 +20,7 @@ from kvarn.models.spec import EncoderSpec
 class EncoderStep:
     """Shared by layers with equal windows and rotation in one pass."""
 
-    plan: BidirectionalPlan
+    plan: BidirectionalMetadata
     rotation: Rotation
 
 
@@ -28,7 +29,7 @@ class EncoderLayer:
     """Attention and MLP, each with its residual sum and norm."""
 
     spec: EncoderSpec
-    kernels: Kernels
+    operations: Operations
     qkv: Linear
     output: Linear
     attention_norm: LayerNorm | None
@@ -39,7 +40,7 @@ class EncoderLayer:
 
     def forward(self, hidden: torch.Tensor, step: EncoderStep) -> torch.Tensor:
         """[T, hidden] to the same."""
-        norm = self.kernels.layer_norm
+        norm = self.operations.layer_norm
         if self.spec.pre_norm:
             x = hidden if self.attention_norm is None else norm(hidden, self.attention_norm)
             hidden = hidden + self._attention(x, step)
@@ -53,7 +54,7 @@ class EncoderLayer:
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.up(x)
-        return self.down(inner if self.spec.gated else self.kernels.activation(inner, self.spec.activation))
+        return self.down(inner if self.spec.gated else self.operations.activation(inner, self.spec.activation))
 
 
 def load_encoder_layer(
@@ -74,7 +75,7 @@ def load_encoder_layer(
 
     return EncoderLayer(
         spec=spec,
-        kernels=loader.kernels,
+        operations=loader.kernels.operations,
         qkv=linear(names.qkv, (hidden,) * 3, hidden, attention_bias, False),
         output=linear((names.output,), (hidden,), hidden, attention_bias, False),
         attention_norm=None if spec.pre_norm and index == 0 else norm(names.attention_norm),

@@ -69,7 +69,7 @@ def load_score_head(spec: DecoderSpec, path: Path, loader: WeightLoader) -> Line
     else:
         yes, no = (_output_row(token, spec, path, loader) for token in _answers(path))
         row = yes - no
-    return loader.kernels.pack_linear(Weight(row.to(loader.kernels.device, loader.dtype)))
+    return loader.kernels.packer.pack_linear(Weight(row.to(loader.device, loader.dtype)))
 
 
 def _output_row(token: int, spec: DecoderSpec, path: Path, loader: WeightLoader) -> torch.Tensor:

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.packer import WeightPacker
 from kvarn.models.loading.packed_directory import FRESH_S, SUFFIX, make_room, only_writer
 
 WRITER = "kvarn-packed-weights"
@@ -44,7 +44,7 @@ class PackedCache:
     """The packed linear layers of one model and rank, by name."""
 
     file: Path
-    kernels: Kernels
+    packer: WeightPacker
     is_named: bool
     """The user named the directory: all of its disk may be taken, and what fails there is a warning."""
     _was_there: bool = False
@@ -58,20 +58,20 @@ class PackedCache:
 
     @staticmethod
     def open(
-        directory: Path, model: str, origin: Iterable[object], kernels: Kernels, *, is_named: bool = True
+        directory: Path, model: str, origin: Iterable[object], packer: WeightPacker, *, is_named: bool = True
     ) -> PackedCache:
         """The cache of a model in `directory`.
 
         Args:
             directory: Made when something is saved.
             model: Begins the file's name.
-            origin: All that the packed bytes follow from, beside the kernels' layout and the code that makes them.
-            kernels: They pack.
+            origin: All that the packed bytes follow from, beside the packer's layout and the code that makes them.
+            packer: Packs what is not kept.
             is_named: See above.
         """
-        text = json.dumps([kernels.packed_layout, code_digest(), *map(str, origin)])
+        text = json.dumps([packer.layout, code_digest(), *map(str, origin)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-        cache = PackedCache(directory / f"{model}-{digest}{SUFFIX}", kernels, is_named)
+        cache = PackedCache(directory / f"{model}-{digest}{SUFFIX}", packer, is_named)
         cache._read()
         return cache
 
@@ -82,7 +82,7 @@ class PackedCache:
         try:
             form, tensor_names = self._stored_layers[name]
             tensors = {key: self._stored.get_tensor(f"{name}/{key}") for key in tensor_names}
-            linear = self.kernels.load_linear(form, tensors)
+            linear = self.packer.load_linear(form, tensors)
         except (SafetensorError, KernelError, KeyError, TypeError, ValueError) as error:
             self._warn_damaged(error)
             return None
@@ -153,7 +153,7 @@ class PackedCache:
         others: dict[str, torch.Tensor] = {}
         layers: dict[str, Any] = {}
         for name, linear in self._linears.items():
-            form, tensors = self.kernels.save_linear(linear)
+            form, tensors = self.packer.save_linear(linear)
             layers[name] = [form, list(tensors)]
             for key, tensor in tensors.items():
                 (blobs if key == "blob" else others)[f"{name}/{key}"] = tensor

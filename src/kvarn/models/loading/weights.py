@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
-from kvarn.kernels.operations import Kernels
 from kvarn.kernels.weights import Quantization, Weight, concatenate
 from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.loading.checkpoint import Checkpoint
@@ -134,6 +134,7 @@ class WeightLoader:
         packed_cache: PackedCache | None = None,
     ) -> None:
         self.kernels = kernels
+        self.device = kernels.device.torch_device
         self.dtype = dtype
         self.parallel = parallel
         self.layers: list[tuple[LinearSpec, Linear]] = []
@@ -198,7 +199,7 @@ class WeightLoader:
             inputs = Shard(spec.inputs.size, range(first, first + part.in_features))
             self._number(replace(spec, inputs=inputs), part)
             first = inputs.held.stop
-        bias = self._bias(spec).float().to(self.kernels.device) if spec.bias else None
+        bias = self._bias(spec).float().to(self.device) if spec.bias else None
         return RowParallelLinear(parts, bias, None if spec.inputs.is_whole else self.parallel)
 
     def _number(self, spec: LinearSpec, layer: Linear) -> None:
@@ -216,9 +217,9 @@ class WeightLoader:
             weights = [self._joined(spec, weights)]
         if weights[0].format == "float":
             plain = [weight.values for weight in weights]
-            layer = self.kernels.pack_plain(plain, self._form_of(spec.role), bias, spec.activation)
+            layer = self.kernels.packer.pack_plain(plain, self._form_of(spec.role), bias, spec.activation)
         else:
-            layer = self.kernels.pack_linear(weights[0], bias, spec.activation)
+            layer = self.kernels.packer.pack_linear(weights[0], bias, spec.activation)
         if self._packed_cache is not None:
             self._packed_cache.keep(name, layer)
         return layer
@@ -236,11 +237,11 @@ class WeightLoader:
     def norm(self, name: str, size: int, eps: float, offset: float = 0.0) -> Norm:
         """A norm of `size` numbers in float32, `offset` added to its weight."""
         weight = self._checkpoint.tensor(f"{name}.weight", (size,)).float() + offset
-        return Norm(weight.to(self.kernels.device), eps)
+        return Norm(weight.to(self.device), eps)
 
     def layer_norm(self, name: str, size: int, eps: float, *, bias: bool = True) -> LayerNorm:
         """A layer norm of `size` numbers, in the activations' type."""
-        dtype, device = self.kernels.activation_dtype(self.dtype), self.kernels.device
+        dtype, device = self.kernels.operations.activation_dtype(self.dtype), self.device
         weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(device, dtype)
         shift = self._checkpoint.tensor(f"{name}.bias", (size,)).to(device, dtype) if bias else None
         return LayerNorm(weight, shift, eps)
@@ -249,13 +250,13 @@ class WeightLoader:
         """This rank's rows of an embedding [rows, size]."""
         part = self._format.read(name, (rows.size, size)).rows(rows.held)
         plain = part.values if part.format == "float" else part.in_input_order()
-        return plain.to(self.kernels.device, self.dtype)
+        return plain.to(self.device, self.dtype)
 
     def float_weight(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """A whole weight [out, in] as the numbers it stands for, in the type of plain weights."""
         weight = self._format.read(name, shape)
         plain = weight.values if weight.format == "float" else weight.in_input_order()
-        return plain.to(self.kernels.device, self.dtype)
+        return plain.to(self.device, self.dtype)
 
     def finish(self) -> None:
         """All is loaded: keep what was packed for the next start, where that is configured."""
@@ -273,7 +274,7 @@ class WeightLoader:
         return parts
 
     def _joined(self, spec: LinearSpec, parts: Sequence[Weight]) -> Weight:
-        joined = concatenate(parts, self.kernels.device)
+        joined = concatenate(parts, self.device)
         if joined is not None:
             return joined
         self._warn_once(

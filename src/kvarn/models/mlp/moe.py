@@ -10,7 +10,7 @@ import torch
 
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.models.attention import LayerStep
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader
@@ -94,7 +94,7 @@ class MoeMlp:
     """A router that sends each token to a few experts (Shazeer et al. 2017), and perhaps one that all visit."""
 
     spec: DecoderSpec
-    kernels: Kernels
+    operations: Operations
     router: Linear
     choice_bias: torch.Tensor | None
     """[experts] float32: see `RouterSpec.choice_bias`."""
@@ -131,9 +131,9 @@ class MoeMlp:
         )
         return MoeMlp(
             spec=spec,
-            kernels=loader.kernels,
+            operations=loader.kernels.operations,
             router=gate(names.router, spec.num_experts, spec.router.bias),
-            choice_bias=loader.plain(prefix + names.choice_bias, (spec.num_experts,)).float().to(loader.kernels.device)
+            choice_bias=loader.plain(prefix + names.choice_bias, (spec.num_experts,)).float().to(loader.device)
             if spec.router.choice_bias
             else None,
             experts=Experts(
@@ -151,9 +151,9 @@ class MoeMlp:
         """See `DenseMlp.forward`. Each visited expert runs once, over all of its tokens. Adapters change the shared one
         only."""
         if norm is not None:
-            x = self.kernels.rms_norm(x, norm)
+            x = self.operations.rms_norm(x, norm)
         spec = self.spec
-        shares, chosen = self.kernels.route(self.router(x), spec.experts_per_token, spec.router, self.choice_bias)
+        shares, chosen = self.operations.route(self.router(x), spec.experts_per_token, spec.router, self.choice_bias)
         shared = self._shared(x, step)
         if self.experts.grouped is not None:
             return self.experts.grouped(x, shares, chosen, step.slots, shared, add_to)
@@ -172,13 +172,15 @@ class MoeMlp:
             return None
         shared = self.shared.forward(x, step=step).float()
         if self.shared_gate is not None:
-            shared *= self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+            shared *= self.operations.activation(self.shared_gate(x).float(), "sigmoid")
         return shared
 
 
 def _group(held: Sequence[DenseMlp], spec: DecoderSpec, loader: WeightLoader) -> GroupedExperts | None:
     """The experts as two products, where the backend computes them so."""
-    return loader.kernels.group_experts([each.gate_up for each in held], [each.down for each in held], spec.swiglu)
+    return loader.kernels.packer.group_experts(
+        [each.gate_up for each in held], [each.down for each in held], spec.swiglu
+    )
 
 
 def _expert_features(size: int, parallel: Parallel) -> Shard:
@@ -205,5 +207,5 @@ def _load_stacked_expert(name: str, expert: int, spec: DecoderSpec, loader: Weig
     down = LinearSpec(
         names=(f"{name}.down_proj",), outputs=(hidden,), inputs=inner, bias=True, expert=expert, role="expert"
     )
-    gate = ClampedSwiglu(loader.kernels, *spec.swiglu) if spec.swiglu else None
+    gate = ClampedSwiglu(loader.kernels.operations, *spec.swiglu) if spec.swiglu else None
     return DenseMlp(loader.linear(gate_up), loader.linear(down), gate)

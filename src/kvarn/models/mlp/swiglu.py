@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.operations import Kernels
+from kvarn.kernels.operations import Operations
 
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
     """(up + 1) * gate * sigmoid(alpha * gate), after gate and up are clamped."""
 
-    kernels: Kernels
+    operations: Operations
     limit: float
     """Gate is at most this, up lies between this and its negative."""
     alpha: float
@@ -22,5 +22,5 @@ class ClampedSwiglu:
         """[T, 2 I], gate beside up, to [T, I]."""
         gate, up = gate_up.chunk(2, -1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        sigmoid = self.kernels.activation((gate * self.alpha).contiguous(), "sigmoid")
+        sigmoid = self.operations.activation((gate * self.alpha).contiguous(), "sigmoid")
         return (up + 1) * (gate * sigmoid)

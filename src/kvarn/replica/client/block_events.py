@@ -1,4 +1,4 @@
-"""What one engine says of its cached blocks, in order and without gaps."""
+"""Events of one engine's cached blocks, in order and without gaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BlockWatcher(Protocol):
         ...
 
     def forget(self) -> None:
-        """What it holds is not known any more."""
+        """Forget its blocks: they are not known any more."""
         ...
 
 

@@ -65,22 +65,22 @@ class ReplicaLostError(Exception):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor of a replica sends to its clients, at each change."""
+    """State of a replica, sent by its supervisor to its clients at each change."""
 
     model: str
     replica: str
     """Its name, the same for each engine process that runs it in turn."""
     version: int = 0
-    """Of the model; 0: the configuration's."""
+    """Version of the model; 0: the configuration's."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
-    """Of the start; while down, why."""
+    """Stage of the start; while down, why."""
     fraction: float = 0.0
     """Part of the stage that is done."""
     card: ModelCard | None = None
-    """What is served; None until first ready."""
+    """Card of the model; None until first ready."""
     endpoint: Endpoint | None = None
-    """How the engine process is reached: each has its own. None before the first."""
+    """Endpoint of the engine process: each has its own. None before the first."""
 
 
 class ReplicaClient(Protocol):
@@ -91,9 +91,9 @@ class ReplicaClient(Protocol):
     progress: tuple[str, float]
     """Stage and fraction of the start; while down, why."""
     card: ModelCard | None
-    """What is served; None until first ready. Another object after each start of the engine."""
+    """Card of the model; None until first ready. Another object after each start of the engine."""
     starts: int
-    """How many engine processes have been ready."""
+    """Number of engine processes that have been ready."""
     stats: EngineStats
     """The latest gauges and totals the engine sent."""
     on_changed: Callable[[], None]

@@ -12,10 +12,10 @@ from kvarn.wire.messages import TokenDelta
 _TOKENS_AT_ONCE = 64
 """Tokens taken at once: with 20 log-probabilities each, what a consumer makes of them costs it a millisecond or two."""
 _REPORT_BYTES = 4096
-"""What is pending is reported in steps of this size: a stream whose consumer keeps up reports nothing."""
+"""Pending bytes are reported in steps of this size: a stream whose consumer keeps up reports nothing."""
 _TOKEN_BYTES = 40
 _POSITION_BYTES = 96
-"""Of a token's log-probabilities, besides the packed ones."""
+"""Bytes of a token's log-probabilities, besides the packed ones."""
 
 
 class RequestStream:
@@ -32,11 +32,13 @@ class RequestStream:
         self._unfinished = set(choices)
         self._pending: deque[TokenDelta] = deque()
         self._growing: dict[int, TokenDelta] = {}
-        """Of the pending deltas those that the next tokens of their choice are added to."""
+        """Pending deltas that the next tokens of their choice are added to."""
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._report_pending = report_pending
-        self._pending_bytes = self._reported_bytes = 0
+        self._pending_bytes = 0
+        self._reported = 0
+        """Steps of `_REPORT_BYTES`."""
         self._taken = 0
         """Tokens since the consumer last waited."""
 
@@ -55,7 +57,9 @@ class RequestStream:
         """
         if delta.index not in self._unfinished or self._error is not None:
             return True
-        self._pending_bytes += _bytes_of(delta)
+        self._pending_bytes += _TOKEN_BYTES * len(delta.token_ids)
+        if delta.logprobs or delta.prompt_logprobs:
+            self._pending_bytes += _bytes_of_logprobs(delta)
         growing = self._growing.get(delta.index)
         if growing is None or not _merge(growing, delta):
             self._pending.append(delta)
@@ -64,7 +68,8 @@ class RequestStream:
             self._unfinished.discard(delta.index)
         self._changed.set()
         try:
-            self._report()
+            if self._pending_bytes // _REPORT_BYTES != self._reported:
+                self._report()
         except Exception as error:
             self.close()
             self._error = error
@@ -82,7 +87,8 @@ class RequestStream:
         self._pending.clear()
         self._growing.clear()
         self._pending_bytes = 0
-        self._report()
+        if self._reported:
+            self._report()
 
     async def take(self) -> list[TokenDelta]:
         """Wait for news; some deltas, and none at the stream's end.
@@ -112,16 +118,18 @@ class RequestStream:
                 del self._growing[delta.index]
             deltas.append(delta)
             taken += len(delta.token_ids)
-            self._pending_bytes -= _bytes_of(delta)
+            self._pending_bytes -= _TOKEN_BYTES * len(delta.token_ids)
+            if delta.logprobs or delta.prompt_logprobs:
+                self._pending_bytes -= _bytes_of_logprobs(delta)
         self._taken += taken
-        self._report()
+        if self._pending_bytes // _REPORT_BYTES != self._reported:
+            self._report()
         return deltas
 
     def _report(self) -> None:
-        rounded = self._pending_bytes // _REPORT_BYTES * _REPORT_BYTES
-        if rounded != self._reported_bytes and self._report_pending is not None:
-            self._reported_bytes = rounded
-            self._report_pending(rounded)
+        self._reported = self._pending_bytes // _REPORT_BYTES
+        if self._report_pending is not None:
+            self._report_pending(self._reported * _REPORT_BYTES)
 
 
 def _merge(first: TokenDelta, later: TokenDelta) -> bool:
@@ -136,9 +144,9 @@ def _merge(first: TokenDelta, later: TokenDelta) -> bool:
     return True
 
 
-def _bytes_of(delta: TokenDelta) -> int:
+def _bytes_of_logprobs(delta: TokenDelta) -> int:
     """Bytes of memory, about."""
-    size = _TOKEN_BYTES * len(delta.token_ids)
+    size = 0
     for positions in (delta.logprobs, delta.prompt_logprobs):
         if positions:
             size += sum(_POSITION_BYTES + (0 if each is None else len(each.packed)) for each in positions)

@@ -63,13 +63,13 @@ class ZmqReplicaClient:
         self._name = name
         self._gateway = gateway
         self._status = ReplicaStatus(model=name, replica="")
-        """What the supervisor said last."""
+        """Latest message of the supervisor."""
         self._connection: EngineConnection | None = None
         """To the engine that this client has joined, or joins again."""
         self._streams: dict[str, RequestStream] = {}
         self.adapters: dict[str, AdapterInfo] = {}
         self._revision = 0
-        """Of the adapters. They are kept when an engine dies: the next is told of them."""
+        """Revision of the adapters. They are kept when an engine dies: the next is told of them."""
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}
         """Adapters that are being loaded or unloaded for this process."""
@@ -103,7 +103,7 @@ class ZmqReplicaClient:
 
     @property
     def adapters_revision(self) -> int:
-        """How often the engine's list of adapters has changed."""
+        """Number of changes of the engine's list of adapters."""
         return self._revision
 
     def know_adapters_of(self, other: ZmqReplicaClient) -> None:

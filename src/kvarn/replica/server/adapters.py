@@ -44,7 +44,7 @@ class _Load:
     info: AdapterInfo
     future: Future[LoadedAdapter]
     request_id: str = ""
-    """Whom to answer; empty: it is loaded again after a restart."""
+    """Request to answer; empty: it is loaded again after a restart."""
     waiting: list[Submit] = field(default_factory=list)
     """Requests that came before it was there."""
 
@@ -162,7 +162,7 @@ class AdapterHost:
             self._begin(message.adapter, message.request_id)
 
     def join(self, message: Join) -> Adapters | None:
-        """What to tell a gateway process that joins; where it knows of a later list, from before a restart of the
+        """Message for a gateway process that joins; where it knows of a later list, from before a restart of the
         engine, that is brought back, and None: all hear of it."""
         if message.revision <= self._revision:
             return self.listing()

@@ -83,7 +83,7 @@ class BlockEventPublisher:
     def _watch(self, held: BlockInventory | None) -> None:
         self._held = held
         for place in self._places:
-            place.watch(held)
+            place.report_to(held)
 
     def _tell(self, gateway: int, stored: bytes, removed: bytes = b"", *, snapshot: bool = False) -> None:
         sequence = self._sequences.get(gateway)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvarn.kernels.device.staging import Fetched
 from kvarn.models import Decoder
+from kvarn.wire.engine_stats import ExpertStats
 from kvarn.wire.messages import EngineStats
 
 Tokens = Mapping[int, Sequence[int]]
@@ -69,11 +70,11 @@ class ExpertLoads:
             mean += sum(tokens) / len(tokens)
             loads = experts.placement.loads(tokens, len(by_rank))
             by_rank = [total + own for total, own in zip(by_rank, loads, strict=True)]
-        return msgspec.structs.replace(
-            stats,
-            expert_tokens_total={str(rank): round(tokens) for rank, tokens in enumerate(by_rank)},
-            expert_imbalance=busiest / mean if mean else 0.0,
+        load = ExpertStats(
+            tokens_total={str(rank): round(tokens) for rank, tokens in enumerate(by_rank)},
+            imbalance=busiest / mean if mean else 0.0,
         )
+        return msgspec.structs.replace(stats, experts=load)
 
     def _counted(self) -> list[npt.NDArray[np.generic]]:
         if self._visits is None:

@@ -167,13 +167,11 @@ class GenerateService:
     def stats(self) -> EngineStats:
         """Gauges and totals after the latest step."""
         stats = self._core.stats()
-        if self._adapters is not None and (stats.adapters_running or stats.adapters_waiting):
+        used = stats.adapters
+        if self._adapters is not None and (used.running or used.waiting):
             named = self._adapters.names_of
-            stats = msgspec.structs.replace(
-                stats,
-                adapters_running=named(stats.adapters_running),
-                adapters_waiting=named(stats.adapters_waiting),
-            )
+            used = msgspec.structs.replace(used, running=named(used.running), waiting=named(used.waiting))
+            stats = msgspec.structs.replace(stats, adapters=used)
         if self._prefill_client is not None:
             tiers = stats.kv_tiers | {"prefill": self._prefill_client.stats()}
             stats = msgspec.structs.replace(stats, kv_tiers=tiers)
@@ -205,14 +203,15 @@ def _with_work(stats: EngineStats, costs: DecoderCosts) -> EngineStats:
     work = costs.step(
         tokens=tokens,
         logits_rows=stats.output_tokens_total,
-        kv_tokens=stats.kv_tokens_read_total,
-        pairs=stats.attended_pairs_total,
+        kv_tokens=stats.work.kv_tokens_read_total,
+        pairs=stats.work.attended_pairs_total,
     )
-    return msgspec.structs.replace(
-        stats,
+    totals = msgspec.structs.replace(
+        stats.work,
         read_bytes_total=int(stats.step * step.weight_bytes + work.kv_bytes),
         operations_total=int(work.operations),
     )
+    return msgspec.structs.replace(stats, work=totals)
 
 
 def _invalid(request: Submit | Embed | LoadAdapter | UnloadAdapter, message: str) -> Refused:

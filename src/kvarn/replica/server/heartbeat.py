@@ -43,7 +43,7 @@ class HeartbeatThread(threading.Thread):
         self._keys = keys
         self._orphan_timeout_s = orphan_timeout_s
         self.draining = False
-        """What it says of the engine."""
+        """Whether heartbeats say that the engine drains."""
         self._loading = False
         self._stopped = threading.Event()
         self._heard_at = SYSTEM_CLOCK.now()

@@ -33,7 +33,7 @@ class BuiltTiers(NamedTuple):
 
     store: TieredStore
     namespace: str
-    """Of the names of their blocks: the model's and, where blocks leave the process, its digest."""
+    """Namespace of their blocks' names: the model's and, where blocks leave the process, its digest."""
     digest: bytes
     """See `BlockId.model`; empty where blocks do not leave the process."""
     block_bytes: int

@@ -34,10 +34,10 @@ class SleepingModel:
         # An executor and what it calls refer to each other, and were taken out of all collections at the start.
         gc.unfreeze()
         gc.collect()
-        self._weights = Offloaded(tensors_of(model) if model.kernels.weights_may_move else ())
+        self._weights = Offloaded(tensors_of(model) if model.kernels.packer.may_move else ())
         self.nbytes = self._weights.nbytes
         """Bytes of the weights that were moved."""
-        give_back_freed(model.kernels.device)
+        give_back_freed(model.kernels.device.torch_device)
 
     def wake(self, report: ReportProgress) -> GenerateService:
         """Bring the weights back and make a service with a new KV cache. Raises what building one does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.blobs import CHUNK_BYTES, Blobs
@@ -13,6 +13,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.models import File, FileChunk
 from kvarn.store.models.files import INCOMPLETE
+from kvarn.store.repositories.row_deletion import delete_rows
 
 _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
@@ -64,14 +65,7 @@ async def delete_content(store: Store, file_id: str) -> None:
 
 
 async def _delete_rows(store: Store, file_id: str) -> None:
-    while True:
-        async with store.transaction() as session:
-            chunks = select(FileChunk.position).where(FileChunk.file_id == file_id).limit(_CHUNKS_AT_ONCE)
-            positions = list(await session.scalars(chunks))
-            doomed = delete(FileChunk).where(FileChunk.file_id == file_id, FileChunk.position.in_(positions))
-            await session.execute(doomed)
-        if len(positions) < _CHUNKS_AT_ONCE:
-            return
+    await delete_rows(store, FileChunk, "position", FileChunk.file_id == file_id, at_once=_CHUNKS_AT_ONCE)
 
 
 async def move_contents(store: Store) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import Self
 
 from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -35,10 +36,11 @@ _ABANDONED_S = 24 * 3600
 
 
 class FileWriter:
-    """A file that nobody sees yet. Write it, `finish` it and publish it (`publish_file`), or `discard` it.
+    """A file that nobody sees yet. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an
+    error in that leaves nothing of it.
 
     Args:
-        owner: Whose file it will be.
+        owner: Its owner.
         counted: Whether it counts before it is published, and has a bound.
         part_of: The upload whose part it is, which is never published and goes with that.
     """
@@ -54,6 +56,13 @@ class FileWriter:
         self._buffer = bytearray()
         self._blob: BlobWriter | None = None
         self._position = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            await self.discard()
 
     async def write(self, data: bytes | memoryview) -> None:
         """Append to the file.

@@ -23,7 +23,8 @@ from kvarn.store.models import (
     UsagePeriod,
 )
 from kvarn.store.repositories.changes import DELETED, add_change
-from kvarn.store.repositories.retention import STORED, Condition, delete_rows, drop_plain
+from kvarn.store.repositories.retention import STORED
+from kvarn.store.repositories.row_deletion import Condition, delete_rows, drop_plain
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
 from kvarn.store.repositories.usage.events import note_erased

@@ -7,11 +7,11 @@ Everything else that names an organisation goes with its row, by foreign keys; i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, true, tuple_, update
+from sqlalchemy import and_, or_, select, true, update
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
@@ -31,21 +31,11 @@ from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.batches.lines import delete_lines
 from kvarn.store.repositories.conversations.background_responses import RUNNING
 from kvarn.store.repositories.files import drop_file
-
-Condition = ColumnElement[bool]
-DropRows = Callable[[Store, type[Base], Condition], Awaitable[int]]
-"""Deletes the few rows for which a condition holds, with what belongs to them; how many."""
+from kvarn.store.repositories.row_deletion import Condition, DropRows, delete_rows, drop_plain
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25
 """Objects deleted in one transaction, with what belongs to them: nobody who writes meanwhile waits for long."""
-
-
-async def drop_plain(store: Store, model: type[Base], condition: Condition) -> int:
-    """In one transaction; what refers to them goes by its foreign keys."""
-    key = inspect(model).primary_key[0]
-    async with store.transaction() as session:
-        return len((await session.execute(delete(model).where(condition).returning(key))).all())
 
 
 async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
@@ -149,34 +139,3 @@ def _reasons(
         yield kind.expires_at, columns[kind.expires_at] <= now
     for organization_id, wanted in wanted_days:
         yield kind.age, and_(columns.organization_id == organization_id, age <= now - wanted * _DAY_S)
-
-
-async def delete_rows(
-    store: Store, model: type[Base], along: str, condition: Condition, *, at_once: int, drop: DropRows = drop_plain
-) -> int:
-    """Delete the rows for which a condition holds, some at a time; how many there were.
-
-    Args:
-        along: Column in whose order they are read, by an index: a step begins where the one before ended, so that no
-            look reads what stays.
-        condition: Asked again when a row is deleted: one that was used a moment ago is not old any more.
-        at_once: How many in a step.
-        drop: Deletes those of a step.
-
-    Raises:
-        StoreAwayError: The database does not answer. What was deleted until then stays so.
-    """
-    keys = inspect(model).primary_key
-    order = list(dict.fromkeys([model.__table__.c[along], *keys]))
-    query = select(*order).where(condition).order_by(*order).limit(at_once)
-    total, step = 0, query
-    while True:
-        async with store.reading() as session:
-            rows = (await session.execute(step)).all()
-        if rows:
-            found = [tuple(row._mapping[key] for key in keys) for row in rows]
-            named = tuple_(*keys).in_(found) if len(keys) > 1 else keys[0].in_([key for (key,) in found])
-            total += await drop(store, model, and_(named, condition))
-        if len(rows) < at_once:
-            return total
-        step = query.where(tuple_(*order) > tuple_(*rows[-1]))

@@ -109,26 +109,25 @@ async def join_parts(
         DigestError: The content is another.
         NotFoundError: A part was given up meanwhile.
     """
-    writer = FileWriter(store, owner, counted=False)  # not as long as the parts count
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        for part_id in part_ids:
-            async with aclosing(read_content(store, await _part(store, part_id))) as chunks:
-                async for chunk in chunks:
-                    digest.update(chunk)
-                    await writer.write(chunk)
-        if md5 is not None and digest.hexdigest() != md5.lower():
-            raise DigestError(digest.hexdigest())
-        file_id, now = await writer.finish(), int(store.now())
-        async with store.transaction() as session:
-            expires_at = now + keep_s if keep_s else None
-            name = {"filename": upload.filename, "purpose": upload.purpose}
-            file = await publish_file(session, file_id, **name, now=now, expires_at=expires_at)
-            file.counted = True
-            await session.execute(update(Upload).where(Upload.id == upload.id).values(status=COMPLETED))
-            await count_file_bytes(session, owner.organization_id, file.size + ROW_BYTES)
+        async with FileWriter(store, owner, counted=False) as writer:  # not as long as the parts count
+            for part_id in part_ids:
+                async with aclosing(read_content(store, await _part(store, part_id))) as chunks:
+                    async for chunk in chunks:
+                        digest.update(chunk)
+                        await writer.write(chunk)
+            if md5 is not None and digest.hexdigest() != md5.lower():
+                raise DigestError(digest.hexdigest())
+            file_id, now = await writer.finish(), int(store.now())
+            async with store.transaction() as session:
+                expires_at = now + keep_s if keep_s else None
+                name = {"filename": upload.filename, "purpose": upload.purpose}
+                file = await publish_file(session, file_id, **name, now=now, expires_at=expires_at)
+                file.counted = True
+                await session.execute(update(Upload).where(Upload.id == upload.id).values(status=COMPLETED))
+                await count_file_bytes(session, owner.organization_id, file.size + ROW_BYTES)
     except BaseException:
-        await writer.discard()
         await asyncio.shield(_reopen(store, upload.id))
         raise
     upload.status = COMPLETED

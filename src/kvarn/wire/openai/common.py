@@ -314,6 +314,11 @@ class SamplingFields(LenientModel):
         return self.structured_outputs is not None or any(each is not None for each in guided)
 
     @property
+    def end_user(self) -> str | None:
+        """The client's name of its own user."""
+        return self.user
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the request's usage."""
         return bool(self.stream_options and self.stream_options.include_usage)

@@ -91,7 +91,7 @@ class DraftProposer:
         self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
         """Least recently used first."""
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
-        self._device = model.kernels.device
+        self._device = model.kernels.device.torch_device
         self._times = PassTimes()
         self.call_s = 0.0
         self._passes = model.greedy_passes(self._cache)
@@ -215,7 +215,7 @@ class DraftProposer:
         """One forward pass; the likeliest token after each sequence's last one."""
         last = batch.query_starts[1:].to(torch.int64) - 1
         logits = self._model.forward(token_ids, batch, self._cache, last)
-        likeliest: Ints = self._model.kernels.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
+        likeliest: Ints = self._model.kernels.operations.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
         return likeliest
 
     def _batch(self, positions: Ints, query_starts: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:

@@ -51,7 +51,7 @@ class EagleProposer:
         self._head = head
         self._num_blocks = num_blocks
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
-        self._device = head.kernels.device
+        self._device = head.kernels.device.torch_device
         self._entered: dict[int, NewSequence] = {}
         """Sequences by slot."""
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}

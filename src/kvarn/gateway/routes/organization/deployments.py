@@ -86,8 +86,8 @@ async def create_deployment(admin: PlatformAdminDep, body: DeploymentCreate) -> 
         if body.replicas is not None:
             await deployments.scale(change, body.model, body.replicas)
     if rollout is not None:
-        admin.gateway.rollouts.take(rollout)
-        admin.gateway.rollouts.wake()
+        admin.gateway.control.rollouts.take(rollout)
+        admin.gateway.control.rollouts.wake()
     return await _show(admin, deployment)
 
 
@@ -104,7 +104,9 @@ async def _roll_out(
         why = f"version {deployment.version} of {model.name!r}, which serves, has the same settings"
         raise invalid_request(why, "settings")
     try:
-        rollout = admin.gateway.rollouts.begin(model.name, deployment.version, version, config, admin.actor.name)
+        rollout = admin.gateway.control.rollouts.begin(
+            model.name, deployment.version, version, config, admin.actor.name
+        )
     except RolloutRefusedError as error:
         raise ApiError(409, str(error), code="conflict") from None
     note_rollout(change, model.name, "started", candidate=rollout.candidate)
@@ -118,7 +120,7 @@ async def _check_room(gateway: Gateway, model: ModelConfig, body: DeploymentCrea
     served = gateway.models.named(model.name)
     replicas = body.replicas or (0 if served is None else len(served.replicas))
     try:
-        missing = "" if gateway.fleet is None else await gateway.fleet.lacks_room(model, replicas)
+        missing = "" if gateway.control.fleet is None else await gateway.control.fleet.lacks_room(model, replicas)
     except TextError as error:
         raise invalid_request(str(error), "settings.path") from None
     if missing:
@@ -132,7 +134,7 @@ async def _check_room(gateway: Gateway, model: ModelConfig, body: DeploymentCrea
 
 def _refuse_while_rolled_out(gateway: Gateway, model: str) -> None:
     try:
-        gateway.rollouts.refuse_under_way(model)
+        gateway.control.rollouts.refuse_under_way(model)
     except RolloutRefusedError as error:
         raise ApiError(409, str(error), code="conflict") from None
 
@@ -152,7 +154,7 @@ async def scale_deployment(admin: PlatformAdminDep, body: DeploymentScale) -> De
 async def roll_back_deployment(admin: PlatformAdminDep, body: DeploymentRollback) -> DeploymentObject:
     """Have the version serve that did before, or the one that is named. While a version is rolled out, the one that
     serves answers all requests again at once."""
-    rollout = admin.gateway.rollouts.rollouts.get(body.model)
+    rollout = admin.gateway.control.rollouts.rollouts.get(body.model)
     if rollout is not None and not rollout.ended:
         if body.version not in (None, rollout.versions[0]):
             _refuse_while_rolled_out(admin.gateway, body.model)
@@ -189,8 +191,8 @@ async def list_versions(admin: PlatformAdminDep, query: ModelQuery) -> ListObjec
 
 @router.get("/decisions", summary="List what the autoscaler decided")
 async def list_decisions(admin: PlatformAdminDep) -> ListObject[DecisionObject]:
-    """How many replicas models got, and why, newest first; since the server's start, the last few hundred."""
-    autoscaling, shared = admin.gateway.autoscaling, admin.gateway.shared
+    """Numbers of replicas that models got, and why, newest first; since the server's start, the last few hundred."""
+    autoscaling, shared = admin.gateway.control.autoscaling, admin.gateway.control.shared
     if autoscaling is None and shared is not None and not shared.is_main:
         raise unavailable("Another process of this server looks after the fleet. Try again.", "not_here")
     ago, now = SYSTEM_CLOCK.now(), SYSTEM_CLOCK.time()
@@ -270,8 +272,8 @@ async def _show(admin: AdminContext, deployment: Deployment) -> DeploymentObject
 
 
 def _wake(gateway: Gateway) -> None:
-    if gateway.fleet is not None:
-        gateway.fleet.wake()
+    if gateway.control.fleet is not None:
+        gateway.control.fleet.wake()
 
 
 def _object(
@@ -285,7 +287,7 @@ def _object(
         for replica, client in each.replicas.items()
     ]
     number = 0 if deployment is None else deployment.version
-    rollout = gateway.rollouts.rollouts.get(name)
+    rollout = gateway.control.rollouts.rollouts.get(name)
     settings = version.spec if version is not None else spec_of(served.config) if served is not None else {}
     wanted = None if deployment is None else deployment.replicas
     return {
@@ -305,7 +307,7 @@ def _object(
 
 
 def _problem(gateway: Gateway, name: str) -> str | None:
-    problems = {} if gateway.fleet is None else gateway.fleet.problems
+    problems = {} if gateway.control.fleet is None else gateway.control.fleet.problems
     return next((problem for version, problem in problems.items() if split_version(version)[0] == name), None)
 
 

@@ -1,4 +1,4 @@
-"""What administrators are shown of organisations, projects, users, keys and limits: OpenAI's objects."""
+"""Objects of organisations, projects, users, keys and limits for administrators, as OpenAI shows them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _COLUMNS = {
     "max_tokens_per_1_minute": "tokens_per_minute",
     "max_concurrent_requests": "concurrency",
 }
-"""Where the fields of a request are stored."""
+"""Columns of a request's fields."""
 
 
 class RateLimitQuery(BackwardQuery, OldestFirstQuery):
@@ -51,7 +51,7 @@ class RateLimitQuery(BackwardQuery, OldestFirstQuery):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose requests a limit counts together."""
+    """The holder of a limit: its requests are counted together."""
 
     admin: AdminContext
     organization_id: str
@@ -126,7 +126,7 @@ def _served(holder: Holder) -> list[str]:
 
 
 def _changes(body: RateLimitUpdate) -> dict[str, int | None]:
-    """What a request sets; null and `UNLIMITED` take a limit away."""
+    """The limits that a request sets; null and `UNLIMITED` take one away."""
     given = {_COLUMNS[name]: getattr(body, name) for name in _COLUMNS if name in body.model_fields_set}
     return {name: None if limit == UNLIMITED else limit for name, limit in given.items()}
 

@@ -27,7 +27,7 @@ router = APIRouter(
 
 
 class DeleteQuery(QueryModel):
-    """What is deleted besides."""
+    """Other things that are deleted."""
 
     erase_usage: Flag = Field(False, description="Delete its usage in the ledger too.")
 

@@ -69,7 +69,7 @@ class BucketQuery(QueryModel):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What results are grouped by, each once."""
+        """Fields by which results are grouped, each once."""
         return tuple(dict.fromkeys(self._chosen("group_by")))
 
     def filter_for(self, principal: Principal) -> UsageFilter:
@@ -190,28 +190,28 @@ async def completions(
 ) -> UsagePage[CompletionsUsage]:
     """Requests and tokens in buckets of a minute, an hour or a day."""
     where = replace(query.filter_for(principal), not_endpoints=EMBEDDINGS + MODERATIONS)
-    return await query.answer(gateway.reports, where, query.groups, _completions)
+    return await query.answer(gateway.control.reports, where, query.groups, _completions)
 
 
 @router.get("/usage/embeddings", summary="Usage of embeddings")
 async def embeddings(gateway: GatewayDep, principal: PrincipalDep, query: UsageQuery) -> UsagePage[InputUsage]:
     """Requests and tokens; reranking and scores, which are made of embeddings, among them."""
     where = replace(query.filter_for(principal), endpoints=EMBEDDINGS)
-    return await query.answer(gateway.reports, where, query.groups, _input_usage("embeddings"))
+    return await query.answer(gateway.control.reports, where, query.groups, _input_usage("embeddings"))
 
 
 @router.get("/usage/moderations", summary="Usage of moderations")
 async def moderations(gateway: GatewayDep, principal: PrincipalDep, query: UsageQuery) -> UsagePage[InputUsage]:
     """Requests and tokens."""
     where = replace(query.filter_for(principal), endpoints=MODERATIONS)
-    return await query.answer(gateway.reports, where, query.groups, _input_usage("moderations"))
+    return await query.answer(gateway.control.reports, where, query.groups, _input_usage("moderations"))
 
 
 @router.get("/costs", summary="Costs by day")
 async def costs(gateway: GatewayDep, principal: PrincipalDep, query: CostQuery) -> UsagePage[Costs]:
     """Money by day, at the prices of each day (`metering.prices`); a line item is a model."""
     groups = ["model" if group == "line_item" else group for group in query.groups]
-    return await query.answer(gateway.reports, query.filter_for(principal), groups, _costs)
+    return await query.answer(gateway.control.reports, query.filter_for(principal), groups, _costs)
 
 
 def _completions(found: UsageSum) -> CompletionsUsage:

@@ -17,7 +17,7 @@ LINE = tl.constexpr(64)
 PANEL = tl.constexpr(16)
 """Outputs that share lines."""
 FIELDS = tl.constexpr(4)
-"""Of a part's place: first line, rank, first output, outputs."""
+"""Numbers of a part's place: first line, rank, first output, outputs."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "layer", "num_layers", "num_pages"])
@@ -134,11 +134,11 @@ def expand(
     real = row < end
     token = tl.load(order + row, mask=real, other=0).to(tl.int64)
     r = tl.arange(0, RANK)
-    there = real[:, None] & (r < own_panels * PANEL)[None, :]
+    valid = real[:, None] & (r < own_panels * PANEL)[None, :]
     u = tl.zeros([ROWS, RANK], tl.float32)
     for split in range(SPLITS):
         at = sums + ((split * num_rows + row) * PARTS + part).to(tl.int64)[:, None] * RANK + r[None, :]
-        u += tl.load(at, mask=there, other=0.0)
+        u += tl.load(at, mask=valid, other=0.0)
     u *= tl.load(scales + number)
     lines = (rank + PER_LINE - 1) // PER_LINE
     first_line = tl.load(place) + own_panels * ((INPUTS + PER_LINE - 1) // PER_LINE)

@@ -62,17 +62,17 @@ def prepare(
     else:
         # The number that each turns with.
         other = tl.where(d < HALF, d + HALF, d - HALF)
-        turned = d < 2 * HALF
-        partner = tl.load(at + other, mask=turned, other=0.0)
+        rotated = d < 2 * HALF
+        partner = tl.load(at + other, mask=rotated, other=0.0)
         if HAS_NORM:
             factor = row_scale(at, eps, DIM)
             weight = norm + head * DIM
             own = (own.to(tl.float32) * factor * tl.load(weight + d, mask=inside, other=0.0)).to(kind)
-            partner = (partner.to(tl.float32) * factor * tl.load(weight + other, mask=turned, other=0.0)).to(kind)
+            partner = (partner.to(tl.float32) * factor * tl.load(weight + other, mask=rotated, other=0.0)).to(kind)
         if HALF > 0:
             angle = token.to(tl.int64) * HALF + tl.where(d < HALF, d, d - HALF)
-            c = tl.load(cos + angle, mask=turned, other=1.0)
-            s = tl.load(sin + angle, mask=turned, other=0.0)
+            c = tl.load(cos + angle, mask=rotated, other=1.0)
+            s = tl.load(sin + angle, mask=rotated, other=0.0)
             turn = tl.where(d < HALF, -s, s)
             own = (own.to(tl.float32) * c + partner.to(tl.float32) * turn).to(kind)
         if head < QUERY_HEADS:
@@ -91,7 +91,7 @@ def attend(
     context_lens,
     query_starts,
     programs,
-    pieces,
+    partials,
     sinks,
     out,
     parts,
@@ -116,17 +116,17 @@ def attend(
     """Attention of one program's rows, to `out` [T, H DIM].
 
     Program g + G i: key/value head g, tile i of queries, all of its segments (see `sequence_of`). With APART: what
-    `segments.plan_splits`, which has written `programs` and `pieces`, gives to program i. Where that is a part of a
+    `segments.plan_splits`, which has written `programs` and `partials`, gives to program i. Where that is a part of a
     tile's segments, sums and statistics are left for `segments.join` (`parts`, `part_stats`). sinks [H]: see
-    `AttentionPlan.run`. NUMBERS: the type that queries and weights are rounded to; DOT: the type that is multiplied.
+    `AttentionMetadata.run`. NUMBERS: the type that queries and weights are rounded to; DOT: the one that is multiplied.
     """
     wait_for_earlier_kernel()
     group: tl.constexpr = QUERY_HEADS // KV_HEADS
     together: tl.constexpr = ROWS // group
     kv_head = tl.program_id(0) % KV_HEADS
     if APART:
-        sequence, start, count, first_query, own, ways, piece = work_of(
-            tl.program_id(0) // KV_HEADS, programs, pieces, query_starts, num_sequences, together
+        sequence, start, count, first_query, own, splits, partial = work_of(
+            tl.program_id(0) // KV_HEADS, programs, partials, query_starts, num_sequences, together
         )
         if sequence < 0:
             return
@@ -153,13 +153,13 @@ def attend(
     earliest, _ = segments_of(context, count, WINDOW)
     table = tables + sequence.to(tl.int64) * table_stride
     end = (last + SEGMENT - 1) // SEGMENT
-    if ways > 1 if APART else False:
-        for number in range(first // SEGMENT + own, end, ways):
+    if splits > 1 if APART else False:
+        for number in range(first // SEGMENT + own, end, splits):
             own_top, own_total, own_mixed = read_segment(
                 q, keys, values, table, number, first, last, position, kv_head, scale, softcap,
                 KV_HEADS, DIM, WINDOW, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
             )  # fmt: skip
-            part = (piece + (number - earliest) * count) * QUERY_HEADS + (kv_head * count + first_query) * group + row
+            part = (partial + (number - earliest) * count) * QUERY_HEADS + (kv_head * count + first_query) * group + row
             tl.store(parts + part[:, None] * DIM + d[None, :], own_mixed, mask=inside)
             tl.store(part_stats + part * 2, own_top, mask=real)
             tl.store(part_stats + part * 2 + 1, own_total, mask=real)
@@ -194,14 +194,14 @@ def read_segment(
     sum of weights and the sum of weighted values [ROWS, BLOCK]. Keys before `first` and from `last` on are not read.
 
     The left operand of a product fills an instruction's 64 rows. With few rows (16, where each sequence has one query)
-    that is the keys, and all is turned; each number is the same chain of products either way. So that sums of weights
-    are so, too, they are products with ones.
+    that is the keys, and all is transposed; each number is the same chain of products either way. Sums of weights are
+    products with ones, so that this holds for them, too.
     """
-    turned: tl.constexpr = ROWS < 64
+    transposed: tl.constexpr = ROWS < 64
     d = tl.arange(0, BLOCK)
     inside = d < DIM
     own_top = tl.full([ROWS], float("-inf"), tl.float32)
-    if turned:
+    if transposed:
         ones = tl.full([64, KEYS], 1.0, DOT)
         totals = tl.zeros([64, ROWS], tl.float32)
         own_mixed = tl.zeros([BLOCK, ROWS], tl.float32)
@@ -215,9 +215,9 @@ def read_segment(
         seen = (at >= first) & (at < last)
         block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         slot = (block * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM) + at % BLOCK_SIZE * DIM
-        there = seen[:, None] & inside[None, :]
-        k = converted(tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0), NUMBERS, DOT)
-        if turned:
+        valid = seen[:, None] & inside[None, :]
+        k = converted(tl.load(keys + slot[:, None] + d[None, :], mask=valid, other=0.0), NUMBERS, DOT)
+        if transposed:
             scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
             own_top, weights, fade = weigh(
                 scores, at[:, None], position[None, :], seen[:, None], own_top, softcap, WINDOW, HAS_SOFTCAP, 0
@@ -228,16 +228,16 @@ def read_segment(
                 scores, at[None, :], position[:, None], seen[None, :], own_top, softcap, WINDOW, HAS_SOFTCAP, 1
             )
         weights = weights.to(NUMBERS).to(DOT)
-        v = converted(tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0), NUMBERS, DOT)
-        if turned:
+        v = converted(tl.load(values + slot[:, None] + d[None, :], mask=valid, other=0.0), NUMBERS, DOT)
+        if transposed:
             totals = tl.dot(ones, weights, totals * fade[None, :], input_precision="ieee")
             own_mixed = tl.dot(tl.trans(v), weights, own_mixed * fade[None, :], input_precision="ieee")
         else:
             totals = tl.dot(weights, ones, totals * fade[:, None], input_precision="ieee")
             own_mixed = tl.dot(weights, v, own_mixed * fade[:, None], input_precision="ieee")
-    if turned:
+    if transposed:
         own_mixed = tl.trans(own_mixed)
-    return own_top, tl.max(totals, 0 if turned else 1), own_mixed
+    return own_top, tl.max(totals, 0 if transposed else 1), own_mixed
 
 
 @triton.jit
@@ -265,7 +265,7 @@ def across(column, like):
 
 @triton.jit
 def sequence_of(tile, query_starts, num_sequences, TOGETHER: tl.constexpr):
-    """Whose queries a tile computes: the sequence, its first token and number of queries, and the first query of the
+    """The queries that a tile computes: the sequence, its first token and number of queries, and the first query of the
     tile, where longer tiles come first; negative: the tile is left over.
 
     Sequence s has the tiles from query_starts[s] // TOGETHER + s on: as many as it needs, or one more.

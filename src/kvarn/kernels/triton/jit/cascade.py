@@ -19,13 +19,13 @@ SEGMENT_BLOCKS = tl.constexpr(16)
 
 @triton.jit(do_not_specialize=["num_sequences", "table_stride"])
 def find_shared(
-    tables, context_lens, members, num_sequences, table_stride, TOGETHER: tl.constexpr, SEATS: tl.constexpr,
+    tables, context_lens, members, num_sequences, table_stride, TOGETHER: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Which sequences read a segment with each other. Program (s, z): sequence s and segment z.
+    """Group the sequences that read the same segment. Program (s, z): sequence s and segment z.
 
-    tables [S, blocks] int32; context_lens [S]. members [segments, S, SEATS] int32: those of tile (z, s), the others -1;
-    SEATS: a power of two. Of up to TOGETHER sequences with the same segment the first one's tile has all, and the tiles
+    tables [S, blocks] int32; context_lens [S]. members [segments, S, SLOTS] int32: those of tile (z, s), the others -1;
+    SLOTS: a power of two. Of up to TOGETHER sequences with the same segment the first one's tile has all, and the tiles
     of the others are empty.
     """
     own = tl.program_id(0)
@@ -42,25 +42,25 @@ def find_shared(
         other = first + tl.arange(0, BLOCK)
         before += tl.sum((same & (other < own)).to(tl.int32), 0)
         after += tl.sum((same & (other > own)).to(tl.int32), 0)
-    seat = before % TOGETHER
+    slot = before % TOGETHER
     leader = own
-    if seat > 0:
-        # The one that has as many before it as there are in whole tiles.
+    if slot > 0:
+        # The one that has as many before it as valid are in whole tiles.
         leader = own * 0
         passed = 0
         for first in range(0, num_sequences, BLOCK):
             same = _same(tables, context_lens, blocks, first, num_sequences, table_stride, segment, whole, BLOCK)
             number = passed + tl.cumsum(same.to(tl.int32), 0)
-            here = same & (number == before - seat + 1)
-            leader += tl.sum(tl.where(here, first + tl.arange(0, BLOCK), 0), 0)
+            valid = same & (number == before - slot + 1)
+            leader += tl.sum(tl.where(valid, first + tl.arange(0, BLOCK), 0), 0)
             passed += tl.sum(same.to(tl.int32), 0)
-    of_segment = members + segment.to(tl.int64) * num_sequences * SEATS
+    of_segment = members + segment.to(tl.int64) * num_sequences * SLOTS
     reads = context > segment * SEGMENT
-    tl.store(of_segment + leader * SEATS + seat, own, mask=reads)
-    seats = tl.arange(0, SEATS)
-    left = tl.where(reads & (seat == 0), after + 1, 0)
+    tl.store(of_segment + leader * SLOTS + slot, own, mask=reads)
+    slots = tl.arange(0, SLOTS)
+    left = tl.where(reads & (slot == 0), after + 1, 0)
     # Seats that nobody takes: of its own tile, unless another sequence leads it.
-    tl.store(of_segment + own * SEATS + seats, -1, mask=seats >= tl.minimum(left, TOGETHER))
+    tl.store(of_segment + own * SLOTS + slots, -1, mask=slots >= tl.minimum(left, TOGETHER))
 
 
 @triton.jit
@@ -69,11 +69,11 @@ def _same(
 ):  # fmt: skip
     """[BLOCK]: whether sequences from `first` on have this segment whole, in these blocks."""
     other = first + tl.arange(0, BLOCK)
-    there = whole & (other < num_sequences)
-    there &= tl.load(context_lens + other, mask=there, other=0) >= (segment + 1) * SEGMENT
+    valid = whole & (other < num_sequences)
+    valid &= tl.load(context_lens + other, mask=valid, other=0) >= (segment + 1) * SEGMENT
     b = tl.arange(0, SEGMENT_BLOCKS)
-    theirs = tl.load(tables + other.to(tl.int64)[:, None] * table_stride + b[None, :], mask=there[:, None], other=-2)
-    return there & (tl.sum((theirs != blocks[None, :]).to(tl.int32), 1) == 0)
+    theirs = tl.load(tables + other.to(tl.int64)[:, None] * table_stride + b[None, :], mask=valid[:, None], other=-2)
+    return valid & (tl.sum((theirs != blocks[None, :]).to(tl.int32), 1) == 0)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "table_stride"])
@@ -83,7 +83,7 @@ def attend(
     values,
     tables,
     context_lens,
-    pieces,
+    partials,
     members,
     parts,
     part_stats,
@@ -96,7 +96,7 @@ def attend(
     DIM: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     TOGETHER: tl.constexpr,
-    SEATS: tl.constexpr,
+    SLOTS: tl.constexpr,
     NUMBERS: tl.constexpr,
     DOT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -110,13 +110,13 @@ def attend(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     number = tl.program_id(2)
-    of_tile = members + (number.to(tl.int64) * num_sequences + tile) * SEATS
+    of_tile = members + (number.to(tl.int64) * num_sequences + tile) * SLOTS
     leader = tl.load(of_tile)
     if leader < 0:
         return
     row = tl.arange(0, ROWS)
-    seat = row // group
-    member = tl.load(of_tile + seat, mask=seat < TOGETHER, other=-1)
+    slot = row // group
+    member = tl.load(of_tile + slot, mask=slot < TOGETHER, other=-1)
     real = member >= 0
     context = tl.load(context_lens + member, mask=real, other=0)
     head = kv_head * group + row % group
@@ -129,7 +129,7 @@ def attend(
         q, keys, values, table, number, 0, tl.load(context_lens + leader), context - 1, kv_head, scale, softcap,
         KV_HEADS, DIM, 0, HAS_SOFTCAP, NUMBERS, DOT, ROWS, KEYS, BLOCK,
     )  # fmt: skip
-    part = (tl.load(pieces + member, mask=real, other=0) + number) * QUERY_HEADS + head
+    part = (tl.load(partials + member, mask=real, other=0) + number) * QUERY_HEADS + head
     tl.store(parts + part[:, None] * DIM + d[None, :], own_mixed, mask=inside)
     tl.store(part_stats + part * 2, own_top, mask=real)
     tl.store(part_stats + part * 2 + 1, own_total, mask=real)

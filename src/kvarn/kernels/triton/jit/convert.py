@@ -63,7 +63,7 @@ lop3.b32 own, second, 0x80008000, own, 0xea;
 mul.rn.bf16x2 $1, own, power;
 }
 """)
-"""As above, of the four bytes of a word."""
+"""Like the above, of the four bytes of a word."""
 _CODES = tl.constexpr("""
 {
 .reg .b32 t;
@@ -92,7 +92,7 @@ def converted(numbers, NUMBERS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def four_converted(numbers, NUMBERS: tl.constexpr, DOT: tl.constexpr):
-    """As `converted`, for numbers of which a thread holds four side by side."""
+    """Like `converted`, for numbers of which a thread holds four side by side."""
     if tl.bfloat16 == DOT and numbers.dtype == tl.int8:
         result = tl.inline_asm_elementwise(_FOUR_INT8, "=r,=r,r", [numbers], tl.bfloat16, True, 4)
     elif tl.bfloat16 == DOT and numbers.dtype == tl.float8e4nv:

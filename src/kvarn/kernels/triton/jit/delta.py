@@ -61,9 +61,9 @@ def mix(
     total = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(WINDOW):
         source = token - (WINDOW - 1) + k
-        here = source >= start
+        valid = source >= start
         kept = inputs + (place * (WINDOW - 1) + WINDOW - 1 + source - start) * channels
-        own = tl.load(projected + source * STRIDE + channel, mask=inside & here, other=0.0).to(tl.float32)
+        own = tl.load(projected + source * STRIDE + channel, mask=inside & valid, other=0.0).to(tl.float32)
         own += tl.load(kept + channel, mask=inside & (source < start) & (place >= 0), other=0.0)
         total += own * tl.load(convolution + k * channels + channel, mask=inside, other=0.0)
         if k > 0:
@@ -166,15 +166,15 @@ def finish(
     VALUE: tl.constexpr,
     WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
-    PIECE: tl.constexpr,
-    PIECE_BLOCK: tl.constexpr,
+    SLICE: tl.constexpr,
+    SLICE_BLOCK: tl.constexpr,
     WINDOW_BLOCK: tl.constexpr,
 ):
     """Norm and gate of each head's outputs mixed [T, VALUE_HEADS, VALUE] float32, to out of the same shape; gates stand
     behind the CHANNELS of projected.
 
     Program (t, h): head h of token t. Where that is its sequence's last one, the programs also keep the last inputs of
-    the convolution, PIECE channels each.
+    the convolution, SLICE channels each.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -191,13 +191,13 @@ def finish(
     if (token + 1 == tl.load(query_starts + row + 1)) & (place >= 0):
         start = tl.load(query_starts + row)
         k = tl.arange(0, WINDOW_BLOCK)
-        part = tl.arange(0, PIECE_BLOCK)
-        channel = head * PIECE + part
-        real = (k < WINDOW - 1)[:, None] & ((part < PIECE) & (channel < CHANNELS))[None, :]
+        part = tl.arange(0, SLICE_BLOCK)
+        channel = head * SLICE + part
+        real = (k < WINDOW - 1)[:, None] & ((part < SLICE) & (channel < CHANNELS))[None, :]
         source = (token + 1 - (WINDOW - 1) + k)[:, None]
-        here = source >= start
+        valid = source >= start
         kept = inputs + place * (WINDOW - 1) * CHANNELS
-        last = tl.load(projected + source * STRIDE + channel[None, :], mask=real & here, other=0.0).to(tl.float32)
+        last = tl.load(projected + source * STRIDE + channel[None, :], mask=real & valid, other=0.0).to(tl.float32)
         earlier = kept + (WINDOW - 1 + source - start) * CHANNELS + channel[None, :]
         last += tl.load(earlier, mask=real & (source < start), other=0.0)
         tl.debug_barrier()  # all is read before any of it is overwritten

@@ -31,7 +31,7 @@ def multiply(
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr,
+    HAS_SUB_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -73,7 +73,7 @@ def multiply(
     factors = tl.full([ROWS], 1.0, tl.float32)
     result, up = sums_of_split(
         x, None, factors, m, num_rows, weight, scales, tl.program_id(1), 0,
-        X_STRIDE, INPUTS, WIDTH, OUTPUTS, LENGTH, 1, FORMAT, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, False,
+        X_STRIDE, INPUTS, WIDTH, OUTPUTS, LENGTH, 1, FORMAT, GROUP, HAS_ZEROS, HAS_SUB_SCALES, False,
         gated, NUMBERS, DOT, ROWS, OUTS, STEP,
     )  # fmt: skip
     result = finished(result, up, bias, n, OUTPUTS, HAS_BIAS, ACTIVATION, LIMIT, ALPHA)

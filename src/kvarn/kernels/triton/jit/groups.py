@@ -71,7 +71,7 @@ def tile_of(tile, starts, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.co
     before = tl.cumsum(tiles, 0) <= tile
     group = tl.sum(before.to(tl.int32), 0)
     number = tile - tl.sum(tl.where(before, tiles, 0), 0)
-    here = each == group
-    first = tl.sum(tl.where(here, begin, 0), 0) + number * ROWS
-    end = tl.sum(tl.where(here, end, 0), 0)
+    valid = each == group
+    first = tl.sum(tl.where(valid, begin, 0), 0) + number * ROWS
+    end = tl.sum(tl.where(valid, end, 0), 0)
     return group, tl.where(group < GROUPS, first, 0), tl.where(group < GROUPS, end, 0)

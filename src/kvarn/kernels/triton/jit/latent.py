@@ -30,7 +30,7 @@ def attend(
     context_lens,
     query_starts,
     programs,
-    pieces,
+    partials,
     out,
     parts,
     part_stats,
@@ -56,14 +56,14 @@ def attend(
 
     Program h + i * (groups of heads): HEADS_TOGETHER heads from h * HEADS_TOGETHER on; of queries and segments what
     `segments.plan_splits` gives program i, of the tokens from first_token on. For other arguments see there, and
-    `segments.join`. Behind the `room` pieces of parts are two for each of num_tokens tokens: the registers cannot hold
-    the sums of two segments, so a program that joins its own keeps there those of one, and of all before it. queries
+    `segments.join`. Behind the `room` partials are two for each of num_tokens tokens: the registers cannot hold the
+    sums of two segments, so a program that joins its own keeps there those of one, and of all before it. queries
     [T, HEADS, SIZE]; cache [slots, SIZE].
     """
     together: tl.constexpr = ROWS // HEADS_TOGETHER
     groups: tl.constexpr = (HEADS + HEADS_TOGETHER - 1) // HEADS_TOGETHER
-    sequence, start, count, first_query, own, ways, piece = work_of(
-        tl.program_id(0) // groups, programs, pieces, query_starts, num_sequences, together
+    sequence, start, count, first_query, own, splits, partial = work_of(
+        tl.program_id(0) // groups, programs, partials, query_starts, num_sequences, together
     )
     if sequence < 0:
         return
@@ -79,23 +79,23 @@ def attend(
     table = tables + sequence.to(tl.int64) * table_stride
     # Of a sequence without a context there is one segment, with nothing in it.
     end = tl.maximum((last + SEGMENT - 1) // SEGMENT, 1)
-    for number in tl.range(own, end, ways, disable_licm=True):
+    for number in tl.range(own, end, splits, disable_licm=True):
         top, total, mixed = _read_segment(
             q, q_rest, cache, table, number, last, position, scale,
             SIZE, VALUE, NUMBERS, DOT, ROWS, KEYS, VALUE_BLOCK, REST_BLOCK,
         )  # fmt: skip
         # Asked again: there are no registers to keep it.
-        start, count, first_query, _, _, piece = share_of(
-            tl.program_id(0) // groups, sequence, programs, pieces, query_starts, together
+        start, count, first_query, _, _, partial = share_of(
+            tl.program_id(0) // groups, sequence, programs, partials, query_starts, together
         )
         real = row < _num_rows(count - first_query, first_head, together, HEADS, HEADS_TOGETHER)
-        first_part = piece + number * count
-        if piece < 0:
+        first_part = partial + number * count
+        if partial < 0:
             first_part = room + start - first_token
         first_part = (first_part + first_query) * HEADS + first_head
         d = tl.arange(0, VALUE_BLOCK)[None, :]
         tl.store(parts + first_part * VALUE + row[:, None] * VALUE + d, mixed, mask=real[:, None] & (d < VALUE))
-        if piece >= 0:
+        if partial >= 0:
             tl.store(part_stats + first_part * 2 + row * 2, top, mask=real)
             tl.store(part_stats + first_part * 2 + row * 2 + 1, total, mask=real)
         else:
@@ -139,7 +139,7 @@ def _read_segment(
     SIZE: tl.constexpr, VALUE: tl.constexpr, NUMBERS: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, VALUE_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `attention.read_segment`."""
+    """Like `attention.read_segment`."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)

@@ -45,7 +45,7 @@ def multiply(
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr,
+    HAS_SUB_SCALES: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
@@ -98,7 +98,7 @@ def multiply(
     for split in range(first_split, last_split):
         sums, sums_up = sums_of_split(
             x, norm, factors, m, num_rows, weight, scales, tile, split,
-            X_STRIDE, INPUTS, WIDTH, OUTPUTS, SPLIT, SPLITS, FORMAT, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, HAS_NORM,
+            X_STRIDE, INPUTS, WIDTH, OUTPUTS, SPLIT, SPLITS, FORMAT, GROUP, HAS_ZEROS, HAS_SUB_SCALES, HAS_NORM,
             gated, NUMBERS, DOT, ROWS, OUTS, STEP,
         )  # fmt: skip
         gate += sums
@@ -155,7 +155,7 @@ def sums_of_split(
     x, norm, factors, m, num_rows, weight, scales, tile, split,
     X_STRIDE: tl.constexpr, INPUTS: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr,
     SPLITS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr, HAS_NORM: tl.constexpr, GATED: tl.constexpr, NUMBERS: tl.constexpr,
+    HAS_SUB_SCALES: tl.constexpr, HAS_NORM: tl.constexpr, GATED: tl.constexpr, NUMBERS: tl.constexpr,
     DOT: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One chain of products, over the inputs of a split: [OUTS, ROWS] of a tile of outputs and rows m, and, where
@@ -188,7 +188,7 @@ def sums_of_split(
         at = k + tl.arange(0, STEP)
         rows = tl.trans(_inputs(x, norm, factors, m, at, num_rows, X_STRIDE, INPUTS, HAS_NORM, NUMBERS, DOT))
         if FORMAT == "4 bits":
-            own = _of_group(weight, words, tile, k, WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT, OUTS)
+            own = _of_group(weight, words, tile, k, WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_SUB_SCALES, DOT, OUTS)
         elif FORMAT == "8 bits":
             own = _of_step(weight, tile, k, WIDTH, OUTPUTS, NUMBERS, DOT, OUTS, STEP)
         else:
@@ -198,7 +198,7 @@ def sums_of_split(
             if FORMAT == "4 bits":
                 own = _of_group(
                     weight + above * (WIDTH // 2), words_up, tile, k,
-                    WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_MULTIPLIERS, DOT, OUTS,
+                    WIDTH, OUTPUTS, GROUP, HAS_ZEROS, HAS_SUB_SCALES, DOT, OUTS,
                 )  # fmt: skip
             elif FORMAT == "8 bits":
                 own = _of_step(weight + above * WIDTH, tile, k, WIDTH, OUTPUTS, NUMBERS, DOT, OUTS, STEP)
@@ -227,7 +227,7 @@ def finished(
 
 @triton.jit
 def _place(program, num_tiles: tl.constexpr, num_blocks):
-    """Which outputs and which rows a program computes."""
+    """The outputs and the rows that a program computes."""
     in_group = BLOCKS_TOGETHER * num_tiles
     first = program // in_group * BLOCKS_TOGETHER
     size = tl.minimum(num_blocks - first, BLOCKS_TOGETHER)
@@ -288,7 +288,7 @@ def _added(sums, own, scale, rows):
 
 @triton.jit
 def _words(scales, n, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr):
-    """What belongs to the group from input k on, of outputs n: see `_of_group`."""
+    """The words of the group from input k on, of outputs n: see `_of_group`."""
     tile, groups = n // OUTPUTS_TOGETHER, WIDTH // GROUP
     at = (tile.to(tl.int64) * groups + k // GROUP) * OUTPUTS_TOGETHER + n % OUTPUTS_TOGETHER
     return tl.load(scales + at, mask=(n < OUTPUTS) & (k < WIDTH), other=0)
@@ -297,14 +297,14 @@ def _words(scales, n, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.c
 @triton.jit
 def _of_group(
     weight, words, tile, k, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_MULTIPLIERS: tl.constexpr, DOT: tl.constexpr, OUTS: tl.constexpr,
+    HAS_SUB_SCALES: tl.constexpr, DOT: tl.constexpr, OUTS: tl.constexpr,
 ):  # fmt: skip
-    """What is scaled of the group from input k on, of the outputs of a tile of 4-bit weights: [OUTS, GROUP].
+    """The scaled sums of the group from input k on, of the outputs of a tile of 4-bit weights: [OUTS, GROUP].
 
     A byte of a group holds input j of it and, in its upper half, input j + GROUP / 2; bytes of 64 outputs are a tile
     of `jit.fragments`. Of each group of an output there is a word of 32 or 64 bits [OUTPUTS / 64, WIDTH / GROUP, 64]:
-    the lowest 16 bits are its scale, a float16; HAS_ZEROS: the next 8 what is subtracted, 8 otherwise; HAS_MULTIPLIERS:
-    the highest are a multiplier for each 32 inputs, 8 bits, with 16 added.
+    the lowest 16 bits are its scale, a float16; HAS_ZEROS: the next 8 what is subtracted, 8 otherwise; HAS_SUB_SCALES:
+    the highest are a sub_scale for each 32 inputs, 8 bits, with 16 added.
     """
     pairs = load_tiles(weight, tile, k, WIDTH, WIDTH // 2, OUTPUTS, OUTS, GROUP)
     first, second = codes(pairs, DOT)
@@ -312,7 +312,7 @@ def _of_group(
     zero = (128 + (words >> 16 & 255)).to(DOT)[:, None] if HAS_ZEROS else tl.full([1, 1], 136.0, DOT)
     first -= zero
     second -= zero
-    if HAS_MULTIPLIERS:
+    if HAS_SUB_SCALES:
         j = tl.arange(0, GROUP // 2)
         first *= _multipliers(words, 0, j, GROUP, DOT)
         second *= _multipliers(words, GROUP // 2, j, GROUP, DOT)

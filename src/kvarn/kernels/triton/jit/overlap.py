@@ -8,7 +8,7 @@ from kvarn.kernels.triton.interpreter import is_interpreting
 
 ON_GPU = tl.constexpr(not is_interpreting())
 LINES = tl.constexpr(4)
-"""Of 128 bytes, of each row."""
+"""Lines of 128 bytes, of each row."""
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def prefetch(numbers, n, ROWS: tl.constexpr, WIDTH: tl.constexpr, first):
 
 @triton.jit
 def prefetch_bytes(numbers, first, last, LINES_ASKED: tl.constexpr):
-    """As `prefetch`, of bytes `first` to `last`: so many lines of them at most."""
+    """Like `prefetch`, of bytes `first` to `last`: so many lines of them at most."""
     if ON_GPU:
         at = tl.minimum(first + 128 * tl.arange(0, LINES_ASKED), last)
         tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [numbers + at], tl.int32, False, 1)

@@ -1,4 +1,4 @@
-"""Which experts a token visits: one program a token, all scores in registers."""
+"""The choice of experts: one program a token, all scores in registers."""
 
 import triton
 import triton.language as tl
@@ -23,8 +23,8 @@ def route(
     BLOCK: tl.constexpr,
     EACH_BLOCK: tl.constexpr,
 ):
-    """See `Kernels.route` and `RouterSpec`. numbers [T, EXPERTS]; shares [T, EACH] float32, chosen [T, EACH] int64, the
-    best expert first; of equal scores the lowest expert."""
+    """See `Operations.route` and `RouterSpec`. numbers [T, EXPERTS]; shares [T, EACH] float32, chosen [T, EACH] int64,
+    the best expert first; of equal scores the lowest expert."""
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < EXPERTS

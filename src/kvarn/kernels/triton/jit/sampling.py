@@ -274,7 +274,7 @@ def _value(bits):
 def _of_equals(
     row, peak, temperature, least, bits, rank, size, UNIT: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr
 ):
-    """Of the tokens whose weight has these bits, in the order of ids, number `rank`."""
+    """The token number `rank`, in the order of ids, among those whose weight has these bits."""
     value = tl.full([1], 1, tl.int32) * bits
     weight = value.to(tl.float32, bitcast=True)
     before = tl.full([], 0, tl.int32)

@@ -19,55 +19,55 @@ SEGMENT = tl.constexpr(256)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "extra", "least", "room"])
+@triton.jit(do_not_specialize=["num_sequences", "extra", "min_segments", "room"])
 def plan_splits(
     query_starts,
     context_lens,
     programs,
-    pieces,
+    partials,
     tokens,
     num_sequences,
     extra,
-    least,
+    min_segments,
     room,
     TOGETHER: tl.constexpr,
     WINDOW: tl.constexpr,
     ALWAYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many programs compute the tiles of each sequence. One program.
+    """Count the programs that compute the tiles of each sequence. One program.
 
-    Each gets up to `least` segments, or one `extra`'th of all: so there are no more programs than tiles and `extra`.
-    Sequences whose sums find no room in `room` pieces are not divided; with ALWAYS all are, and there must be room.
+    Each gets up to `min_segments` segments, or one `extra`'th of all: no more programs than tiles and `extra`.
+    Sequences whose sums find no room in `room` partials are not divided; with ALWAYS all are, and there must be room.
 
     query_starts [S + 1], context_lens [S]. Written, [S + 1] int32 each: the programs of the sequences before this one
-    (`programs`); the first piece of a sequence that is divided, -1 of others (`pieces`); the tokens of the divided
+    (`programs`); the first partial of a sequence that is divided, -1 of others (`partials`); the tokens of the divided
     sequences before it (`tokens`).
     """
     work = 0
     for first in range(0, num_sequences, BLOCK):
         tiles, _, segments = _sizes(query_starts, context_lens, first, num_sequences, TOGETHER, WINDOW, BLOCK)
         work += tl.sum(tiles * segments, 0)
-    length = tl.maximum((work + extra - 1) // extra, least)
+    length = tl.maximum((work + extra - 1) // extra, min_segments)
     programs_before = 0
     pieces_before = 0
     tokens_before = 0
     for first in range(0, num_sequences, BLOCK):
         tiles, count, segments = _sizes(query_starts, context_lens, first, num_sequences, TOGETHER, WINDOW, BLOCK)
-        ways = tl.maximum((segments + length - 1) // length, 1)
-        wanted = tl.where(ways > 1, count * segments, 0)
+        splits = tl.maximum((segments + length - 1) // length, 1)
+        wanted = tl.where(splits > 1, count * segments, 0)
         if ALWAYS:
             wanted = count * tl.maximum(segments, 1)
         wanted = tl.where(wanted > room, 0, wanted)
         end = pieces_before + tl.cumsum(wanted, 0)
         divided = (wanted > 0) & (end <= room)
-        own_programs = tiles * tl.where(divided, ways, 1)
+        own_programs = tiles * tl.where(divided, splits, 1)
         own_tokens = tl.where(divided, count, 0)
         at = first + tl.arange(0, BLOCK)
         inside = at < num_sequences
         tl.store(programs + at, programs_before + tl.cumsum(own_programs, 0) - own_programs, mask=inside)
         tl.store(tokens + at, tokens_before + tl.cumsum(own_tokens, 0) - own_tokens, mask=inside)
-        tl.store(pieces + at, tl.where(divided, end - wanted, -1), mask=inside)
+        tl.store(partials + at, tl.where(divided, end - wanted, -1), mask=inside)
         programs_before += tl.sum(own_programs, 0)
         tokens_before += tl.sum(own_tokens, 0)
         pieces_before += tl.sum(wanted, 0)
@@ -91,7 +91,7 @@ def _sizes(
 
 @triton.jit
 def segments_of(context, count, WINDOW: tl.constexpr):
-    """Of the last `count` queries of a context: the first segment that one of them sees, and their number."""
+    """For the last `count` queries of a context: the first segment that one of them sees, and their number."""
     first = context * 0
     if WINDOW > 0:
         first = tl.maximum(context - count + 1 - WINDOW, 0) // SEGMENT
@@ -99,31 +99,38 @@ def segments_of(context, count, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def work_of(program, programs, pieces, query_starts, num_sequences, TOGETHER: tl.constexpr):
+def work_of(program, programs, partials, query_starts, num_sequences, TOGETHER: tl.constexpr):
     """The sequence that `plan_splits` gave a program, and of it what `share_of` tells. A program that is left over gets
     sequence -1."""
     sequence = last_of(programs, num_sequences, program)
     if sequence >= num_sequences:
         sequence = -1
-    start, count, first_query, own, ways, piece = share_of(
-        program, tl.maximum(sequence, 0), programs, pieces, query_starts, TOGETHER
+    start, count, first_query, own, splits, partial = share_of(
+        program, tl.maximum(sequence, 0), programs, partials, query_starts, TOGETHER
     )
-    return sequence, start, count, first_query, own, ways, piece
+    return sequence, start, count, first_query, own, splits, partial
 
 
 @triton.jit
-def share_of(program, sequence, programs, pieces, query_starts, TOGETHER: tl.constexpr):
-    """What a program computes of its sequence: the sequence's first token and number of queries; the first query of the
-    tile, where longer tiles come first; of how many programs it is which; and the sequence's first piece, -1 where the
-    program is alone. Loads are not kept in registers."""
+def share_of(program, sequence, programs, partials, query_starts, TOGETHER: tl.constexpr):
+    """A program's share of its sequence: the sequence's first token and number of queries; the first query of the tile,
+    where longer tiles come first; the program's number among its splits, and their number; the sequence's first
+    partial, -1 where the program is alone. Loads are not kept in registers."""
     begin = tl.load(programs + sequence, volatile=True)
     end = tl.load(programs + sequence + 1, volatile=True)
     start = tl.load(query_starts + sequence, volatile=True)
     count = tl.load(query_starts + sequence + 1, volatile=True) - start
-    piece = tl.load(pieces + sequence, volatile=True)
+    partial = tl.load(partials + sequence, volatile=True)
     tiles = tl.maximum((count + TOGETHER - 1) // TOGETHER, 1)
-    ways = tl.maximum((end - begin) // tiles, 1)
-    return start, count, (tiles - 1 - (program - begin) // ways) * TOGETHER, (program - begin) % ways, ways, piece
+    splits = tl.maximum((end - begin) // tiles, 1)
+    return (
+        start,
+        count,
+        (tiles - 1 - (program - begin) // splits) * TOGETHER,
+        (program - begin) % splits,
+        splits,
+        partial,
+    )
 
 
 @triton.jit
@@ -146,7 +153,7 @@ def join(
     part_stats,
     query_starts,
     context_lens,
-    pieces,
+    partials,
     tokens,
     sinks,
     out,
@@ -162,8 +169,9 @@ def join(
     """The segments of the tokens that were divided, joined in order. Program (i, h): head h of every so many'th token,
     beginning with i.
 
-    parts [pieces, HEADS, DIM], part_stats [pieces, HEADS, 2] float32. Those of a sequence with N queries begin with its
-    first piece, as [segments, HEADS / GROUP, N, GROUP]: so the rows of a program lie side by side. out [T, HEADS DIM].
+    parts [partials, HEADS, DIM], part_stats [partials, HEADS, 2] float32. Those of a sequence with N queries begin with
+    its first partial, as [segments, HEADS / GROUP, N, GROUP]: so the rows of a program lie side by side.
+    out [T, HEADS DIM].
     AHEAD: segments that are read at a time.
     """
     wait_for_earlier_kernel()
@@ -183,7 +191,7 @@ def join(
         if WINDOW > 0:
             first = tl.maximum(position + 1 - WINDOW, 0) // SEGMENT
         end = (position + SEGMENT) // SEGMENT
-        own = (tl.load(pieces + sequence) - earliest * count) * HEADS
+        own = (tl.load(partials + sequence) - earliest * count) * HEADS
         own += (head // GROUP * count + query) * GROUP + head % GROUP
         top = tl.full([1], float("-inf"), tl.float32)
         total = tl.zeros([1], tl.float32)

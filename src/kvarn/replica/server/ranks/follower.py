@@ -57,7 +57,7 @@ def main() -> int:
             return 1
         assert isinstance(model, Decoder), "encoders have one rank"
         part = block_bytes(model.new_kv_cache(1))
-        loaded = Loaded(model.layer_bytes, model.head_bytes, model.kernels.device_memory(), part)
+        loaded = Loaded(model.layer_bytes, model.head_bytes, model.kernels.device.memory(), part)
         send_frame(answers, msgspec.msgpack.encode(loaded))
         return _run(spec, model, group, frames, answers)
 

@@ -39,7 +39,7 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
     Raises:
         ParallelError: There are fewer of them than ranks.
     """
-    place, ranks = kernels_for(config.kernels, config.device).device, layout_of(config).world_size
+    place, ranks = kernels_for(config.kernels, config.device).device.torch_device, layout_of(config).world_size
     accelerator = torch.accelerator.current_accelerator()
     if ranks == 1 or accelerator is None or place.type != accelerator.type:
         return place
@@ -115,7 +115,7 @@ def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor
     """Type of every rank's executor: asynchronous if devices compute beside the host and all ranks have all logits."""
     layout = layout_of(config)
     have_logits = layout.pipeline_parallel_size == 1 and layout.prefill_context_parallel_size == 1
-    return AsyncExecutor if model.kernels.computes_beside_host and have_logits else InProcessExecutor
+    return AsyncExecutor if model.kernels.device.is_asynchronous and have_logits else InProcessExecutor
 
 
 def _threads(config: ModelConfig, threads: int) -> int:

@@ -224,8 +224,8 @@ def _warm_up(
 
 def _expected_step_time(model: Decoder) -> StepTimeModel:
     """Predict steps from the measured speed of a few products."""
-    device, dtype = model.kernels.device, model.kernels.activation_dtype(model.dtype)
-    recorder = recorder_for(device) if model.kernels.captures_steps else None
+    device, dtype = model.kernels.device.torch_device, model.kernels.operations.activation_dtype(model.dtype)
+    recorder = recorder_for(device) if model.kernels.operations.captures_steps else None
     speeds = product_speeds(model.input_products, dtype, device, recorder)
     return StepTimeModel(expected=expected_steps(model.costs, speeds))
 
@@ -261,7 +261,7 @@ def _host_adapters(
         built.own.adapters,
         engine,
         num_blocks=built.own.num_blocks,
-        max_bytes=model.kernels.memory_bytes() // 10 if limit is None else int(limit * GIB),
+        max_bytes=model.kernels.device.memory_bytes() // 10 if limit is None else int(limit * GIB),
         config=config.lora,
     )
     if config.adapters:

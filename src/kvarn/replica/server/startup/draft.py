@@ -52,7 +52,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
             f"the draft model {directory} has recurrent states, which cannot go back behind a guess that was wrong: "
             "choose one without, or the method ngram"
         )
-    memory = draft.kernels.memory_bytes()
+    memory = draft.kernels.device.memory_bytes()
     block_gib = draft.spec.kv_bytes_per_token(draft.kv_dtype) * BLOCK_SIZE / GIB
     length = min(draft.spec.max_context_length, config.max_context_length or model.spec.max_context_length)
     one_context = -(-length // BLOCK_SIZE) * block_gib

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def plan_memory(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -> CachePlan:
     """Sizes of the KV cache, the same on each rank: as much as the memory of all ranks has room for."""
     layout, engine, share = layout_of(config), config.engine, config.hardware.gpu_memory_utilization
-    memories = [each for each in (model.kernels.device_memory(), *(other.memory for other in others)) if each]
+    memories = [each for each in (model.kernels.device.memory(), *(other.memory for other in others)) if each]
     gpu, held = None, list[Decoder | Loaded]([model, *others])
     if memories:
         least = min(memories, key=lambda memory: memory.usable(share))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, update
+from sqlalchemy import bindparam, insert, literal, select, tuple_, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
 from kvarn.store.repositories.batches.batches import LeaseLostError, change_batch
+from kvarn.store.repositories.row_deletion import delete_rows
 
 _DELETED_AT_ONCE = 500
 _LAST = (1 << 63) - 1
@@ -177,12 +178,5 @@ async def read_results(store: Store, batch_id: str, after: int, count: int) -> l
 
 
 async def delete_lines(store: Store, batch_id: str) -> None:
-    """Delete all lines of a batch, in steps of bounded size."""
-    while True:
-        async with store.transaction() as session:
-            query = select(BatchLine.line).where(BatchLine.batch_id == batch_id).limit(_DELETED_AT_ONCE)
-            lines = list(await session.scalars(query))
-            gone = delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines))
-            await session.execute(gone)
-        if len(lines) < _DELETED_AT_ONCE:
-            return
+    """Delete all lines of a batch."""
+    await delete_rows(store, BatchLine, "line", BatchLine.batch_id == batch_id, at_once=_DELETED_AT_ONCE)

@@ -229,6 +229,11 @@ class ChatCompletionRequest(SamplingFields):
             raise disagreement("A call can be forced at the beginning of an answer only.", "tool_choice")
 
     @property
+    def end_user(self) -> str | None:
+        """The client's name of its own user."""
+        return self.safety_identifier or self.user
+
+    @property
     def is_structured(self) -> bool:
         """Whether it says what its answer, or a call in it, must match."""
         formed = self.response_format is not None and self.response_format.type != "text"

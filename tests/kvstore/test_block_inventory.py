@@ -20,7 +20,7 @@ def test_names_that_are_told_are_those_that_can_be_found(seed: int, tmp_path: Pa
     tiers = open_store(open_disk(tmp_path, blocks=40, tenant_blocks=30), blocks=8)
     store(tiers, range(5), "tenant0")
     held = BlockInventory()
-    tiers.watch(held)
+    tiers.report_to(held)
     view = names_in(held.snapshot()[2])
     assert len(view) == 5
     for _ in range(60):
@@ -42,7 +42,7 @@ def test_names_that_are_told_are_those_that_can_be_found(seed: int, tmp_path: Pa
         assert not stored & view and removed <= view
         view = (view | stored) - removed
         assert view == {name_of(number)[:8] for number in NUMBERS if tiers.holds(name_of(number))}
-    tiers.watch(None)
+    tiers.report_to(None)
     store(tiers, [500])
     assert not held
     tiers.close()

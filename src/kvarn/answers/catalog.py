@@ -1,0 +1,95 @@
+"""Resolves the names of requests: routes, models, their versions and adapters; waits for a first replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvarn.answers.model_routes import Attempts, ModelRoutes
+from kvarn.answers.record import RequestRecord
+from kvarn.catalog.held_requests import HeldRequests
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ReadyModel, ServedModel
+from kvarn.identity.scopes import check_adapter, check_model, may_see_adapter, may_use_model
+from kvarn.wire.openai.errors import invalid_request
+
+if TYPE_CHECKING:
+    from kvarn.answers.question import Question
+
+Kind = Literal["generate", "embed", "score"]
+
+_OPERATIONS = {
+    "generate": "chat and text completions",
+    "embed": "embeddings, reranking and scoring",
+    "score": "reranking and scoring",
+}
+_ABLE = {"generate": ("generate",), "embed": ("embed",), "score": ("score", "embed")}
+"""Kinds of models by what they must be able to do."""
+
+
+class Catalog:
+    """Everything that requests may name.
+
+    Args:
+        models: What is served.
+        routes: Names that stand for one of several models.
+        held_requests: Where requests wait for a model's first replica.
+    """
+
+    def __init__(self, models: ModelTable, routes: ModelRoutes, held_requests: HeldRequests) -> None:
+        self.models = models
+        self.routes = routes
+        self.held_requests = held_requests
+
+    def attempts(self, record: RequestRecord, question: Question[Any, Any]) -> Attempts:
+        """The models that may answer a question, in order. Raises `ApiError`: the route is out of the key's scope."""
+        target = self.routes.choose(record, question.request.model, question)
+        served = self.models.named(target)
+        return Attempts(self.routes, record, target if served is None else served.canonical(target), served)
+
+    def find(self, record: RequestRecord, name: str) -> ServedModel:
+        """The model that a request names, whether it is ready or not.
+
+        Raises:
+            ApiError: 404 unknown, 403 out of the key's scope.
+        """
+        return self._find(record, self.routes.choose(record, name))[0]
+
+    def ready(self, record: RequestRecord, name: str, kind: Kind | None = None) -> ReadyModel:
+        """The model that a request names, ready to work; `kind` is what it must be able to do.
+
+        Raises:
+            ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
+        """
+        model, adapter = self._find(record, self.routes.choose(record, name))
+        return _able(model.require_ready(adapter), name, kind)
+
+    async def wait_for(self, record: RequestRecord, name: str, kind: Kind) -> ReadyModel:
+        """Find a ready model as `ready` does; the request waits where the model's first replica is expected."""
+        name = self.routes.choose(record, name)
+        model, adapter = self._find(record, name)
+        if not model.ready:
+            model, adapter = await self.held_requests.until_ready(lambda: self._find(record, name))
+        return _able(model.require_ready(adapter), name, kind)
+
+    def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
+        """The model that a name stands for, which the record notes, and the adapter where the name is one's. Of several
+        versions one is drawn."""
+        served, choice, adapter = self.models.named(name), record.choice, ""
+        found = self.models.find_adapter(name) if served is None else None
+        if found is not None and may_see_adapter(record.principal, found[1]):
+            model, adapter = found[0], found[1].name
+        else:
+            model = self.models.choose_version(name, visible=lambda served: may_use_model(record.principal, served))
+        if choice.route is None or name not in choice.route.models:  # who may use a route may use its models by it
+            check_model(record.principal, model.name)
+            if adapter:
+                check_adapter(record.principal, adapter)
+        choice.name = model.name
+        return model, adapter
+
+
+def _able(model: ReadyModel, name: str, kind: Kind | None) -> ReadyModel:
+    if kind is not None and model.card.kind not in _ABLE[kind]:
+        does = _OPERATIONS.get(model.card.kind, model.card.kind)
+        raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
+    return model

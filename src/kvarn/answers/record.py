@@ -1,0 +1,122 @@
+"""A request while it is answered: who sent it, how it is replied to, the model that was chosen, and its turns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvarn.admission.demand import Demand
+from kvarn.answers.timeline import RequestTimeline
+from kvarn.catalog.client_left import ClientLeft
+from kvarn.config.routes import RouteConfig
+from kvarn.observe.metrics import UNKNOWN
+from kvarn.store.ids import new_id
+from kvarn.store.owner import ANYBODY, Principal
+from kvarn.wire.dialect import Dialect
+from kvarn.wire.openai.dialect import OPENAI
+
+if TYPE_CHECKING:
+    from kvarn.answers.turn import Turn
+
+_log = logging.getLogger("kvarn.answers")
+
+
+@dataclass(slots=True)
+class Reply:
+    """The reply to a request's client, beside the body."""
+
+    dialect: Dialect = OPENAI
+    """The API whose shapes it has, errors included."""
+    client_left: ClientLeft = None
+    """Returns once the client has left. May be awaited when the body has been read. For a line of a batch: once the
+    batch is preempted."""
+    disconnected: bool = False
+    """The client left before the end of the answer."""
+    status: int = 0
+    """HTTP status sent; 0 before the answer starts."""
+    headers: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    """Fields of the request that are ignored or changed: go into the answer's headers and into the log."""
+
+
+@dataclass(slots=True)
+class ChosenModel:
+    """The model of a request, and what decided it."""
+
+    name: str = UNKNOWN
+    """The configured model that answers: a label of metrics."""
+    route: RouteConfig | None = None
+    """The route that the request named."""
+    target: str = ""
+    """The model that the route chose."""
+    session: str = ""
+    """The client's session, where it names one: its requests go to the same target and replica."""
+    degraded_from: str | None = None
+    """The model that was to answer, where another one does."""
+    overload_fallbacks: Sequence[str] = ()
+    """Models that may answer where this one would be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A request that nobody waits for: a line of a batch, or a copy for comparison."""
+
+    priority: int
+    """The best tier it may run in."""
+    batch_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyDemand:
+    """Admission's estimate of a request before its body was parsed."""
+
+    demand: Demand
+    replica: str
+    """The replica that expects it."""
+
+
+class Holdings(AsyncExitStack):
+    """Holdings of a request until its answer is over: given back and settled then, last one first."""
+
+    bytes = 0
+    """Memory; see `HeldBytes`."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request, or one line of a batch."""
+
+    request_id: str
+    """Sent back as `x-request-id`, logged, and in the ledger: the client's own where it sent a valid one, else made of
+    `id`. Two requests may have the same."""
+    id: str = field(default_factory=lambda: new_id(""), kw_only=True)
+    """Unique: what follows the prefix in the id of its answer (`chatcmpl-…`), and the beginning of its turns' ids."""
+    endpoint: str = UNKNOWN
+    """Path of the operation, such as `/v1/chat/completions`."""
+    principal: Principal = ANYBODY
+    body_bytes: int = 0
+    deferred: Deferred | None = None
+    """None: a client waits for it."""
+    reply: Reply = field(default_factory=Reply)
+    choice: ChosenModel = field(default_factory=ChosenModel)
+    early: EarlyDemand | None = None
+    timeline: RequestTimeline = field(default_factory=RequestTimeline)
+    turns: list[Turn] = field(default_factory=list)
+    """Its generations, the latest last: one, or more where a model could not begin."""
+    holdings: Holdings = field(default_factory=Holdings)
+
+    def warn(self, warning: str) -> None:
+        """Warn the client, once."""
+        if warning not in self.reply.warnings:
+            self.reply.warnings.append(warning)
+
+    async def close(self) -> None:
+        """Settle its turns and give back what it holds; may be called again."""
+        try:
+            await self.holdings.aclose()
+        except Exception:
+            _log.exception("request %s could not be settled", self.request_id)
+        self.timeline.mark("settled")

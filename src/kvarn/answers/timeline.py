@@ -1,0 +1,78 @@
+"""The timeline of one request in the gateway: an event wherever its life goes on, and the parts between them.
+
+    received        headers are here; `began`                           middleware
+    authenticated   the key is known                                    middleware
+    read, parsed    the body has come (`received_s`), and is checked    body
+    resolved        model, version and adapter; a replica is expected   lifecycle
+    templated       the chat template has rendered the messages         chat prompts
+    tokenized
+    prompted        sampling checked, grammar made                      lifecycle
+    stage.NAME      a stage has taken the turn: `stage.admission` ends the wait for the engine
+    moderated       the prompt
+    sent            to the engine, or to another server                 generators
+    engine.*        the engine's own, moved to this clock; see `kvarn.observe.timeline`
+    failover        the next engine's first token has come
+    first_token     of a turn
+    generated       all choices of a turn have ended
+    settled         limits, ledger and memory are settled               record
+    ended           the last byte is handed to the socket, or the client has left
+
+A part is the time from one event of the gateway to the next and has the name of the event that ends it. So the parts of
+a request sum to its total; those of several turns are added. The log line and the metrics of a request read this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.observe.timeline import Event, Timeline, engine_events
+
+now = SYSTEM_CLOCK.now
+_ENGINE = "engine."
+
+
+class RequestTimeline(Timeline):
+    """The events of one record. `began`: its headers came; `received_s`: the last byte of its body, from which
+    latencies count."""
+
+    __slots__ = ("began", "received_s")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = self.received_s = self.mark("received")
+
+    def mark(self, name: str, numbers: Mapping[str, float] | None = None) -> float:
+        """Add an event of now; returns its time."""
+        at_s = now()
+        self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
+        return at_s
+
+    def mark_read(self, size: int) -> None:
+        """Note that the body has come."""
+        self.received_s = self.mark("read", {"bytes": size})
+
+    def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
+        """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when
+        it accepts the turn: the time on the way is taken to be the same to it and back."""
+        last_us = max(event.at_us for event in engine_events(flat))
+        on_the_way = max(0.0, now() - sent_s - last_us / 1e6)
+        self.add_engine_events(flat, sent_s + on_the_way / 2)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the first event of the gateway to its last."""
+        return next(event.at_s for event in reversed(self.events) if not event.name.startswith(_ENGINE)) - self.began
+
+
+def parts_of(events: Iterable[Event]) -> dict[str, float]:
+    """Seconds of each part of a request."""
+    parts: dict[str, float] = {}
+    before: float | None = None
+    for name, at_s, _ in events:
+        if name.startswith(_ENGINE):
+            continue
+        if before is not None:
+            parts[name] = parts.get(name, 0.0) + at_s - before
+        before = at_s
+    return parts

@@ -1,0 +1,50 @@
+"""Groups of an engine's gauges and totals (`EngineStats`). Totals count since the engine's start."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AdapterStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Adapters that sequences use."""
+
+    running: list[str] = []  # names of adapters with which sequences run
+    waiting: list[str] = []  # names of adapters for which all requests wait
+    blocks: int = 0  # KV blocks that hold adapters
+    loads_total: int = 0  # adapters brought into KV blocks
+    evictions_total: int = 0  # adapters whose KV blocks were given to others
+
+
+class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Proposals and what became of them."""
+
+    drafts_total: int = 0  # rows that verified proposals
+    draft_tokens_total: int = 0  # proposals
+    accepted_tokens_total: int = 0  # proposals that were drawn
+    accepted_tokens_per_pos_total: list[int] = []  # the same by position in the row
+
+
+class LookupStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Prompts beyond the prefix cache: in tiers, and at a prefill engine."""
+
+    queries_total: int = 0  # prompt tokens looked up in the tiers: those that the prefix cache did not hold
+    hits_total: int = 0  # of those, tokens loaded from there
+    given_up_total: int = 0  # fetches that took longer than computing the blocks
+    remote_prefills_total: int = 0  # prompts that another engine was asked to compute
+
+
+class ExpertStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Use of a mixture's experts."""
+
+    tokens_total: dict[str, int] = {}  # tokens given to the experts of each rank, summed over layers
+    imbalance: float = 0.0  # tokens of a layer's busiest expert over the mean of its experts; 0: none
+
+
+class WorkStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work of all steps."""
+
+    kv_tokens_read_total: int = 0
+    """Cached tokens read by decode rows, those that several sequences share counted for each."""
+    attended_pairs_total: int = 0  # (query, key) pairs attended
+    read_bytes_total: int = 0  # weights and cached tokens that the steps had to read (`kvarn.costs`)
+    operations_total: int = 0  # operations that the steps had to do; a multiply-add counts as two

@@ -1,0 +1,98 @@
+"""The timeline of requests: its parts sum to the measured total, whatever the request; it has the engine's events."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import httpx
+import pytest
+
+from kvarn.answers import timeline
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.timeline import RequestTimeline, parts_of
+from kvarn.gateway import middleware
+from kvarn.observe.timeline import EngineEventKind
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "integer"}}}
+REQUESTS: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/chat/completions", CHAT),
+    ("POST", "/v1/chat/completions", {**CHAT, "stream": True}),
+    ("POST", "/v1/chat/completions", {**CHAT, "n": 2, "logprobs": True, "stream": True}),
+    ("POST", "/v1/chat/completions", {**CHAT, "store": True}),
+    ("POST", "/v1/chat/completions", {**CHAT, "model": "nobody"}),
+    ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 10**6}),
+    ("POST", "/v1/completions", {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 3}),
+    ("POST", "/v1/completions", {"model": "tiny", "prompt": "a", "stream": True}),
+    ("POST", "/v1/messages", CHAT),
+    ("POST", "/v1/messages", {**CHAT, "stream": True}),
+    ("POST", "/v1/responses", {"model": "tiny", "input": "hi"}),
+    ("POST", "/v1/responses", {"model": "tiny", "input": "hi", "stream": True, "store": False}),
+    ("POST", "/api/chat", {"model": "tiny", "messages": CHAT["messages"]}),
+    ("POST", "/api/generate", {"model": "tiny", "prompt": "hi", "stream": False}),
+    ("POST", "/v1/embeddings", {"model": "vec", "input": ["a", "b"]}),
+    ("POST", "/v1/moderations", {"input": "a text"}),
+    ("POST", "/v1/chat/completions", "no object"),
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/nowhere", None),
+    ("GET", "/health", None),
+]
+STAGES = ("arrivals", "budgets", "limits", "replica", "admission", "ledger")
+
+
+def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of a millisecond passes at each reading of the clock: what is done between its readings takes none."""
+    readings = itertools.count()
+    records: list[RequestRecord] = []
+    new_record = middleware.new_record
+
+    def noted(scope: Any) -> RequestRecord:
+        records.append(new_record(scope))
+        return records[-1]
+
+    monkeypatch.setattr(timeline, "now", lambda: next(readings) / 10_000)
+    monkeypatch.setattr(middleware, "new_record", noted)
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for method, path, body in REQUESTS * 50:
+                began = timeline.now()
+                await client.request(method, path, json=body)
+                total = timeline.now() - began
+                parts = parts_of(records[-1].timeline.events)
+                assert abs(sum(parts.values()) - total) < 0.001, (path, body, parts, total)
+                assert records[-1].timeline.total_s == pytest.approx(sum(parts.values()))
+
+    server.do(ask())
+    assert len(records) == 1000
+
+
+def test_a_streamed_chat_has_every_part_in_order(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[RequestRecord] = []
+    new_record = middleware.new_record
+    monkeypatch.setattr(middleware, "new_record", lambda scope: records.append(new_record(scope)) or records[-1])
+    with server.client() as client:
+        client.post("/v1/chat/completions", json={**CHAT, "stream": True}).raise_for_status()
+        client.get("/health")
+    names = [event.name for event in records[0].timeline.events if not event.name.startswith("engine.")]
+    assert list(dict.fromkeys(names)) == [
+        *("received", "authenticated", "read", "parsed", "resolved", "templated", "tokenized", "prompted"),
+        *(f"stage.{stage}" for stage in STAGES),
+        *("moderated", "sent", "first_token", "generated", "settled", "ended"),
+    ]
+
+
+def test_an_engines_events_are_moved_to_the_gateways_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "now", lambda: 10.0)
+    noted = RequestTimeline()
+    flat = [EngineEventKind.QUEUED, 0, 3, EngineEventKind.FIRST_TOKEN, 600_000]
+    noted.add_engine(flat, sent_s=9.2)  # 0.8 s there and back, of which the engine had 0.6
+    assert [(each.name, each.at_s, dict(each.numbers)) for each in noted.events[1:]] == [
+        ("engine.queued", pytest.approx(9.3), {"waiting": 3}),
+        ("engine.first_token", pytest.approx(9.9), {}),
+    ]
+    assert parts_of(noted.events) == {}
