@@ -13,6 +13,7 @@ import torch
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import AdapterError, LoadedAdapter, load_adapter
+from oracles import expected_logits
 from tiny_adapters import change_tensors, make_adapter
 
 Factory = Callable[..., tuple[Any, Path]]
@@ -32,11 +33,6 @@ def run_with(run_paged: Any, model: Decoder, adapters: list[LoadedAdapter]) -> A
     return runner
 
 
-def expected(merged: Any, tokens: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return merged(torch.tensor([tokens])).logits[0].float()
-
-
 def test_logits_equal_those_of_the_merged_model(
     family: str, oracle_factory: Factory, run_paged: Any, tmp_path: Path
 ) -> None:
@@ -53,10 +49,10 @@ def test_logits_equal_those_of_the_merged_model(
     runner = run_with(run_paged, model, adapters)
     mix = {"a": 0, "b": -1, "c": 1, "d": 0}
     prompt, following = runner.step(PROMPTS, mix), runner.step(NEXT, mix)
-    base = expected(oracle, PROMPTS["a"])
-    assert not torch.allclose(expected(merged[0], PROMPTS["a"]), base, atol=0.1)
+    base = expected_logits(oracle, PROMPTS["a"])
+    assert not torch.allclose(expected_logits(merged[0], PROMPTS["a"]), base, atol=0.1)
     for name, adapter in mix.items():
-        want = expected(merged[adapter], PROMPTS[name] + NEXT[name])
+        want = expected_logits(merged[adapter], PROMPTS[name] + NEXT[name])
         torch.testing.assert_close(torch.cat([prompt[name], following[name]]), want, atol=3e-4, rtol=3e-4)
 
 
@@ -74,7 +70,7 @@ def test_patterns_of_rank_and_alpha_and_a_choice_of_modules(
     )
     adapter = load_adapter(tmp_path, model)
     logits = run_with(run_paged, model, [adapter]).step({"a": PROMPTS["a"]}, {"a": 0})["a"]
-    torch.testing.assert_close(logits, expected(merged, PROMPTS["a"]), atol=3e-4, rtol=3e-4)
+    torch.testing.assert_close(logits, expected_logits(merged, PROMPTS["a"]), atol=3e-4, rtol=3e-4)
     assert adapter.rank == 9
 
 
@@ -92,7 +88,7 @@ def test_an_adapter_changes_logits_alike_on_every_form_of_weights(
     runner = run_with(run_paged, model, [load_adapter(tmp_path, model)])
     runner_base = run_paged(model)
     found = runner.step({"a": PROMPTS["d"]}, {"a": 0})["a"] - runner_base.step({"a": PROMPTS["d"]})["a"]
-    want = expected(merged, PROMPTS["d"]) - expected(oracle, PROMPTS["d"])
+    want = expected_logits(merged, PROMPTS["d"]) - expected_logits(oracle, PROMPTS["d"])
     alike = torch.nn.functional.cosine_similarity(found.flatten(), want.flatten(), 0)
     assert alike > {None: 0.99, "int8": 0.97, "int4": 0.75}[quantization]
     assert 0.8 < found.norm() / want.norm() < 1.25

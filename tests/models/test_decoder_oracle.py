@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvarn.models import Decoder, load_model
+from oracles import assert_same_logits, expected_logits
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 Factory = Callable[..., tuple[Any, Path]]
@@ -27,17 +28,10 @@ def tokens(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 199, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def expected(oracle: Any, prompt: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return oracle(torch.tensor([prompt])).logits[0].float()
-
-
 def test_a_whole_prompt_gives_the_oracles_logits(pair: tuple[Any, Decoder], run_paged: Any) -> None:
     oracle, model = pair
     for length in (1, 2, 16, 33, 70):
-        prompt = tokens(length, seed=length)
-        logits = run_paged(model).step({"a": prompt})["a"]
-        torch.testing.assert_close(logits, expected(oracle, prompt), **TOLERANCE)
+        assert_same_logits(run_paged, model, oracle, tokens(length, seed=length))
 
 
 def test_steps_that_mix_prefill_chunks_and_decode_give_the_oracles_logits(
@@ -63,7 +57,7 @@ def test_steps_that_mix_prefill_chunks_and_decode_give_the_oracles_logits(
         for name, logits in runner.step(rows).items():
             found[name].append(logits)
     for name, prompt in prompts.items():
-        torch.testing.assert_close(torch.cat(found[name]), expected(oracle, prompt), **TOLERANCE)
+        torch.testing.assert_close(torch.cat(found[name]), expected_logits(oracle, prompt), **TOLERANCE)
 
 
 def test_a_prefix_of_another_sequences_blocks_gives_the_same_logits(pair: tuple[Any, Decoder], run_paged: Any) -> None:
@@ -74,4 +68,4 @@ def test_a_prefix_of_another_sequences_blocks_gives_the_same_logits(pair: tuple[
     runner.step({"first": first})
     runner.share_prefix("second", "first", num_blocks=2)
     logits = runner.step({"second": second[32:]})["second"]
-    torch.testing.assert_close(logits, expected(oracle, second)[32:], **TOLERANCE)
+    torch.testing.assert_close(logits, expected_logits(oracle, second)[32:], **TOLERANCE)

@@ -171,7 +171,9 @@ def test_a_decoder_that_scales_its_embedding_embeds_in_bfloat16(family: str, tmp
     torch.testing.assert_close(model.encode(*flat(texts)), want, atol=0.02, rtol=0.02)
 
 
-def test_what_sentence_transformers_does_with_texts_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_of_sentence_transformers_that_are_left_out_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_decoder("qwen3", tmp_path)
     write_modules(tmp_path, "pooling_mode_lasttoken")
     load_model(tmp_path, dtype="float32")
@@ -185,7 +187,7 @@ def test_what_sentence_transformers_does_with_texts_is_told(tmp_path: Path, capl
     assert "send them rendered" in caplog.text
 
 
-def test_such_a_decoder_generates_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_an_embedding_decoder_generates_when_requested(tmp_path: Path) -> None:
     make_decoder("qwen3", tmp_path)
     write_modules(tmp_path, "pooling_mode_lasttoken")
     assert isinstance(load_model(tmp_path, dtype="float32", kind="generate"), Decoder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvarn.models import UnsupportedModelError, load_model
+from oracles import assert_same_logits, change_config
 from tiny_checkpoints import make_decoder
 
 BLOCK = (16, 12)
@@ -34,35 +34,25 @@ def quantize(path: Path, oracle: Any) -> None:
     save_file({**tensors, **widened}, path / "model.safetensors", metadata={"format": "pt"})
     oracle.load_state_dict(type(oracle).from_pretrained(path).state_dict())
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}
-    (path / "config.json").write_text(json.dumps(config))
+    change_config(path, quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)})
 
 
 @pytest.mark.parametrize("family", ["qwen3", "deepseek-v3"])
 def test_weights_are_widened(family: str, tmp_path: Path, run_paged: Any) -> None:
     oracle = make_decoder(family, tmp_path)
     quantize(tmp_path, oracle)
-    model = load_model(tmp_path, dtype="float32")
-    prompt = list(range(5, 60))
-    with torch.no_grad():
-        want = oracle(torch.tensor([prompt])).logits[0]
-    torch.testing.assert_close(run_paged(model).step({"a": prompt})["a"], want, atol=1e-4, rtol=1e-4)
+    assert_same_logits(run_paged, load_model(tmp_path, dtype="float32"), oracle, list(range(5, 60)))
 
 
 def test_numbers_that_mean_nothing_without_scales_are_refused(tmp_path: Path) -> None:
     quantize(tmp_path, make_decoder("qwen3", tmp_path))
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_config(tmp_path, quantization_config=None)
     with pytest.raises(UnsupportedModelError, match=r"float8_e4m3fn \(tensor .*_proj\.weight\) without scales"):
         load_model(tmp_path, dtype="float32")
 
 
 def test_other_scales_are_refused(tmp_path: Path) -> None:
     make_decoder("qwen3", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_config(tmp_path, quantization_config={"quant_method": "fp8"})
     with pytest.raises(UnsupportedModelError, match="fp8 without weight_block_size"):
         load_model(tmp_path)

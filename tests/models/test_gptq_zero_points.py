@@ -73,6 +73,6 @@ def test_symmetric_weights_have_their_zero_in_the_middle_whatever_the_format_is_
     torch.testing.assert_close(part.in_input_order(), numbers(codes, np.full((OUT, IN // GROUP), 8), scales))
 
 
-def test_without_a_word_on_symmetry_zero_points_are_what_the_format_says(tmp_path: Path) -> None:
+def test_zero_points_follow_the_format_where_symmetry_is_not_stated(tmp_path: Path) -> None:
     part, codes, scales = read(tmp_path, 4, words(np.full((IN // GROUP, OUT), 8), 4))
     torch.testing.assert_close(part.in_input_order(), numbers(codes, np.full((OUT, IN // GROUP), 9), scales))

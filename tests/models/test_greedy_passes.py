@@ -59,7 +59,7 @@ def one_by_one(model: Decoder, cache: KVCache) -> Ints:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3"])
-def test_they_draw_what_single_passes_draw(family: str, tmp_path: Path) -> None:
+def test_many_passes_draw_the_tokens_of_single_passes(family: str, tmp_path: Path) -> None:
     """With biases, head norms, part of a head rotated, and windows of which only some layers have one."""
     model = load(family, tmp_path, tie_word_embeddings=True)
     cache, own = model.new_kv_cache(9), model.new_kv_cache(9)
@@ -95,7 +95,7 @@ def test_the_torch_kernels_have_none(tmp_path: Path) -> None:
     assert model.greedy_passes(model.new_kv_cache(4)) is None
 
 
-def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+def test_mismatched_arguments_are_refused(tmp_path: Path) -> None:
     model = load("qwen3", tmp_path)
     passes = model.greedy_passes(model.new_kv_cache(9))
     assert passes is not None

@@ -15,6 +15,7 @@ import transformers
 from kvarn.models import load_model
 from kvarn.models.families.hf_config import DecoderConfig
 from logs import of_kvarn
+from oracles import assert_same_logits, change_config
 
 Factory = Callable[..., tuple[Any, Path]]
 LONG = [1.0 + 0.7 * i for i in range(4)]
@@ -40,11 +41,7 @@ def prompt(length: int) -> list[int]:
 
 
 def check(oracle: Any, path: Path, run_paged: Any, length: int, **options: Any) -> None:
-    ids = prompt(length)
-    logits = run_paged(load_model(path, dtype="float32", **options)).step({"a": ids})["a"]
-    with torch.no_grad():
-        want = oracle(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
+    assert_same_logits(run_paged, load_model(path, dtype="float32", **options), oracle, prompt(length))
 
 
 @pytest.mark.parametrize("kind", list(ROPES))
@@ -53,25 +50,16 @@ def test_stretched_ropes_equal_the_oracles(kind: str, oracle_factory: Factory, r
     check(oracle, path, run_paged, 90)
 
 
-def test_longrope_takes_short_or_long_factors_by_the_models_context(oracle_factory: Factory, run_paged: Any) -> None:
-    rope = {"rope_type": "longrope", "rope_theta": 300.0, "short_factor": SHORT, "long_factor": LONG}
-    rope["partial_rotary_factor"] = 1.0
-    changes = {"head_dim": 8, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
-    oracle, path = oracle_factory("phi3", rope_parameters=rope, **changes)
-    check(oracle, path, run_paged, 80)
-    check(oracle, path, run_paged, 50, max_context_length=64)
-
-
-def test_longrope_says_that_short_prompts_get_the_long_factors_too(
-    oracle_factory: Factory, caplog: pytest.LogCaptureFixture
+def test_longrope_takes_short_or_long_factors_by_the_models_context_and_says_so(
+    oracle_factory: Factory, run_paged: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 300.0, "short_factor": SHORT, "long_factor": LONG}
     rope["partial_rotary_factor"] = 1.0
     changes = {"head_dim": 8, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
-    _, path = oracle_factory("phi3", rope_parameters=rope, **changes)
-    load_model(path, max_context_length=64)
+    oracle, path = oracle_factory("phi3", rope_parameters=rope, **changes)
+    check(oracle, path, run_paged, 50, max_context_length=64)
     assert not of_kvarn(caplog)
-    load_model(path)
+    check(oracle, path, run_paged, 80)
     assert "set max_context_length to 64 or less" in caplog.text
 
 
@@ -93,9 +81,8 @@ def test_a_rope_theta_that_is_left_out_is_the_one_transformers_takes(
 ) -> None:
     _, path = oracle_factory(name)
     shutil.copytree(path, tmp_path, dirs_exist_ok=True)
-    config = json.loads((path / "config.json").read_text())
     for rope in ({"rope_type": "default"}, None):
-        (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
+        change_config(tmp_path, rope_parameters=rope)
         oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32").eval()
         check(oracle, tmp_path, run_paged, 40)
 

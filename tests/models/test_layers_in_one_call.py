@@ -146,7 +146,7 @@ def test_adapters(oracle_factory: Factory, run_paged: Any, tmp_path: Path, singl
     assert_same_bits(found, adapted())
 
 
-def test_what_leaves_layers_in_between(
+def test_hidden_states_between_layers(
     oracle_factory: Factory, run_paged: Any, single_calls: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a head that reads hidden states: the layers are computed in several calls."""
@@ -166,7 +166,7 @@ def test_what_leaves_layers_in_between(
     assert_same_bits(found, taken())
 
 
-def test_what_does_not_fit_together_is_refused(oracle_factory: Factory, run_paged: Any, joined: list[Any]) -> None:
+def test_mismatched_arguments_are_refused(oracle_factory: Factory, run_paged: Any, joined: list[Any]) -> None:
     model = load(oracle_factory("qwen3")[1], dtype="bfloat16")
     runner = run_paged(model)
     runner.step({"a": [1]})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, load_model
@@ -22,6 +22,7 @@ from kvarn.models.families.table import FAMILIES
 from kvarn.shapes.attention import GroupedDimensions
 from kvarn.text.architectures import DECODERS, find_architecture
 from kvarn.text.architectures import ENCODERS as ENCODER_TYPES
+from oracles import change_config, change_weights
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 30))
@@ -32,17 +33,6 @@ def checkpoint(oracle_factory: Factory, tmp_path: Path) -> Path:
     """A copy of a small Qwen3 that a test may damage."""
     _, path = oracle_factory("qwen3")
     return Path(shutil.copytree(path, tmp_path / "model"))
-
-
-def change_config(path: Path, **changes: Any) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **changes}))
-
-
-def change_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    weights = {name: tensor.clone() for name, tensor in load_file(path / "model.safetensors").items()}
-    change(weights)
-    save_file(weights, path / "model.safetensors")
 
 
 def load(path: Path, **options: Any) -> Decoder:
@@ -153,10 +143,7 @@ def test_a_feature_that_is_not_known_is_refused_by_name(
 
 
 def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
-    def remove(weights: dict[str, torch.Tensor]) -> None:
-        del weights["model.layers.1.mlp.up_proj.weight"]
-
-    change_weights(checkpoint, remove)
+    change_weights(checkpoint, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(MissingWeightError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         load(checkpoint)
 

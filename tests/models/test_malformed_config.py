@@ -14,6 +14,7 @@ import torch
 
 from kvarn.models import load_model
 from kvarn.models.errors import CheckpointError, ModelError, NotEnoughMemoryError
+from oracles import change_config
 
 Factory = Callable[..., tuple[Any, Path]]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
@@ -105,8 +106,7 @@ def refusal(path: Path, **options: Any) -> str:
 def test_a_wrong_field_of_the_configuration_is_named_with_its_value(
     checkpoint: Path, changes: dict[str, Any], message: str
 ) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, **changes}))
+    change_config(checkpoint, **changes)
     found = refusal(checkpoint)
     assert "config.json" in found
     assert re.search(message, found), found
@@ -182,8 +182,7 @@ def test_a_file_much_larger_than_its_header_says_is_refused(checkpoint: Path) ->
 
 
 def test_a_context_whose_cache_the_machine_cannot_hold_is_refused(checkpoint: Path) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**31 - 1}))
+    change_config(checkpoint, max_position_embeddings=2**31 - 1)
     with pytest.raises(NotEnoughMemoryError, match=r"KV cache of one context \d+\.\d GiB.*lower max_context_length"):
         load_model(checkpoint, dtype="float32", max_context_length=2**31 - 1)
     for length in (None, 64):  # where nobody asked for a length, one that fits is planned with the KV cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kvarn.models import load_model
 from kvarn.models.errors import WeightShapeError
+from oracles import assert_same_logits, change_config, change_weights
 from tiny_checkpoints import make_decoder
 
 
@@ -35,27 +35,21 @@ def packed(tmp_path: Path) -> tuple[Any, Path]:
             del tensors[key]
             tensors |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "router"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "router"]}
+    change_config(tmp_path, quantization_config=method)
     return oracle, tmp_path
 
 
 def test_experts_are_widened_exactly(packed: tuple[Any, Path], run_paged: Any) -> None:
     oracle, path = packed
     model = load_model(path, dtype="float32")
-    prompt = list(range(5, 60))
-    with torch.no_grad():
-        want = oracle(torch.tensor([prompt])).logits[0]
-    torch.testing.assert_close(run_paged(model).step({"a": prompt})["a"], want, atol=1e-4, rtol=1e-4)
+    assert_same_logits(run_paged, model, oracle, list(range(5, 60)))
     assert model.spec.num_parameters == sum(parameter.numel() for parameter in oracle.parameters())
 
 
 def test_a_tensor_that_does_not_fit_is_named(packed: tuple[Any, Path]) -> None:
     _, path = packed
-    tensors = load_file(path / "model.safetensors")
     name = "model.layers.1.mlp.experts.down_proj_scales"
-    tensors[name] = tensors[name][:, :, :1].clone()
-    save_file(tensors, path / "model.safetensors")
+    change_weights(path, lambda tensors: tensors.update({name: tensors[name][:, :, :1].clone()}))
     with pytest.raises(WeightShapeError, match=name):
         load_model(path, dtype="float32")

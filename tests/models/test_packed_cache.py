@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn import kernels, models
+from kvarn import kernels, models, shapes
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.linear import Linear
@@ -113,7 +113,8 @@ def test_weights_are_packed_anew_when_the_code_that_prepares_them_has_changed(
     load()
     copy = tmp_path / "models"
     shutil.copytree(Path(models.__file__).parent, copy)
-    monkeypatch.setattr("kvarn.models.loading.packed_cache._CODE", (copy, Path(kernels.__file__).parent))
+    others = (Path(each.__file__).parent for each in (kernels, shapes))
+    monkeypatch.setattr("kvarn.models.loading.packed_cache._CODE", (copy, *others))
     assert load()[1] == 0
     with (copy / "formats" / "gptq.py").open("a") as stream:
         stream.write("# zero points are read right now")

@@ -81,7 +81,7 @@ def test_weights_quantized_at_load_are_found_by_the_next_start(
     assert time.time() - file.stat().st_mtime < HOUR
 
 
-def test_what_cannot_be_marked_as_used_is_used(load: Any, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache_is_used(load: Any, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load()
 
     def refuse(*_: object, **__: object) -> None:
@@ -183,7 +183,7 @@ def test_a_file_that_vanishes_while_it_is_opened_is_no_more_than_missing(
     assert torch.equal(load(), want)
 
 
-def test_of_engines_that_start_at_once_one_writes(
+def test_one_of_several_starting_engines_writes(
     kept: Any, oracle_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []

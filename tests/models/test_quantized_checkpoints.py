@@ -5,7 +5,6 @@ The writers are made from the descriptions of the formats, bit by bit, independe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from kvarn.models.formats.quantized_values import int8_weight
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel import Parallel, ParallelError
+from oracles import assert_same_logits, change_config, expected_logits
 
 PROMPT = list(range(3, 50))
 GROUP = 32
@@ -229,9 +229,9 @@ class Written:
         return Decoder(spec, loader, "float32"), packer
 
     def change_config(self, change: Callable[[dict[str, Any]], None]) -> None:
-        config = json.loads((self.path / "config.json").read_text())
-        change(config["quantization_config"])
-        (self.path / "config.json").write_text(json.dumps(config))
+        config = change_config(self.path)["quantization_config"]
+        change(config)
+        change_config(self.path, quantization_config=config)
 
 
 def write(case: Case, path: Path, skip: tuple[str, ...] = ()) -> Written:
@@ -256,15 +256,12 @@ def write(case: Case, path: Path, skip: tuple[str, ...] = ()) -> Written:
         layers[name] = layer
         module.weight.data = layer.numbers
     save_file(tensors, path / "model.safetensors")
-    saved = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**saved, "quantization_config": case.config}))
+    change_config(path, quantization_config=case.config)
     return Written(path, oracle, layers)
 
 
 def check_logits(written: Written, run_paged: Any, model: Decoder) -> None:
-    with torch.no_grad():
-        want = written.oracle(torch.tensor([PROMPT])).logits[0]
-    torch.testing.assert_close(run_paged(model).step({"a": PROMPT})["a"], want, atol=2e-4, rtol=2e-4)
+    assert_same_logits(run_paged, model, written.oracle, PROMPT, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -300,9 +297,7 @@ def test_a_quantized_checkpoint_is_served_with_the_products_of_its_type(
     written = write(CASES[name], tmp_path)
     model = load_model(tmp_path, dtype="float32", kernels="torch", kv_cache_dtype="float32")
     assert isinstance(model, Decoder)
-    with torch.no_grad():
-        want = written.oracle(torch.tensor([PROMPT])).logits[0]
-    logits = run_paged(model).step({"a": PROMPT})["a"]
+    want, logits = expected_logits(written.oracle, PROMPT), run_paged(model).step({"a": PROMPT})["a"]
     assert torch.nn.functional.cosine_similarity(logits, want, dim=-1).min() > 0.995
 
 
@@ -380,7 +375,9 @@ def test_ranks_that_would_cut_a_group_or_reordered_inputs_are_refused(tmp_path: 
         (compressed("pack-quantized", {}, transform_config={"config_groups": {"u": {}}}), "transform_config"),
     ],
 )
-def test_what_is_not_supported_is_named_with_what_is(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_quantization_is_named_beside_the_supported_ones(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     written = write(CASES["gptq"], tmp_path)
     written.change_config(lambda stored: (stored.clear(), stored.update(config)))
     with pytest.raises(UnsupportedQuantizationError, match=rf"{message}.*(?s:.)*GPTQ and AWQ"):

@@ -95,7 +95,7 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(tmp_path: Path) -> None
     torch.testing.assert_close(rounded, exact, atol=0.1, rtol=0.05)
 
 
-def test_what_is_no_reranker_is_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_rank_are_refused(tmp_path: Path) -> None:
     make_decoder("llama", tmp_path / "llama")
     with pytest.raises(UnsupportedModelError, match="over LlamaForCausalLM is not supported: of decoders only Qwen3"):
         load_model(tmp_path / "llama", kind="score")

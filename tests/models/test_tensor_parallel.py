@@ -188,7 +188,7 @@ def test_every_degree_divides_a_sum_into_the_same_parts(size: int, group: int) -
             assert {len(shard.parts()) for shard in shards} == {8 // degree}
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_uneven_divisions_are_refused() -> None:
     with pytest.raises(ParallelError, match="rank 2"):
         Parallel(2, 2)
     with pytest.raises(ParallelError, match="collectives"):

@@ -14,7 +14,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
+from kvarn.models.attention.groups import LayerGroups
 from kvarn.models.decoder import EMBEDDING, Decoder
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families.decoder_spec import decoder_spec
@@ -22,7 +23,7 @@ from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, Layer
 from kvarn.models.families.table import FAMILIES
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
-from kvarn.models.mlp.moe import DenseMlp
+from kvarn.models.mlp.dense import DenseMlp
 from kvarn.models.parallel.tensor import Parallel, Shard
 from kvarn.shapes.attention import GroupedDimensions
 from kvarn.text.architectures import HEADS
@@ -95,9 +96,7 @@ class EagleHead:
         head = LinearSpec(names=("lm_head",), outputs=(Shard.whole(vocabulary),), inputs=whole, role="head")
         self._head = loader.linear(head)
         self._tokens = _draft_tokens(loader, vocabulary, target.spec.vocab_size)
-        self._frequencies = torch.tensor(
-            spec.layers[0].rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device.torch_device
-        )
+        self._groups = LayerGroups([(spec.layers[0].rope, attention)], self.kernels.device.torch_device)
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +107,7 @@ class EagleHead:
         """An empty cache for its only layer."""
         return self.kernels.operations.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
 
-    def nothing(self) -> torch.Tensor:
+    def zero_hidden(self) -> torch.Tensor:
         """[1, hidden] zeros: an input for `forward` where its outcome does not matter."""
         dtype = self.kernels.operations.activation_dtype(self._target.dtype)
         return torch.zeros(1, self._norm.weight.shape[-1], dtype=dtype, device=self.kernels.device.torch_device)
@@ -131,9 +130,7 @@ class EagleHead:
         kernels = self.kernels
         tokens = kernels.operations.rms_norm(self._target.embed(next_token_ids, self._table), self._token_norm)
         qkv = self._qkv(torch.cat([tokens, kernels.operations.rms_norm(hidden, self._state_norm)], dim=-1))
-        angles = batch.positions[:, None].float() * self._frequencies
-        plan = kernels.operations.plan_attention(batch, self.heads)
-        rotation = Rotation(cos=angles.cos(), sin=angles.sin())
+        plan, rotation = kernels.operations.plan_attention(batch, self.heads), self._groups.rotation(0, batch.positions)
         mixed = plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], self._scale)
         hidden = self._output(mixed, add_to=hidden)
         return self._mlp.forward(hidden, self._mlp_norm, add_to=hidden)

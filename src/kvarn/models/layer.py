@@ -13,7 +13,8 @@ from kvarn.kernels.operations import Operations
 from kvarn.models.attention import Attention, LayerStep, load_attention
 from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import WeightLoader
-from kvarn.models.mlp.moe import DenseMlp, MoeMlp
+from kvarn.models.mlp.dense import DenseMlp
+from kvarn.models.mlp.moe import MoeMlp
 from kvarn.models.parallel.tensor import Parallel
 from kvarn.models.spec import DecoderSpec
 

@@ -27,7 +27,7 @@ from kvarn.models.encoders.config import (
     sentence_modules,
 )
 from kvarn.models.encoders.encoder import Encoder
-from kvarn.models.encoders.reranker import load_score_head, ranks
+from kvarn.models.encoders.reranker import is_reranker, load_score_head
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
 from kvarn.models.families.decoder_spec import decoder_spec
 from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
@@ -68,20 +68,19 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
-        device: As torch names it, or `auto` (see `kernels_for`); default: this machine's processors. Weights and KV
+        device: Torch's name of it, or `auto` (see `kernels_for`); default: this machine's processors. Weights and KV
             cache are made there.
-        dtype: Of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for what the
-            kernels are fastest with.
+        dtype: Type of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for the
+            type that the kernels are fastest with.
         progress: Called with (stage, fraction).
         max_context_length: Lowers the checkpoint's own.
         parallel: This rank's place where several hold the model together.
-        quantization: What plain weights are quantized to.
-        kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantized.
+        quantization: Form of plain weights, quantized at load.
+        kv_cache_dtype: Type of cached keys and values; `auto`: the weights', bfloat16 where they are quantized.
         kernels: The backend's name; `auto`: see `kernels_for`.
         packed_cache: Directory where packed weights are kept from one start to the next, written in a thread that may
             outlast this call. `auto`: for those quantized here, in the user's cache, while the disk has room.
-        kind: What a decoder is loaded for; `auto`: to embed or to rank where sentence-transformers' modules.json beside
-            it says so.
+        kind: Use of a decoder; `auto`: to embed or to rank where sentence-transformers' modules.json beside it says so.
         gpu_memory_utilization: Share of a GPU's memory that the model and its KV cache may take.
 
     Raises:
@@ -115,14 +114,8 @@ def load_model(
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
         is_classifier = any(name.endswith(CLASSIFIER) for name in decoder_config.architectures)
-        reranks = ranks(decoder, path, kind, is_classifier=is_classifier)
-        embeds = reranks or (kind != "generate" and has_sentence_modules(path))
-        if embeds and decoder.has_states:
-            raise UnsupportedModelError(
-                f"{decoder.architecture} has layers with recurrent states, which are not supported with embeddings: "
-                "set kind to generate"
-            )
-        if embeds:
+        reranks = is_reranker(decoder, path, kind, is_classifier=is_classifier)
+        if reranks or (kind != "generate" and has_sentence_modules(path)):
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
             model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
         else:
@@ -166,6 +159,11 @@ def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal
 
 
 def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *, reranks: bool) -> CausalEncoder:
+    if spec.has_states:
+        raise UnsupportedModelError(
+            f"{spec.architecture} has layers with recurrent states, which are not supported with embeddings: "
+            "set kind to generate"
+        )
     if reranks:
         head = load_score_head(spec, path, loader)
         return CausalEncoder(spec, SentenceModules("last", normalize=False), loader, head)

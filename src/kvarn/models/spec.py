@@ -69,7 +69,7 @@ class DecoderSpec(DecoderShape):
     stacked_experts: bool = False
     """The checkpoint's tensors hold the weights of all experts, gate and up in turn, and biases (gpt-oss)."""
     swiglu: tuple[float, float] | None = None
-    """Limit and alpha of experts' gates (`kvarn.models.mlp.swiglu`); None: they are those of dense MLPs."""
+    """Limit and alpha of experts' gates (`ClampedSwiglu`); None: they are those of dense MLPs."""
     sinks: bool = False
     """Each head has a score that takes its share of attention's weights (gpt-oss)."""
     qk_norm: Literal["none", "head", "full", "layer"] = "none"

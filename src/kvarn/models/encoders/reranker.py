@@ -38,7 +38,7 @@ class _TokenizerFile(CheckpointFile):
     model: _Vocabulary
 
 
-def ranks(spec: DecoderSpec, path: Path, kind: str, *, is_classifier: bool) -> bool:
+def is_reranker(spec: DecoderSpec, path: Path, kind: str, *, is_classifier: bool) -> bool:
     """Whether the decoder in a directory is loaded to rank: sentence-transformers' files or `kind` say so.
 
     Raises:

@@ -32,7 +32,7 @@ from kvarn.models.loading.packed_directory import FRESH_S, SUFFIX, make_room, on
 
 WRITER = "kvarn-packed-weights"
 """Name of the threads that write files."""
-_CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "kernels")
+_CODE = tuple(Path(__file__).parents[2] / package for package in ("models", "kernels", "shapes"))
 """Folders of the code that reads, joins, quantizes and packs weights."""
 _ALIGNMENT = 64
 _TYPES = {torch.uint8: "U8", torch.float32: "F32", torch.int64: "I64"}

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvarn.kernels.experts import GroupedExperts
+from kvarn.models.mlp.dense import DenseMlp
 from kvarn.models.parallel.expert_placement import ExpertPlacement
 from kvarn.models.parallel.tensor import Parallel
-
-
-class Expert(Protocol):
-    """One of them."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its products as they are held."""
-        ...
-
-    @property
-    def bias_of_sum(self) -> torch.Tensor | None:
-        """[hidden] float32, to be added to a sum over ranks; None where `partial` gives all there is."""
-        ...
-
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] to what this rank has of the result [T, hidden]: all of it, or its part of a sum."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +21,7 @@ class Experts:
 
     parallel: Parallel
     placement: ExpertPlacement
-    held: tuple[Expert, ...]
+    held: tuple[DenseMlp, ...]
     """This rank's, in ascending order of their numbers."""
     visits: npt.NDArray[np.int64]
     """[experts]: how many tokens `visit` gave each."""

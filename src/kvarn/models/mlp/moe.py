@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer: one dense MLP, or a mixture of experts."""
+"""A mixture of experts in place of a dense MLP."""
 
 from __future__ import annotations
 
@@ -13,80 +13,11 @@ from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention import LayerStep
 from kvarn.models.families.family import LayerNames
-from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader
+from kvarn.models.loading.weights import LinearSpec, Role, WeightLoader
+from kvarn.models.mlp.dense import DenseMlp, load_stacked_expert
 from kvarn.models.mlp.experts import Experts
-from kvarn.models.mlp.swiglu import ClampedSwiglu
-from kvarn.models.parallel.row import RowParallelLinear
-from kvarn.models.parallel.tensor import Parallel, Shard
+from kvarn.models.parallel.tensor import Shard
 from kvarn.models.spec import DecoderSpec
-
-
-@dataclass(frozen=True, slots=True)
-class DenseMlp:
-    """down(activation(gate(x)) * up(x))."""
-
-    gate_up: Linear
-    down: Linear
-    gate: ClampedSwiglu | None = None
-    """Joins gate and up; None: their product does."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its products as they are held."""
-        return self.gate_up.nbytes + self.down.nbytes
-
-    @staticmethod
-    def load(
-        prefix: str,
-        intermediate_size: int,
-        spec: DecoderSpec,
-        names: LayerNames,
-        loader: WeightLoader,
-        role: Role = "layer",
-    ) -> DenseMlp:
-        """The MLP whose tensors' names begin with `prefix`."""
-        hidden, parallel = Shard.whole(spec.hidden_size), loader.parallel
-        if role == "expert":
-            inner = _expert_features(intermediate_size, parallel)
-        else:
-            inner = parallel.share(intermediate_size, "intermediate features")
-        gate_up = LinearSpec(
-            names=tuple(f"{prefix}.{name}" for name in names.gate_up),
-            outputs=(inner, inner),
-            inputs=hidden,
-            bias=spec.mlp_bias,
-            activation=spec.activation,
-            role=role,
-        )
-        down = LinearSpec(
-            names=(f"{prefix}.{names.down}",), outputs=(hidden,), inputs=inner, bias=spec.mlp_bias, role=role
-        )
-        return DenseMlp(loader.linear(gate_up), loader.linear(down))
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None = None,
-        add_to: torch.Tensor | None = None,
-        step: LayerStep | None = None,
-    ) -> torch.Tensor:
-        """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
-        adapters = None if step is None else step.adapters
-        inner = self._gate(self.gate_up(x, norm=norm, adapters=adapters))
-        return self.down(inner, add_to=add_to, adapters=adapters)
-
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sum over ranks [T, hidden], or all of it."""
-        inner = self._gate(self.gate_up(x))
-        return self.down.partial(inner) if isinstance(self.down, RowParallelLinear) else self.down(inner)
-
-    @property
-    def bias_of_sum(self) -> torch.Tensor | None:
-        """[hidden] float32, to be added to a sum over ranks; None where `partial` gives all there is."""
-        return self.down.bias if isinstance(self.down, RowParallelLinear) and self.down.is_divided else None
-
-    def _gate(self, inner: torch.Tensor) -> torch.Tensor:
-        return inner if self.gate is None else self.gate(inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +55,7 @@ class MoeMlp:
         shared_size, parallel = spec.shared_expert_size, loader.parallel
         placement = parallel.expert_placement(index, spec.num_experts)
         held = tuple(
-            _load_stacked_expert(prefix + names.experts, expert, spec, loader)
+            load_stacked_expert(prefix + names.experts, expert, spec, loader)
             if spec.stacked_experts
             else mlp(f"{names.experts}.{expert}", spec.expert_size, "expert")
             for expert in placement.held(parallel.rank)
@@ -181,31 +112,3 @@ def _group(held: Sequence[DenseMlp], spec: DecoderSpec, loader: WeightLoader) ->
     return loader.kernels.packer.group_experts(
         [each.gate_up for each in held], [each.down for each in held], spec.swiglu
     )
-
-
-def _expert_features(size: int, parallel: Parallel) -> Shard:
-    """This rank's inner features of an expert that it holds."""
-    if parallel.expert_parallel:
-        return parallel.undivided(size)
-    return parallel.share(size, "intermediate features")
-
-
-def _load_stacked_expert(name: str, expert: int, spec: DecoderSpec, loader: WeightLoader) -> DenseMlp:
-    """One expert of tensors that hold all of them, with biases, and gate and up in turn."""
-    hidden, inner = Shard.whole(spec.hidden_size), _expert_features(spec.expert_size, loader.parallel)
-    pairs = Interleaved(run=2 * inner.size, first=0, count=2 * inner.size)
-    gate_up = LinearSpec(
-        names=(f"{name}.gate_up_proj",),
-        outputs=(inner, inner),
-        inputs=hidden,
-        bias=True,
-        activation=None if spec.swiglu else spec.activation,
-        interleaved=(pairs,),
-        expert=expert,
-        role="expert",
-    )
-    down = LinearSpec(
-        names=(f"{name}.down_proj",), outputs=(hidden,), inputs=inner, bias=True, expert=expert, role="expert"
-    )
-    gate = ClampedSwiglu(loader.kernels.operations, *spec.swiglu) if spec.swiglu else None
-    return DenseMlp(loader.linear(gate_up), loader.linear(down), gate)

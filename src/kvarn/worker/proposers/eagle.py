@@ -190,7 +190,7 @@ class EagleProposer:
         times: list[float] = []
         for _ in range(8):
             began = SYSTEM_CLOCK.now()
-            hidden = self._head.forward(self._head.nothing(), token, batch, self._cache)
+            hidden = self._head.forward(self._head.zero_hidden(), token, batch, self._cache)
             self._head.guess(hidden)
             times.append(SYSTEM_CLOCK.now() - began)
         self._times.observe(1, min(times))
