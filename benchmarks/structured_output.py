@@ -38,7 +38,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.sampler import sample
+from kvarn.worker.sampler import Sampler
 from kvarn.worker.slots import SlotTable
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
@@ -121,7 +121,7 @@ def measure_masks(vocab_size: int, rows: int, rounds: int, console: Console) -> 
     kernels, slots = kernels_for(), SlotTable(rows, 1024, vocab_size)
     for slot in range(rows):
         slots.admit(NewSequence(slot, message.sampling, slot, [1], []))
-    logits = torch.randn(rows, vocab_size)
+    logits, sampler = torch.randn(rows, vocab_size), Sampler(slots, kernels)
     for count in (1, rows):
         own = [_ready(masks, message) for _ in range(count)]
         places = [0]
@@ -143,8 +143,8 @@ def measure_masks(vocab_size: int, rows: int, rounds: int, console: Console) -> 
         wait = microseconds(plan, rounds, restart)
         held = [bytes(each) for each in plan()]
         index, masked = np.arange(count), dict(enumerate(held))
-        free = microseconds(lambda: sample(logits[:count].clone(), index, slots, kernels), rounds)  # noqa: B023
-        kept = microseconds(lambda: sample(logits[:count].clone(), index, slots, kernels, masked), rounds)  # noqa: B023
+        free = microseconds(lambda: sampler.sample(logits[:count].clone(), index), rounds)  # noqa: B023
+        kept = microseconds(lambda: sampler.sample(logits[:count].clone(), index, masked), rounds)  # noqa: B023
         console.print(
             f"masks: {count:3} rows  wait {wait:7.0f} us  apply {kept - free:7.0f} us  (sampler {free:.0f} us)"
         )

@@ -44,7 +44,7 @@ class Engine:
             max_context_length=length,
             fill_up=True,
         )
-        self.executor.graphs.enabled &= graphs
+        self.executor.runner.graphs.enabled &= graphs
         config = EngineConfig(max_num_seqs=batch, token_budget=TOKEN_BUDGET, tpot_target_ms=1e9, prefix_cache=False)
         self.core = EngineCore(EngineParts(self.executor, config), time.monotonic)
         self._vocabulary = model.spec.vocab_size
@@ -95,16 +95,16 @@ def engine_speed(session: Session) -> dict[str, Any]:
                 engine = Engine(session, model, graphs=graphs)
                 engine.executor.compile_ahead(TOKEN_BUDGET, THREADS)
                 batch_speed(session, engine, 1)  # compiles and captures
-                outside, before = driver_bytes(session), engine.executor.graphs.num_captured
-                engine.executor.checks_allocations = True
+                outside, before = driver_bytes(session), engine.executor.runner.graphs.num_captured
+                engine.executor.runner.checks_allocations = True
                 batch_speed(session, engine, 1)
-                engine.executor.checks_allocations = False
+                engine.executor.runner.checks_allocations = False
                 for batch in session.batches[:: 1 if quantization is None else 2] if graphs else session.batches[:1]:
                     speed = batch_speed(session, engine, batch)
                     speed["of_floor"] = floor_ms(session, model.costs, batch) / speed["step_ms"]
                     entry[f"{batch}{'' if graphs else ' without graphs'}"] = speed
                     session.note("engine", found)
-                if captured := engine.executor.graphs.num_captured - before:
+                if captured := engine.executor.runner.graphs.num_captured - before:
                     entry["captured"] = captured
                     entry["driver_bytes_a_graph"] = (driver_bytes(session) - outside) / captured
                 engine.executor.shutdown()

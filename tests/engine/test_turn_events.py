@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -154,3 +155,21 @@ def test_phases_of_a_request_with_several_choices_sum_to_its_time(make_world):
     world.run()
     world.assert_answered("a")
     world.assert_answered("b")
+
+
+def test_phases_sum_to_the_time_of_a_request_however_long_steps_take(make_world):
+    rng = random.Random(1)
+    world = make_world(max_num_seqs=3, num_blocks=16, token_budget=24)
+    execute = world.executor.execute
+
+    def take_a_while(plan):
+        world.now += rng.random() / 7
+        return execute(plan)
+
+    world.executor.execute = take_a_while
+    for number in range(30):
+        world.submit(f"r{number}", rng.randrange(1, 60), max_tokens=rng.randrange(20), n=rng.choice([1, 1, 2]))
+        world.step(seconds=rng.random() / 3)
+    world.run()
+    for number in range(30):
+        world.assert_answered(f"r{number}")

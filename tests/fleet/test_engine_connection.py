@@ -60,10 +60,10 @@ async def test_an_engine_hears_again_its_last_order_and_which_gateway_processes_
         return [heard[start + 1 : end] for start, end in pairwise(starts)]
 
     try:
-        run.order(Activate())
+        run.send(Activate())
         for gateway in range(100):
             run.forget_gateway(gateway)
-        run.order(Drain())
+        run.send(Drain())
         await until(lambda: len(repeated()) > 0 and Drain() in repeated()[-1], "it is told again")
         assert repeated()[-1] == [Leave(gateways=list(range(100))), Drain()]
     finally:
@@ -81,7 +81,7 @@ async def test_an_engine_that_waits_is_watched_for_silence_until_it_shall_load_a
     engine, context = SilentEngine(), zmq.Context()
     start_timeout_s = 2.0 if activated else 60.0
     times = ReplicaConfig(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.2, start_timeout_s=start_timeout_s)
-    run = EngineRun(engine, times, lambda message: run.order(Activate()) if activated else None)
+    run = EngineRun(engine, times, lambda message: run.send(Activate()) if activated else None)
     outbox = Outbox(context, engine.supervisor, 0, outbox_keys(engine.endpoint.keys))
     try:
         outbox.send(waiting)

@@ -26,7 +26,7 @@ from kvarn.fleet.placement.packing import (
 )
 from kvarn.fleet.placement.places import Places
 from kvarn.kernels import dispatch
-from kvarn.replica.server.ranks.processes import layout_of
+from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 

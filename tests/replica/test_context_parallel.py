@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ import transformers
 pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
 
 import kvarn
-from kvarn.config.schema import ModelConfig
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.ranks.collectives import RankLayout
 from profiles import effort, thorough
 from rank_services import Answers, build, requests, run
 
@@ -94,23 +91,3 @@ def test_a_very_long_prompt(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
     ((tokens, logprobs, _),) = answers[0].values()
     assert len(tokens) == len(logprobs) == 4
-
-
-def test_every_rank_has_its_place() -> None:
-    layout = RankLayout(tensor_parallel_size=2, pipeline_parallel_size=2, prefill_context_parallel_size=3)
-    assert layout.world_size == 12
-    places = {(layout.stage(rank), layout.context(rank), layout.shard(rank)) for rank in range(12)}
-    assert len(places) == 12
-    assert (layout.stage(0), layout.context(0), layout.shard(0)) == (1, 0, 0)
-    for rank in range(12):
-        for peer in layout.peers(rank):
-            assert (layout.stage(peer), layout.context(peer)) == (layout.stage(rank), layout.context(rank))
-        assert [layout.context(peer) for peer in layout.context_peers(rank)] == [0, 1, 2]
-        for peer in layout.context_peers(rank):
-            assert (layout.stage(peer), layout.shard(peer)) == (layout.stage(rank), layout.shard(rank))
-
-
-def test_ranks_that_share_prompts_follow_no_eagle_head() -> None:
-    settings: dict[str, Any] = {"prefill_context_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}
-    with pytest.raises(ValueError, match="cannot have an EAGLE-3 head"):
-        ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", **settings})

@@ -38,7 +38,7 @@ def test_each_pair_gets_the_logit_of_its_label(tmp_path: Path) -> None:
     assert found == pytest.approx(want, abs=1e-5)
 
 
-def test_it_is_no_embedding_model(tmp_path: Path) -> None:
+def test_a_cross_encoder_is_refused_as_an_embedding_model(tmp_path: Path) -> None:
     make_encoder("XLMRoberta", tmp_path, head="ForSequenceClassification", num_labels=1)
     with pytest.raises(KindMismatchError, match="'score'"):
         build_service(spec(tmp_path, kind="embed"), lambda stage, fraction: None)

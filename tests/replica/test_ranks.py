@@ -109,7 +109,7 @@ def test_adapters_are_divided_among_ranks() -> None:
     ],
     ids=str,
 )
-def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, settings: dict[str, Any]) -> None:
+def test_expert_parallel_ranks_give_the_same_answers(experts: Path, settings: dict[str, Any]) -> None:
     messages = requests(range(3, 199), 40, with_grammars=False)
     alone = build(experts, tensor_parallel_invariant=True)
     expected = run(alone, messages)
@@ -120,7 +120,7 @@ def test_answers_of_experts_are_the_same_whoever_holds_them(experts: Path, setti
 
 
 @pytest.mark.parametrize("family", [thorough("deepseek-v3"), "qwen3-next"])
-def test_other_kinds_of_layers_are_divided_among_ranks_and_stages(family: str, tmp_path: Path) -> None:
+def test_latent_and_recurrent_layers_are_divided_among_ranks_and_stages(family: str, tmp_path: Path) -> None:
     """Latent attention; and recurrent states, which are all that the first of the two stages has."""
     make_decoder(family, tmp_path)
     messages = requests(range(3, 199), 30, with_grammars=False)
@@ -164,7 +164,7 @@ def test_hot_experts_are_held_by_several_after_the_next_start(experts: Path, tmp
     ],
     ids=str,
 )
-def test_a_model_that_cannot_be_divided_so_is_refused(experts: Path, settings: dict[str, Any], message: str) -> None:
+def test_sizes_that_do_not_divide_the_model_are_refused(experts: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ParallelError, StageError), match=message):
         build(experts, **settings)
 
@@ -177,11 +177,12 @@ def test_a_rank_that_ends_while_it_loads_ends_the_start(monkeypatch: pytest.Monk
         build(DEMO, tensor_parallel_size=2)
 
 
-def test_what_ranks_cannot_do_is_refused() -> None:
+def test_settings_that_ranks_do_not_support_are_refused() -> None:
     for settings, message in (
         ({"tensor_parallel_size": 3}, "must be 1, 2, 4 or 8"),
         ({"pipeline_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "an EAGLE-3 head"),
         ({"pipeline_parallel_size": 2, "adapters": [{"name": "a", "path": "b"}]}, "several stages"),
+        ({"prefill_context_parallel_size": 2, "speculation": {"method": "eagle3", "model": "x"}}, "an EAGLE-3 head"),
     ):
         with pytest.raises(ValueError, match=message):
             ModelConfig.model_validate({"name": "m", "path": "kvarn-demo", **settings})

@@ -10,12 +10,20 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, make_url, text
+from sqlalchemy import inspect, make_url, select, text
 
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
-from kvarn.store.models import Base
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.models import Base, Organization, VersionNumber
+from kvarn.store.repositories import deployments
+from kvarn.store.repositories.changes import deleted_organizations
+from kvarn.store.repositories.contents import read_content
+from kvarn.store.repositories.files import FileWriter, find_file, publish_file
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
+from new_tenants import create_organization
 
 
 def test_revisions_are_numbered_in_their_order_and_files_are_named_by_them() -> None:
@@ -85,3 +93,34 @@ async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"notes\.txt cannot be used: file is not a database"):
         await migrate.upgrade(store)
     await store.close()
+
+
+async def test_data_of_schema_0012_is_carried_over(store: Store) -> None:
+    owner = (await create_organization(store, "red")).owner
+    await ensure_default_organization(store)
+    async with audited_change(store, Actor("test", organization_id=DEFAULT_ORGANIZATION)) as change:
+        for path in ("one", "two", "three"):
+            await deployments.deploy(change, "gone", {"path": path})
+        await deployments.deploy(change, "kept", {"path": "one"})
+        await deployments.delete_deployment(change, "gone")
+        change.record("organization.deleted", DEFAULT_ORGANIZATION, "org-dead")
+    writer = FileWriter(store, owner)
+    await writer.write(b"x" * 1000)
+    file_id = await writer.finish()
+    async with store.transaction() as session:
+        await publish_file(session, file_id, filename="a", purpose="batch", now=1, expires_at=None)
+    await migrate.downgrade(store, "0012")
+    async with store.migrating() as connection:
+        owned = {"id": owner.organization_id}
+        await connection.execute(text("UPDATE organizations SET stored_bytes = 5000 WHERE id = :id"), owned)
+    await migrate.upgrade(store)
+    async with store.reading() as session:
+        numbers = {row.model: row.last_version for row in await session.scalars(select(VersionNumber))}
+        organization = await session.get_one(Organization, owner.organization_id)
+        assert await deleted_organizations(session) == ["org-dead"]
+    assert numbers == {"gone": 3, "kept": 1}
+    assert (organization.file_bytes, organization.stored_bytes) == (2024, 5000)
+    file = await find_file(store, owner, file_id)
+    assert b"".join([chunk async for chunk in read_content(store, file)]) == b"x" * 1000
+    async with audited_change(store, Actor("test")) as change:
+        assert (await deployments.deploy(change, "gone", {"path": "four"})).version == 4

@@ -211,16 +211,21 @@ async def test_a_rollout_is_written_only_when_it_has_changed(store: Store) -> No
     assert not await rollouts.save(row.rollout, 1e6)
 
 
-async def test_rollouts_between_served_models_of_earlier_versions_are_ended_with_a_reason(
+async def test_stored_rollouts_of_earlier_versions_go_on_and_those_between_served_models_end_with_a_reason(
     store: Store, clock: Time, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = msgspec.to_builtins(Rollout.start("chat", (1, 2), SETTINGS, clock.now))
     old |= {"stable": "chat", "candidate": "small", "versions": None, "stable_promoted": False}
     async with store.transaction() as session:
         await save_rollout(session, "chat", old, int(clock.now))
+    kept = msgspec.to_builtins(Rollout.start("small", (1, 2), SETTINGS, clock.now))
+    kept |= {"stable": "small@1", "candidate": "small@2", "stable_promoted": False}
+    async with store.transaction() as session:
+        await save_rollout(session, "small", kept, int(clock.now), candidate=(2, 0.01))
     leader = process(store, clock, tmp_path, may_lead=True)
     await leader.update()
-    assert leader.rollouts == {} and "kvarn deploy --canary" in caplog.text
+    assert [each.candidate for each in leader.rollouts.values()] == ["small@2"]
+    assert "kvarn deploy --canary" in caplog.text
     async with store.reading() as session:
-        assert not await list_rollouts(session)
+        assert [row.model for row in await list_rollouts(session)] == ["small"]
     assert (await begin(leader, "chat")).candidate == "chat@2"

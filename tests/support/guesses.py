@@ -38,3 +38,25 @@ class FreeProposer:
 
     def forget_tenant(self, tenant: str) -> None:
         """As `Proposer` says."""
+
+
+class KnownAnswers(FreeProposer):
+    """Proposes the tokens of answers given before, every so many of them wrong.
+
+    Args:
+        answers: Tokens by request and choice.
+        length: Most tokens of a guess.
+        wrong: One token in so many is another than in the answer.
+    """
+
+    def __init__(self, answers: dict[tuple[str, int], list[int]], length: int, wrong: int) -> None:
+        super().__init__()
+        self._answers = answers
+        self._length = length
+        self._wrong = wrong
+
+    def guess(self, sequence: Sequence, limit: int) -> list[int]:
+        tokens = self._answers[sequence.request.request_id, sequence.index]
+        first = sequence.num_tokens - sequence.num_prompt
+        known = enumerate(tokens[first : first + min(limit, self._length)], start=first)
+        return [max(0, token - 1) if place % self._wrong == self._wrong - 1 else token for place, token in known]

@@ -1,6 +1,8 @@
-"""Layers of the compiled kernels as tests make them, and keys and values read back from their caches."""
+"""Weights and layers of the compiled kernels as tests make them, and keys and values read back from their caches."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -24,6 +26,39 @@ def pack_linear(
 ) -> CpuLinear:
     """A layer on a weight, or on plain numbers."""
     return CpuLinear(backend, pack(Weight(weight) if isinstance(weight, torch.Tensor) else weight, bias, activation))
+
+
+def random_weight(out: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(out, in_features) / in_features**0.5).to(dtype)
+
+
+def int8_weight(out: int, in_features: int) -> Weight:
+    values = torch.randint(-127, 128, (out, in_features), dtype=torch.int8)
+    return Weight(values, torch.rand(out) * 0.02 + 1e-3)
+
+
+def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = False) -> Weight:
+    groups = -(-in_features // group)
+    zeros = torch.randint(0, 17, (out, groups), dtype=torch.uint8) if has_zeros else None
+    values = torch.randint(0, 16, (out, in_features), dtype=torch.uint8)
+    return Weight(values, (torch.rand(out, groups) * 0.02 + 1e-3).half(), zeros, group)
+
+
+def sub_scaled_weight(out: int, in_features: int, group: int = 128) -> Weight:
+    sub_scales = torch.randint(-15, 16, (out, -(-in_features // 32)), dtype=torch.int8)
+    return replace(int4_weight(out, in_features, group), sub_scales=sub_scales)
+
+
+def poison_freed_memory(size: int) -> None:
+    """Fill memory that the next allocations will get, so that what a kernel fails to write is seen."""
+    del [torch.full((size,), float("nan")) for _ in range(4)][:]
+
+
+def in_rows_of_nan(x: torch.Tensor) -> torch.Tensor:
+    """x with NaN on both sides of every row: nothing beyond a row may be read into a sum."""
+    around = torch.full((x.shape[0], x.shape[1] + 14), float("nan"))
+    around[:, 7:-7] = x
+    return around[:, 7:-7]
 
 
 def read_kv(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import count
@@ -16,11 +16,12 @@ import torch
 import kvarn
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore, EngineParts
-from kvarn.engine.plan import KVConnector, NewSequence, StepPlan, StepResult
+from kvarn.engine.plan import KVConnector, NewSequence
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.slots import SlotTable
@@ -149,27 +150,6 @@ class Answer:
         self.cached_tokens = 0
 
 
-class LateExecutor:
-    """Runs a plan of the real executor when its result is collected: after the next one was planned."""
-
-    max_in_flight = 2
-
-    def __init__(self, inner: InProcessExecutor) -> None:
-        self._inner = inner
-        self._plans: deque[StepPlan] = deque()
-        self.num_blocks = inner.num_blocks
-        self.max_context_length = inner.max_context_length
-
-    def submit(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
-
-    def collect(self) -> StepResult:
-        return self._inner.execute(self._plans.popleft())
-
-    def shutdown(self) -> None:
-        self._inner.shutdown()
-
-
 class Stack:
     """A real engine over a real executor, driven to the end of its requests."""
 
@@ -190,6 +170,8 @@ class Stack:
         **engine: Any,
     ) -> None:
         snapshots = num_snapshots if model.spec.has_states else None
+        if plans_ahead:
+            executor_type = AsyncExecutor
         executor = executor_type(
             model,
             num_blocks=num_blocks,
@@ -200,7 +182,7 @@ class Stack:
         )
         for name, adapter in (adapters or {}).items():
             executor.adapters.add(name, adapter.packed)
-        self.executor = LateExecutor(executor) if plans_ahead else executor
+        self.executor = executor
         config = EngineConfig(
             max_num_seqs=max_num_seqs, token_budget=token_budget, tpot_target_ms=1e9, prefix_cache=prefix_cache
         )

@@ -14,16 +14,17 @@ from kv_connectors import DictConnector
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, BlockUpdate, Row, StepPlan, StepResult
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.device.graphs import StepGraphs
 from kvarn.kernels.device.staging import Fetched, Staging
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.async_executor import AsyncExecutor
-from kvarn.worker.device_step import BatchShape, HostStep, StepArrays, step_arrays
 from kvarn.worker.errors import InvalidLogitsError
+from kvarn.worker.graph_runner import GraphRunner
 from kvarn.worker.slots import SlotTable
-from kvarn.worker.step_batch import flatten_rows
+from kvarn.worker.step_batch import StepBatch
 from repeating_recorder import RepeatingRecorder
 
 KINDS: list[dict[str, Any]] = [
@@ -91,8 +92,8 @@ def test_steps_that_move_blocks_are_run_ahead(stack: Any, tiny_model: Callable[[
     assert run.executor.planned_ahead > 5 and run.executor.waited == 0
 
 
-def test_no_field_of_a_batch_is_left_out() -> None:
-    """Whatever a step may have beside its tokens reaches the layers."""
+def test_every_field_of_a_batch_reaches_the_layers() -> None:
+    """Everything that a step has beside its tokens reaches the layers."""
 
     class Memory:
         captured_form = 7
@@ -100,12 +101,16 @@ def test_no_field_of_a_batch_is_left_out() -> None:
 
     slots = SlotTable(4, 64, 500)
     slots.occupied[:] = True
-    flat = flatten_rows([Row(2, 5, [9], [], True), Row(0, 2, [8, 7], [], True)], slots)
-    shape = BatchShape.of(flat, 3, Memory(), shares_prefix=True, largest=4)  # type: ignore[arg-type]
-    assert shape == BatchShape(size=4, width=64, shares_prefix=True, adapters=7)
-    arrays = step_arrays(flat, np.arange(3), shape, np.array([1, 2, 2]), state_saves=np.array([-1, 6, -1]))
-    step = HostStep(arrays, shape, Memory(), exchange=object(), is_recurrent=True)  # type: ignore[arg-type]
-    batch = step.batch(StepArrays(*map(torch.from_numpy, arrays)))
+    rows = [Row(2, 5, [9], [], True), Row(0, 2, [8, 7], [], True, num_proposals=1)]
+    step = StepBatch.of(rows, slots)
+    step.choose_logits(rows, slots)
+    step.adapter_memory, step.adapters = Memory(), np.array([1, 2, 2])  # type: ignore[assignment]
+    step.state_places, step.state_saves = step.row_slots, np.array([-1, 6, -1])
+    step.exchange, step.shares_prefix = None, True
+    step.fill_up(4)
+    assert step.key == (4, 64, True, 7)
+    step.exchange = object()  # type: ignore[assignment]
+    _, batch, _ = step.on_device([*map(torch.from_numpy, step.arrays)])
     for field in fields(batch):
         assert getattr(batch, field.name) is not field.default, field.name
     assert (batch.adapters, batch.query_starts.tolist()) == ([1, 2, 2, -1], [0, 1, 3, 4, 4])
@@ -113,28 +118,27 @@ def test_no_field_of_a_batch_is_left_out() -> None:
     assert states is not None and states.places.tolist() == [2, 0, -1, -1] and states.saves.tolist() == [-1, 6, -1, -1]
 
 
-class Addresses(AsyncExecutor):
-    """Notes where each step's inputs and caches are, by its shape."""
+def test_steps_of_a_shape_read_and_write_the_same_addresses(
+    stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may repeat a captured step."""
+    found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    launch = GraphRunner.launch
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    def noting(runner: GraphRunner, kind: str, step: StepBatch, others: Any, compute: Any) -> Any:
+        def noted(ids: torch.Tensor, batch: PagedBatch, rows: torch.Tensor, sent: list[torch.Tensor]) -> Any:
+            inputs = [ids, rows, *sent, batch.positions, batch.context_lens, batch.block_tables, batch.slot_mapping]
+            outputs = compute(ids, batch, rows, sent)
+            addresses = [each.data_ptr() for each in (*inputs, *runner.cache.keys, *runner.cache.values)]
+            found.setdefault((kind, *(each.shape for each in inputs)), []).append(tuple(addresses))
+            return outputs
 
-    def _compute_and_draw(self, step: Any, there: Any, places: Any, draws: Any) -> tuple[torch.Tensor, ...]:
-        tensors = (*there, *places, *(draws or ()))
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        own = (*tensors, self._drawn, *self._cache.keys, *self._cache.values)
-        self.found.setdefault(shapes, []).append(tuple(tensor.data_ptr() for tensor in own))
-        return super()._compute_and_draw(step, there, places, draws)
+        return launch(runner, kind, step, others, noted)
 
-
-def test_steps_of_a_shape_read_and_write_the_same_addresses(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
-    """So that a device may repeat a captured one."""
-    run = stack(tiny_model("llama"), executor_type=Addresses)
-    run.generate(requests(KINDS[:3]))
-    found = run.executor.found.values()
-    assert sum(len(steps) > 1 for steps in found) > 2
-    assert all(len(set(steps)) == 1 for steps in found)
+    monkeypatch.setattr(GraphRunner, "launch", noting)
+    stack(tiny_model("llama"), executor_type=AsyncExecutor).generate(requests(KINDS[:3]))
+    assert sum(len(steps) > 1 for steps in found.values()) > 2
+    assert all(len(set(steps)) == 1 for steps in found.values())
 
 
 class Capturing(AsyncExecutor):
@@ -142,7 +146,7 @@ class Capturing(AsyncExecutor):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, fill_up=True, **options)
-        self.graphs = StepGraphs(torch.device("cpu"), RepeatingRecorder())
+        self.runner.graphs = StepGraphs(torch.device("cpu"), RepeatingRecorder())
         self.warming: list[bool] = []
 
     def collect(self) -> StepResult:
@@ -151,7 +155,7 @@ class Capturing(AsyncExecutor):
         return result
 
 
-def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_time(
+def test_captured_steps_and_those_before_are_no_examples_of_a_steps_time(
     stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observed: list[float] = []
@@ -161,11 +165,11 @@ def test_a_step_that_was_captured_and_the_one_before_teach_nothing_of_a_steps_ti
     run.generate([Submit(request_id="r", prompt_token_ids=[5, 6, 7], sampling=sampling)])
     # A prompt, two steps as they are, one that is captured while the one before it runs, and more.
     assert run.executor.warming[:9] == [False, False, True, True, False, False, False, False, False]
-    assert run.executor.graphs.num_captures == 1
+    assert run.executor.runner.graphs.num_captures == 1
     assert len(observed) == run.executor.warming.count(False)
 
 
-def test_a_result_that_nobody_asked_for_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
+def test_collecting_without_a_submitted_plan_is_an_error(tiny_model: Callable[[str], Decoder]) -> None:
     executor = AsyncExecutor(tiny_model("llama"), num_blocks=40, max_num_seqs=4)
     with pytest.raises(ProtocolError, match="no plan was submitted"):
         executor.collect()

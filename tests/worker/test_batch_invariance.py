@@ -1,8 +1,7 @@
-"""R16 to the last bit, for every family: an answer's log-probabilities, and a text's vector, in any company.
+"""Bits of an answer's log-probabilities, and of a text's vector, do not depend on the batch, for every family.
 
-With the compiled kernels, on every instruction set this machine has; one family on every set there is, in all types.
-Sizes are odd on purpose: torch's vectorised functions round the numbers past the last whole register otherwise than
-the rest, and with sizes like those of real models there are none.
+The compiled kernels run on every instruction set of this machine; one family on every set there is, in all types. Sizes
+are odd on purpose: torch's vectorised functions round the numbers past the last whole register differently.
 """
 
 from __future__ import annotations
@@ -64,8 +63,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return make
 
 
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "n": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"temperature": 1.2, "top_p": 0.95, "presence_penalty": 0.7, "repetition_penalty": 1.1},
+    {"temperature": 0.9, "min_p": 0.02, "bad_words": [[5], [6, 7]]},
+    {"temperature": 1.0, "top_k": 40, "stop_token_ids": [1, 2, 3], "min_tokens": MAX_TOKENS},
+]
+
+
 def make_requests() -> list[Submit]:
-    """Greedy and sampled ones; every third with the log-probabilities of its prompt."""
+    """Requests of all kinds; every third with the log-probabilities of its prompt."""
     generator = torch.Generator().manual_seed(11)
     requests = []
     for index, length in enumerate([3, 61, 18, 34, 7, 49]):
@@ -73,9 +82,9 @@ def make_requests() -> list[Submit]:
         sampling = SamplingParams(
             seed=index,
             max_tokens=MAX_TOKENS,
-            temperature=float(index % 2),
             logprobs=3,
             prompt_logprobs=None if index % 3 else 1,
+            **KINDS[index],
         )
         requests.append(Submit(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
     return requests
@@ -87,7 +96,7 @@ def logprobs_of(answers: dict[tuple[str, int], Any]) -> Logprobs:
 
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize(("instruction_set", "weights"), WEIGHTS, ids=str)
-def test_log_probabilities_are_those_of_the_request_alone(
+def test_log_probabilities_are_batch_invariant_for_every_family(
     stack: Any,
     family: str,
     instruction_set: str,
@@ -104,7 +113,7 @@ def test_log_probabilities_are_those_of_the_request_alone(
     "weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
 )
 @pytest.mark.parametrize("instruction_set", [*USABLE, *emulated_instruction_sets()])
-def test_types_of_weights_and_caches_keep_this_on_every_instruction_set(
+def test_log_probabilities_are_batch_invariant_for_types_on_every_instruction_set(
     stack: Any,
     instruction_set: str,
     weights: dict[str, Any],
@@ -136,7 +145,7 @@ def check_company(stack: Any, model: Any) -> None:
     assert crowded.engine.stats().preemptions_total > 0
 
 
-def test_every_decoder_architecture_is_among_them() -> None:
+def test_every_decoder_architecture_is_tested() -> None:
     """Names as config.json has them; the text model of Gemma 3 is the only one whose class is named otherwise."""
     assert {f"{prefix.removesuffix('Text')}ForCausalLM" for prefix, _ in DECODERS.values()} == set(FAMILIES)
 
@@ -144,7 +153,7 @@ def test_every_decoder_architecture_is_among_them() -> None:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("instruction_set", [USABLE[0], *map(thorough, USABLE[1:])])
-def test_vectors_are_those_of_the_text_alone(
+def test_vectors_are_batch_invariant_for_every_encoder(
     family: str, instruction_set: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some texts are equally long: torch's attention, computed for such together by two threads, has other bits."""

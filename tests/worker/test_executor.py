@@ -283,7 +283,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_are_computed_together(
         return executor.execute(plan([row], [greedy(admission, 0, prompt, prompt_logprobs=3)])).rows[0].prompt_logprobs
 
     together = entries()
-    monkeypatch.setattr("kvarn.worker.executor.MOST_LOGITS", 7)
+    monkeypatch.setattr("kvarn.worker.model_runner.MAX_LOGITS", 7)
     assert entries() == together
     assert len(together) == 49
 
@@ -311,7 +311,7 @@ def test_broken_logits_of_a_prompt_are_an_error_that_names_the_slot(
         executor.execute(plan([row], [greedy(admission, 3, [1, 2, 3], prompt_logprobs=0)]))
 
 
-def test_the_context_is_the_models_unless_lowered(decoder: Any) -> None:
+def test_max_context_length_defaults_to_the_models(decoder: Any) -> None:
     assert InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1).max_context_length == 160
     lowered = InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1, max_context_length=50)
     assert (lowered.max_context_length, lowered.num_blocks) == (50, 4)

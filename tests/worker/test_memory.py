@@ -72,7 +72,7 @@ def test_the_default_grows_to_one_full_context_but_leaves_a_tenth_beside_the_wei
     [(8, 1.1, 4.4, False), (8, 2.3, 4.0, False), (16, 7.5, 5.6, False), (24, 14.9, 16, True), (24, 7.1, 48, True)],
     ids=["Qwen3-0.6B", "Llama-3.2-1B", "Qwen3-4B", "Llama-3.1-8B", "Phi-3-mini-128k"],
 )
-def test_a_trained_context_that_the_memory_cannot_hold_is_lowered_if_nobody_asked_for_it(
+def test_default_context_is_lowered_to_the_memory(
     spec: DecoderSpec, machine_gib: int, weights_gib: float, context_gib: float, lowered: bool
 ) -> None:
     """Weights and one trained context of well-known models in bfloat16."""
@@ -138,7 +138,7 @@ def test_engines_that_start_one_after_another_on_a_gpu_stay_within_their_shares_
         assert own + cache + GIB + 6144 > total * GIB * share or taken + 6144 > total * GIB
 
 
-def test_what_the_driver_holds_for_a_process_counts_as_its_own() -> None:
+def test_driver_memory_of_a_process_counts_as_its_own() -> None:
     alone = DeviceMemory.of(80 * GIB, 80 * GIB - 500_000_000, 0)
     assert (alone.own, alone.others) == (500_000_000, 0)
     beside = DeviceMemory.of(80 * GIB, 30 * GIB, 20 * GIB)
@@ -222,7 +222,7 @@ def test_a_large_model_with_states_starts_with_its_defaults(
     assert 41 * GIB + states + blocks <= 0.9 * machine_gib * GIB
 
 
-def test_sequences_that_were_asked_for_are_not_made_fewer(recurrent: DecoderSpec) -> None:
+def test_configured_max_num_seqs_is_not_lowered(recurrent: DecoderSpec) -> None:
     size = {"kv_cache_gib": 8, "max_context_length": 4096, "memory_bytes": 64 * GIB}
     lowered = plan_cache(recurrent, "bfloat16", max_num_seqs=256, may_lower_seqs=True, **size)
     assert lowered.max_num_seqs == (8 * GIB - 4096 * 24 * 1024) // 2 // recurrent.state_bytes

@@ -72,7 +72,7 @@ def test_steps_planned_ahead_change_no_token(stack: Any, model: Decoder) -> None
     assert ahead.engine.stats().cached_tokens_total > 0
 
 
-def test_a_plan_that_names_a_snapshot_that_is_not_there_is_refused(model: Decoder, admission: Any) -> None:
+def test_an_unknown_snapshot_in_a_plan_is_an_error(model: Decoder, admission: Any) -> None:
     executor = InProcessExecutor(model, num_blocks=4, max_num_seqs=2, num_snapshots=1)
     new = admission(0, prompt=[5, 6])
     for snapshot in (1, 7):
@@ -116,12 +116,14 @@ def _large(spec: DecoderSpec) -> DecoderSpec:
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_what_states_cannot_do_is_refused_by_name(model: Decoder, path: Path, settings: dict[str, Any]) -> None:
+def test_settings_that_recurrent_states_do_not_support_are_refused(
+    model: Decoder, path: Path, settings: dict[str, Any]
+) -> None:
     with pytest.raises(UnsupportedModelError, match=f"`{next(iter(settings))}`.*Leave it out"):
         check_recurrent(model, _replica(path, **settings).model_config)
 
 
-def test_it_is_served_without_a_word_of_configuration(path: Path) -> None:
+def test_a_recurrent_model_is_served_with_default_settings(path: Path) -> None:
     service = build_service(_replica(path), lambda *_: None)
     assert service.accept(request("r", 40)) is None
     while service.has_work():
@@ -131,7 +133,7 @@ def test_it_is_served_without_a_word_of_configuration(path: Path) -> None:
         service.step()
 
 
-def test_a_model_has_fewer_sequences_where_nobody_asked_for_so_many(
+def test_default_max_num_seqs_is_lowered_to_the_memory_for_states(
     path: Path, model: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -88,3 +88,16 @@ def test_answers_end_at_stop_tokens_at_max_tokens_and_at_the_context(
     assert stopped.finish_reason == FinishReason.STOP
     longest = ask([9] * 500, max_tokens=100)
     assert (len(longest.token_ids), longest.finish_reason) == (12, FinishReason.LENGTH)
+
+
+def test_a_choice_does_not_depend_on_the_choices_that_follow_it(
+    stack: Any, tiny_model: Callable[[str], Decoder]
+) -> None:
+    by_n = {}
+    for n in (1, 2, 4):
+        sampling = SamplingParams(seed=9, max_tokens=24, temperature=1.0, presence_penalty=0.3, n=n)
+        request = Submit(request_id="x", prompt_token_ids=random_prompts(2)[1], sampling=sampling)
+        answers = stack(tiny_model("llama")).generate([request])
+        by_n[n] = [answers["x", index].token_ids for index in range(n)]
+    assert by_n[4][:2] == by_n[2] and by_n[4][:1] == by_n[1]
+    assert len(set(map(tuple, by_n[4]))) == 4

@@ -210,7 +210,7 @@ def test_a_token_depends_on_its_request_alone(
     assert guesser.num_proposed > 100
 
 
-def test_what_is_forced_takes_few_steps(
+def test_forced_tokens_take_few_steps(
     stack: Any, tiny_model: Callable[[str], Decoder], vocabulary: Vocabulary, masks: GrammarMasks
 ) -> None:
     text = json.dumps({"a constant": ["that is", "quite long"]})
@@ -223,7 +223,7 @@ def test_what_is_forced_takes_few_steps(
     assert made.engine.stats().step <= 2 < 20 < len(answer.token_ids)
 
 
-def test_a_grammar_is_the_stronger_demand(
+def test_a_grammar_overrides_token_constraints(
     stack: Any, tiny_model: Callable[[str], Decoder], vocabulary: Vocabulary, masks: GrammarMasks
 ) -> None:
     """Beside allowed tokens, bad words and biases that leave none of its tokens, and `min_tokens` after its end."""

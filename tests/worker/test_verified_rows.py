@@ -175,7 +175,7 @@ def test_a_row_with_proposals_leaves_the_bits_of_decoding(tiny_model: Callable[[
             [result] = executor.execute(StepPlan(1, [], [], [], [row], masks=masks)).rows
             assert result.token_ids == output[start : start + length]
             entries += result.logprobs or []
-        cache = executor._cache  # the bits themselves have no other door
+        cache = executor.runner.cache
         written = [tensor[: (36 + 16) // 16].clone() for tensor in (*cache.keys, *cache.values)]
         found.append((entries, written))
     for entries, written in found[1:]:

@@ -34,7 +34,6 @@ async def start_batch(
     Raises:
         ApiError: The endpoint is not served, or not the key's to use; the input file cannot be used.
         StorageFullError: The organisation would store more than it may.
-        StoreAwayError: The database does not answer.
     """
     if request.endpoint not in ENDPOINTS:
         why = f"Invalid value for 'endpoint': batches are run for {', '.join(ENDPOINTS)}."

@@ -73,7 +73,6 @@ class BatchRun:
 
         Raises:
             LeaseLostError: Another gateway has it.
-            StoreAwayError: The database does not answer.
         """
         job = self.job
         if job.row.status == BatchStatus.VALIDATING:
@@ -197,9 +196,6 @@ async def _result_files(
 
     Yields:
         The fields of `publish_file` by the batch's column.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     owner = Owner(batch.organization_id, batch.project_id)
     # Not counted as long as the lines with the same answers count.

@@ -97,7 +97,6 @@ class BatchWorker(Worker[BatchJob]):
 
         Raises:
             LeaseLostError: Another gateway has it.
-            StoreAwayError: The database does not answer.
         """
         async with job.changing:
             job.row = await renew_lease(self._store, self.holder, job.id, self._config.lease_s)

@@ -1,4 +1,4 @@
-"""A request and its choices, as the scheduler sees them, and the queue in which these wait.
+"""A request and its choices, as the scheduler sees them.
 
 A `Request` is what a client sent; a `Sequence` is one of its `n` choices. There is no prefill phase and no decode
 phase: a sequence has `tokens` known and `num_computed_tokens` of them in the KV cache, and each step closes some of the
@@ -7,18 +7,15 @@ gap. A step that is submitted counts as computed at once; what it will draw coun
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
-from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.snapshots import SnapshotRecord
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
 from kvarn.engine.proposals.record import GuessRecord
 from kvarn.engine.tenants import TenantAccount
 from kvarn.engine.turn import TurnRecorder
-from kvarn.fairness.queue import FairQueue
 from kvarn.wire.block_names import PrefixScope
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
@@ -292,60 +289,3 @@ class Sequence:
         self.nodes = []
         self.pending_updates = []
         self.fetch.reset()
-
-
-class WaitingQueue(FairQueue[Sequence]):
-    """Sequences that wait for a slot, in fair order: new ones, siblings to be forked, and preempted ones.
-
-    `misses_target` says of the first of a request that did not begin yet whether it is too late for its target.
-    """
-
-    def __init__(self, ageing_s: float, misses_target: Callable[[Sequence, float], bool]) -> None:
-        super().__init__(ageing_s)
-        self._misses_target = misses_target
-        self._tokens_by_priority = Counter[int]()
-
-    def tokens_by_priority(self) -> dict[int, int]:
-        """Tokens to compute by priority, where the prefix cache holds none of them."""
-        return {priority: self._tokens_by_priority[priority] for priority in self.by_priority()}
-
-    def push(self, sequence: Sequence, *, new: bool = False) -> None:
-        """Add a sequence. `new` where it comes from a client, not back from running: a tenant that had nothing waiting
-        has saved up no credit."""
-        if new and sequence.account.name not in self._tenants:
-            self.lift(sequence.account)
-        super().push(sequence)
-        self._tokens_by_priority[sequence.priority] += sequence.num_tokens
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that waits."""
-        super().remove(sequence)
-        self._tokens_by_priority[sequence.priority] -= sequence.num_tokens
-
-    def is_late(self, sequence: Sequence, now: float) -> bool:
-        """See `FairQueue.is_late`. Where the first token is out, or about to be, nothing is late any more."""
-        request = sequence.request
-        if request.first_token_by_s is None or request.first_step_s is not None:
-            return False
-        request.is_late = request.is_late or self._misses_target(sequence, now)
-        return request.is_late
-
-    def check_integrity(self) -> None:
-        """Recount the waiting sequences. Raises `IntegrityError`."""
-        counted, tokens, late = Counter[int](), Counter[int](), 0
-        for name, tenant in self._tenants.items():
-            ordered = all(each == sorted(each, key=lambda entry: entry[:2]) for each in (tenant.entries, tenant.late))
-            if not ordered or not (tenant.entries or tenant.late):
-                raise IntegrityError(f"the waiting sequences of tenant {name!r} are missing or out of order")
-            late += len(tenant.late)
-            for *_, sequence in (*tenant.entries, *tenant.late):
-                counted[sequence.priority] += 1
-                tokens[sequence.priority] += sequence.num_tokens
-                if sequence.slot is not None or sequence.blocks:
-                    raise IntegrityError(f"{sequence.request.request_id} waits, but holds a slot or blocks")
-        if counted != self._by_priority:
-            raise IntegrityError(f"the queue counts {self._by_priority}, but holds {counted}")
-        if late != self.num_late:
-            raise IntegrityError(f"the queue counts {self.num_late} late sequences, but holds {late}")
-        if tokens != self._tokens_by_priority:
-            raise IntegrityError(f"the queue counts tokens {self._tokens_by_priority}, but holds {tokens}")

@@ -13,10 +13,11 @@ from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.pressure import MemoryReserve
 from kvarn.engine.plan import Row, RowResult, StepResult
 from kvarn.engine.proposals.speculation import Speculation
-from kvarn.engine.request import Request, Sequence, WaitingQueue
+from kvarn.engine.request import Request, Sequence
 from kvarn.engine.running import RunningSequences
 from kvarn.engine.step import SubmittedStep
 from kvarn.engine.tenants import TenantAccounts
+from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 

@@ -16,13 +16,14 @@ from kvarn.engine.memory.pressure import MemoryReserve, Preemption, RecomputePre
 from kvarn.engine.plan import BlockCopy, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.proposals.speculation import Speculation
-from kvarn.engine.request import Request, Sequence, WaitingQueue
+from kvarn.engine.request import Request, Sequence
 from kvarn.engine.results import SchedulerTotals, StepResults, StepUpdate
 from kvarn.engine.running import RunningSequences
 from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
+from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.observe.timeline import Phase
 from kvarn.shapes import BLOCK_SIZE
 

@@ -30,7 +30,6 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
 
     Raises:
         StoreError: The key cannot be made, or its file not written.
-        StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:  # most often there is one, and nothing need be written to know it
         if await has_admin_key(session, DEFAULT_ORGANIZATION, int(store.now())):
@@ -44,7 +43,7 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
         change.changed.add(DEFAULT_ORGANIZATION)
         # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)
-    _log.warning("an administrator's key was made: read it from the file, then delete the file", extra={"file": path})
+    _log.warning("created an administrator's key: read it from the file, then delete the file", extra={"file": path})
     return path
 
 

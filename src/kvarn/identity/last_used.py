@@ -34,10 +34,10 @@ class LastUsed:
                 async with self._store.transaction() as session:
                     await mark_used(session, marks)
             except StoreAwayError as error:
-                _log.debug("when keys were last used is not written yet: %s", error)
+                _log.debug("the last use of keys is not written yet: %s", error)
                 return
             except Exception:
-                _log.exception("when keys were last used could not be written")
+                _log.exception("writing the last use of keys failed; will retry")
                 continue
             for key_id, at in marks.items():
                 if self._used_at[key_id] == at:  # else it has been used meanwhile

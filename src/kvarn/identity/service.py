@@ -51,7 +51,6 @@ class Identity:
 
         Raises:
             StoreError: The key cannot be made, and nobody could use the server.
-            StoreAwayError: The database does not answer.
         """
         is_new = await ensure_default_organization(self._store)
         if not is_new and self._mode == "open":

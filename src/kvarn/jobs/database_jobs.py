@@ -56,10 +56,10 @@ def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
         await delete_erased_usage(store)
         deleted = {name: count for name, count in swept.deleted.items() if count}
         if deleted:
-            _log.info("deleted what had expired", extra=deleted)
+            _log.info("deleted expired objects", extra=deleted)
         for name, error in swept.failures.items():
             trace = None if isinstance(error, StoreAwayError) else error
-            _log.warning("the retention sweep left %s, and tries again: %s", name, error, exc_info=trace)
+            _log.warning("retention sweep of %s failed; will retry: %s", name, error, exc_info=trace)
         job.failed = bool(swept.failures)
 
     interval_s = config.sweep_interval_s

@@ -65,7 +65,7 @@ class Periodic:
                 _log.log(logging.DEBUG if away else logging.WARNING, "%s wait for the database: %s", self._what, error)
                 away = True
             except Exception:
-                _log.exception("%s failed and are tried again", self._what)
+                _log.exception("%s failed; will retry", self._what)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._woken.wait()

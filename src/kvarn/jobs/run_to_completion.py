@@ -24,5 +24,5 @@ async def run_to_completion(work: Awaitable[ResultT]) -> ResultT:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("work that its caller left has failed", exc_info=error)
+            _log.error("background work failed after its caller was cancelled", exc_info=error)
         raise

@@ -144,11 +144,7 @@ class Worker(ABC, Generic[JobT]):
         job.task.add_done_callback(lambda _: self._ended(job))
 
     async def poll(self) -> None:
-        """Renew leases, stop what was lost, and take jobs while there are places.
-
-        Raises:
-            StoreAwayError: The database does not answer.
-        """
+        """Renew leases, stop what was lost, and take jobs while there are places."""
         jobs = list(self.running.values())
         held = await self.renew(jobs)
         lost = [job for job in jobs if job.id not in held and job.id in self.running and not job.finishing]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvarn.shapes import BLOCK_SIZE
@@ -82,6 +84,26 @@ class PagedBatch:
     """None where the model has no recurrent states."""
     shares_prefix: bool = False
     """Each sequence has one query, and some begin with the same `SHARED_TOKENS`: kernels may read those once."""
+
+    @staticmethod
+    def of(
+        positions: npt.NDArray[np.int64],
+        query_starts: npt.NDArray[np.int64],
+        block_tables: npt.NDArray[np.int32],
+        device: torch.device,
+    ) -> PagedBatch:
+        """The batch of T tokens at `positions` of S sequences, whose blocks are in the tables of these."""
+        sequences = np.repeat(np.arange(len(block_tables)), np.diff(query_starts))
+        blocks = block_tables[sequences, positions // BLOCK_SIZE].astype(np.int64)
+        context_lens = positions[query_starts[1:] - 1] + 1
+        slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+        return PagedBatch(
+            positions=torch.from_numpy(positions).to(device),
+            query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
+            context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
+            block_tables=torch.from_numpy(block_tables).to(device),
+            slot_mapping=torch.from_numpy(slot_mapping).to(device),
+        )
 
 
 def whole_texts(lengths: torch.Tensor) -> tuple[PagedBatch, int]:

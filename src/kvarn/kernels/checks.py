@@ -34,13 +34,12 @@ def check_logits(logits: torch.Tensor) -> tuple[int, int]:
 
 
 def mask_words(logits: torch.Tensor, masks: Mapping[int, bytes | memoryview]) -> list[npt.NDArray[np.int32]]:
-    """The words of each mask, as many as the vocabulary takes."""
+    """The words of each mask, at least as many as the vocabulary takes."""
     rows, vocab_size = check_logits(logits)
-    num_bytes = -(-vocab_size // 32) * 4
-    found = [np.frombuffer(mask, dtype=np.uint8) for mask in masks.values()]
-    if masks and (min(masks) < 0 or max(masks) >= rows or min(map(len, found)) < num_bytes):
+    found = [np.frombuffer(mask, dtype=np.int32) for mask in masks.values()]
+    if masks and (min(masks) < 0 or max(masks) >= rows or min(map(len, found)) < -(-vocab_size // 32)):
         raise KernelInputError(f"masks of rows {sorted(masks)} do not fit logits [{rows}, {vocab_size}]")
-    return [each[:num_bytes].view(np.int32) for each in found]
+    return found
 
 
 def check_draw(rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors) -> None:

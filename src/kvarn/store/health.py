@@ -60,7 +60,7 @@ class StoreHealth:
                 self._full_at = self._clock()
             if not self._refuses_writes:
                 self._refuses_writes = True
-                _log.warning("%s; it is read, and what cannot wait is refused", error)
+                _log.warning("%s; reads go on, writes are refused", error)
             raise
         except StoreBusyError:
             self._is_away = False

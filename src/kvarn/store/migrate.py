@@ -27,7 +27,6 @@ async def upgrade(store: Store, revision: str = "head") -> None:
 
     Raises:
         StoreError: There is no such revision, or the database is at one that this Kvarn does not know.
-        StoreAwayError: The database does not answer.
     """
     found, newest = await _found(store), head()
     if found is not None and found > newest:
@@ -52,7 +51,6 @@ async def check(store: Store) -> None:
 
     Raises:
         StoreError: It is older or newer; the message says what to do.
-        StoreAwayError: The database does not answer.
     """
     found, newest = await _found(store), head()
     if found != newest:

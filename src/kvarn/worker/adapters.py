@@ -13,18 +13,20 @@ from kvarn.worker.errors import PlanError
 
 
 class AdapterPool:
-    """See `kvarn.engine.memory.adapters.AdapterStore`. Used by the engine's thread; another one copies into blocks.
+    """Implements the engine's `AdapterStore`; used by the engine's thread, while another copies into blocks.
 
     Args:
-        make_memory: Makes what writes adapters into blocks, when the first adapter comes.
+        make_memory: Makes the memory of adapters in blocks, when the first adapter comes.
     """
 
     def __init__(self, make_memory: Callable[[], AdapterMemory]) -> None:
         self._make_memory = make_memory
         self.on_change: Callable[[str, bool], None] = lambda adapter, held: None
-        """Called with each adapter that is held from now on, or no more."""
+        """Called with an adapter, and True when it is added, False when it is forgotten."""
         self._held: dict[str, PackedAdapter] = {}
         self._indices: dict[str, int] = {}
+        self.indices: Mapping[str, int] = MappingProxyType(self._indices)
+        """Index of each adapter that can be computed with now, by digest; changes as they come and go."""
         self._loads: list[tuple[AdapterLoad, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load-adapters")
 
@@ -34,22 +36,17 @@ class AdapterPool:
         return self._make_memory()
 
     @property
-    def indices(self) -> Mapping[str, int]:
-        """Index of each adapter that can be computed with now, by digest; changes as they come and go."""
-        return MappingProxyType(self._indices)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of host memory that are held."""
         return sum(adapter.nbytes for adapter in self._held.values())
 
     def add(self, adapter: str, packed: PackedAdapter) -> None:
-        """Hold an adapter: plans may load it from now on."""
+        """Hold an adapter in host memory, from which plans load it."""
         self._held[adapter] = packed
         self.on_change(adapter, True)
 
     def has(self, adapter: str) -> bool:
-        """Whether it is held."""
+        """Whether the host holds an adapter."""
         return adapter in self._held
 
     def blocks_for(self, packed: PackedAdapter) -> int:
@@ -61,7 +58,7 @@ class AdapterPool:
         return self.memory.num_blocks(self._held[adapter])
 
     def begin(self, load: AdapterLoad) -> None:
-        """Start to copy an adapter into its blocks, which are nobody else's by now."""
+        """Start to copy an adapter into its blocks."""
         if load.adapter not in self._held:
             raise PlanError(f"the plan loads adapter {load.adapter!r}, which is not held: add it first")
         future = self._thread.submit(self.memory.write, self._held[load.adapter], load.blocks)
@@ -90,11 +87,11 @@ class AdapterPool:
         self.drain_loaded()
 
     def drop(self, adapter: str) -> None:
-        """Its blocks are others' now."""
+        """Stop computing with an adapter whose blocks were given away."""
         self._indices.pop(adapter, None)
 
     def forget(self, adapter: str) -> None:
-        """Let go of the host's copy."""
+        """Free the host's copy."""
         del self._held[adapter]
         self.on_change(adapter, False)
 

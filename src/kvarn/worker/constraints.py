@@ -1,4 +1,4 @@
-"""What a request demands of its logits before temperature: masks, biases and penalties.
+"""Changes of logits before temperature: masks, biases and penalties.
 
 Only slots that use such a feature have a `TokenConstraints`; all others cost nothing. Every change is elementwise and
 touches the slot's own row, so rows stay independent of each other.
@@ -23,8 +23,8 @@ Bits = npt.NDArray[np.bool_]
 _NONE: Ids = np.empty(0, dtype=np.int64)
 
 _STRONGEST = 1e15
-"""Stands for any bias or penalty beyond it (and its inverse for any repetition penalty below that): so far from all
-logits that nothing changes, and so far from float32's limits that logits stay finite whatever a request demands."""
+"""Limit of biases and penalties (its inverse is that of repetition penalties): far beyond all logits, and far within
+float32, so that logits stay finite for every request."""
 
 
 def needs_constraints(sampling: SamplingParams) -> bool:
@@ -99,7 +99,7 @@ class BadWords:
         self._trim()
 
     def add(self, token: int) -> None:
-        """The sequence grew by one token."""
+        """Append a token of the output."""
         self._tail.append(token)
         self._trim()
 
@@ -139,7 +139,7 @@ class TokenConstraints:
             self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1.0 else (), output)
 
     def add(self, token: int) -> None:
-        """A token was drawn."""
+        """Append a drawn token."""
         self.num_output += 1
         if self._bad_words is not None:
             self._bad_words.add(token)
@@ -181,7 +181,7 @@ def _within(tokens: Iterable[int], vocab_size: int) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedRow:
-    """A row of the logits and what applies to it."""
+    """A row of the logits and its constraints."""
 
     row: int
     constraints: TokenConstraints

@@ -1,4 +1,4 @@
-"""What can go wrong in the worker, each with what to do about it."""
+"""Errors of the worker."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ class WorkerError(Exception):
 
 
 class CacheTooSmallError(WorkerError):
-    """The KV cache does not hold even one sequence of the longest length."""
+    """KV cache too small for one sequence of the longest length."""
 
 
 class CacheTooLargeError(WorkerError):
-    """The KV cache asked for does not fit into the machine's memory."""
+    """KV cache larger than the machine's memory."""
 
 
 class ContextTooLongError(WorkerError):
-    """A context longer than the model was trained for was asked for."""
+    """Context longer than the model was trained for."""
 
 
 class PlanError(WorkerError):
-    """A plan contradicts the executor's state: a fault of the scheduler, never of a request."""
+    """Plan that contradicts the executor's state: a fault of the scheduler, never of a request."""
 
 
 class InvalidLogitsError(WorkerError):
-    """The model gave logits that are no numbers for a slot."""
+    """Logits of a slot are not finite."""
 
     def __init__(self, slot: int) -> None:
         super().__init__(
@@ -35,14 +35,14 @@ class InvalidLogitsError(WorkerError):
 
 
 class ReplayAllocationError(WorkerError):
-    """A repeated step has taken memory of the device, which it shall never do."""
+    """Repeated step that allocated memory of the device, which is a bug."""
 
     def __init__(self, step: str) -> None:
         super().__init__(f"the repeated step {step} has allocated memory of the device")
 
 
 class InvalidSamplingError(WorkerError):
-    """The sampling parameters of a slot cannot be met by this model."""
+    """Sampling parameters that this model cannot meet."""
 
     def __init__(self, slot: int, reason: str) -> None:
         super().__init__(f"slot {slot}: {reason}")

@@ -13,9 +13,7 @@ from kvarn.kernels.device.memory import is_host_memory
 
 
 def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
-    """Copy whole blocks in every layer: all sources are read before any target is written."""
-    if not copies:
-        return
+    """Copy whole blocks, at least one, in every layer: all sources are read before any target is written."""
     sources, targets = torch.tensor([[copy.source, copy.target] for copy in copies], device=cache.keys[0].device).T
     for tensor in (*cache.keys, *cache.values):
         tensor.index_copy_(0, targets, tensor.index_select(0, sources))
@@ -27,7 +25,7 @@ def block_bytes(cache: KVCache) -> int:
 
 
 class BlockMemory(Protocol):
-    """What of a `KVConnector` moves the contents of blocks."""
+    """Part of a `KVConnector` that moves the contents of blocks."""
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""

@@ -10,7 +10,7 @@ import torch
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 
 _POSITIONS_AT_ONCE = 64
-"""Positions looked at together: masks and copies of so many rows of a large vocabulary take tens of megabytes."""
+"""Positions computed together: their masks and copies take tens of megabytes for a large vocabulary."""
 
 
 def position_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]) -> list[PositionLogprobs]:

@@ -1,4 +1,4 @@
-"""How many KV blocks a model gets, from the memory this process may use."""
+"""Size of the KV cache, planned from the memory this process may use."""
 
 from __future__ import annotations
 
@@ -12,63 +12,60 @@ from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 
 _DEFAULT_SHARE = 10
-"""By default the cache takes one part in this many of the machine's memory."""
+"""Default size of the cache: one part in this many of the machine's memory."""
 _LARGEST_DEFAULT_SHARE = 3
-"""It may take up to one part in this many where one long context, or recurrent states, need it; more only where one
-sequence needs more."""
+"""Limit where one long context, or recurrent states, need more than the default."""
 _SPARE_SHARE = 10
-"""And then leaves, beside the weights, one part in this many of the memory to all else."""
+"""Part of the memory left free, beside the weights, where a single sequence needs more than that limit."""
 _STATE_SHARE = 2
-"""Where `max_num_seqs` is not set, recurrent states of running sequences take one part in this many of what one full
-context leaves."""
+"""Part of what one full context leaves for recurrent states of running sequences, unless `max_num_seqs` is set."""
 _SNAPSHOT_SHARE = 4
-"""Snapshots of recurrent states take one part in this many of what running sequences' states and one full context
-leave."""
+"""Part of what those states and one full context leave for snapshots of states."""
 _SNAPSHOTS_PER_SEQUENCE = 4
-"""But no more than so many for each sequence that may run."""
+"""Most snapshots for each sequence that may run."""
 _ACTIVATION_BYTES = 16
-"""Of each number that a layer makes of a token: in float32, with the copies that live at once."""
+"""Bytes of an activation: float32, with the copies that live at once."""
 _LOGIT_BYTES = 8
-"""Of each logit: as the product gives it and in float32, and what is made of it to draw from."""
+"""Bytes of a logit, with the copies that live at once."""
 _FIXED_BYTES = GIB // 2
 """Scratch memory of kernels (for segments of attention, twice: captured steps have memory of their own)."""
 _LAUNCHES = 10
 """Kernels of a layer, at most about."""
 _LAUNCH_BYTES = 32 * 1024
-"""What the driver keeps for a kernel of a captured step; not measured yet."""
+"""Driver memory for a kernel of a captured step; an estimate."""
 
 
 class CachePlan(NamedTuple):
-    """What the memory for the KV cache is divided into."""
+    """Division of the memory for the KV cache."""
 
     num_blocks: int
     max_num_seqs: int
-    """Sequences that may run at once: as many as asked for, or fewer where that may be."""
+    """Sequences that may run at once: as configured, or fewer where that is allowed."""
     num_snapshots: int
     """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
     max_context_length: int
-    """Tokens of the longest sequence: as many as asked for, or fewer where that may be."""
+    """Tokens of the longest sequence: as configured, or fewer where that is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuBudget:
-    """What the ranks of an engine may take of their GPUs, the weights loaded."""
+    """Memory that the ranks of an engine may take of their GPUs, once the weights are loaded."""
 
     memory: DeviceMemory
-    """Of the GPU that has the least for it."""
+    """Memory of the GPU with the least room."""
     share: float
-    """Of a GPU's whole memory that a rank takes."""
+    """Share of a GPU's whole memory that a rank takes."""
     ranks: int
     step_bytes: int
-    """What a step needs beside weights and KV cache."""
+    """Bytes of a step beside weights and KV cache."""
 
     @property
     def cache_bytes(self) -> int:
-        """What is left for the KV cache, of all ranks."""
+        """Bytes left for the KV cache, on all ranks together."""
         return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
 
     def __str__(self) -> str:
-        """Where the memory goes."""
+        """Use of the memory, for messages."""
         memory = self.memory
         return (
             f"of {self.share:g} of a GPU's {memory.total / GIB:.1f} GiB (gpu_memory_utilization) the weights take "
@@ -78,7 +75,7 @@ class GpuBudget:
 
 
 def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
-    """What the largest step needs beside weights and KV cache, estimated on the large side.
+    """Bytes of the largest step beside weights and KV cache, estimated on the large side.
 
     Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
     `max_num_seqs` rows, or of `logits_rows` where guesses are verified, and what is drawn from; captured steps.
@@ -90,7 +87,7 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
 
 
 def captured_bytes(spec: DecoderSpec, tokens: int) -> int:
-    """What the graphs of captured steps of up to so many tokens share: activations, and logits of each token."""
+    """Bytes that the graphs of captured steps of up to `tokens` tokens share: activations, and logits of each token."""
     return tokens * (spec.activations * _ACTIVATION_BYTES + spec.vocab_size * _LOGIT_BYTES)
 
 
@@ -111,20 +108,20 @@ def plan_cache(
     """The sizes of the KV cache, and of the recurrent states beside it: one budget for both.
 
     Args:
-        spec: Of the decoder.
-        dtype: Of keys and values.
+        spec: Shape of the decoder.
+        dtype: Type of keys and values.
         kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
             and recurrent states need, up to a third of the machine's, or, where one full context needs more, what
             weights leave but for a tenth; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full contexts
             need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
-        may_lower_seqs: Nobody asked for `max_num_seqs`: plan fewer where the recurrent states of so many do not fit.
-        may_lower_context: Nobody asked for `max_context_length`: plan a shorter one, of whole blocks, where one so long
-            does not fit into the default share of the machine's memory.
-        weight_bytes: What the loaded weights take of the machine's memory.
+        may_lower_seqs: `max_num_seqs` is a default: plan fewer if the recurrent states of all do not fit.
+        may_lower_context: `max_context_length` is a default: plan a shorter one, of whole blocks, if it does not fit
+            into the default share of the machine's memory.
+        weight_bytes: Bytes of the machine's memory that the loaded weights take.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
-        gpu: Where keys and values lie on GPUs; None: in the machine's memory.
+        gpu: Budget on GPUs; None: keys and values are in the machine's memory.
         copies: Ranks that hold the same key/value head, all in this memory.
 
     Raises:
@@ -179,7 +176,7 @@ def _what_states_take(states: int, max_num_seqs: int) -> str:
 def _more_memory(
     needed: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None, *, by_share: bool
 ) -> str:
-    """How to give the cache `needed` bytes; empty where there are not so many. `by_share`: of GPUs."""
+    """Advice that gives the cache `needed` bytes; empty if the memory does not suffice. `by_share`: on GPUs."""
     if gpu is not None and by_share:
         return "Raise gpu_memory_utilization" if replace(gpu, share=1.0).cache_bytes >= needed else ""
     gib = _round_up(needed / GIB)
@@ -187,8 +184,7 @@ def _more_memory(
 
 
 def _advice(memory: str, *, has_states: bool, max_num_seqs: int, max_context_length: int) -> str:
-    """What to change, one of these alone: the memory, if that can be, or to at most so many sequences or tokens, where
-    that is any."""
+    """Advice of what to change, one alone is enough: the memory, or at most so many sequences or tokens."""
     ways = [memory] if memory else []
     if max_num_seqs > 0:
         ways.append(f"set engine.max_num_seqs to at most {max_num_seqs}")
@@ -202,14 +198,14 @@ def _advice(memory: str, *, has_states: bool, max_num_seqs: int, max_context_len
 
 
 def _default_budget(least: int, wanted: int, weight_bytes: int, memory_bytes: int | None) -> int:
-    """In the machine's memory: enough for `wanted` bytes, if that is not too much of it. `least`: for one sequence of
-    the longest length."""
+    """Bytes of the machine's memory: enough for `wanted`, if that is not too much of it. `least`: bytes of one sequence
+    of the longest length."""
     memory = usable_memory() if memory_bytes is None else memory_bytes
-    most = memory - memory // _SPARE_SHARE - weight_bytes
+    limit = memory - memory // _SPARE_SHARE - weight_bytes
     if least <= memory // _LARGEST_DEFAULT_SHARE:
-        most = min(memory // _LARGEST_DEFAULT_SHARE, most)
+        limit = min(memory // _LARGEST_DEFAULT_SHARE, limit)
     default = min(memory // _DEFAULT_SHARE, max(0, memory - weight_bytes))
-    return max(default, min(wanted, most))
+    return max(default, min(wanted, limit))
 
 
 def _left(weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None) -> int:

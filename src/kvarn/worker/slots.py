@@ -1,31 +1,52 @@
-"""Per-slot state of the executor: block tables and sampling parameters in preallocated columns."""
+"""State of each slot of the executor: block tables and sampling parameters in preallocated columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.engine.plan import NewSequence, Row
 from kvarn.shapes import BLOCK_SIZE
+from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
 from kvarn.worker.errors import PlanError
 
 NO_LOGPROBS = -1
 BASE_MODEL = -1
 _SMALLEST_TOP_P = 1e-9
-"""Stands for `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
+"""Replaces `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
 _LARGEST_TEMPERATURE = 1e15
-"""Stands for any larger one, which float32 may not hold: all tokens are equally likely."""
+"""Replaces any larger one, which float32 may not hold: all tokens are equally likely."""
+
+
+class SamplingColumn(NamedTuple):
+    """A parameter by which a token is drawn, as the slots hold it."""
+
+    dtype: type[np.generic]
+    neutral: float
+    """Value of a row that takes the most likely token."""
+    value: Callable[[SamplingParams, int], float]
+    """Value for a sequence and the size of the vocabulary."""
+
+
+SAMPLING_COLUMNS = {
+    "temperature": SamplingColumn(np.float32, 1, lambda sampling, _: min(sampling.temperature, _LARGEST_TEMPERATURE)),
+    "top_k": SamplingColumn(np.int64, 0, lambda sampling, size: sampling.top_k if sampling.top_k < size else 0),
+    "top_p": SamplingColumn(np.float64, 1, lambda sampling, _: max(sampling.top_p, _SMALLEST_TOP_P)),
+    "min_p": SamplingColumn(np.float32, 0, lambda sampling, _: sampling.min_p),
+}
+"""Fields of `SamplingTensors`, by name."""
 
 
 class SlotTable:
-    """What the executor remembers of each running sequence between steps.
+    """State of each running sequence between steps.
 
-    Columns are arrays over slots, so that the parameters of a batch are one gather each. What only few sequences use
-    (constraints, the prompt for its log-probabilities) stands in dictionaries by slot.
+    Columns are arrays over slots, so that the parameters of a batch are one gather each. State that only few sequences
+    use (constraints, the prompt for its log-probabilities) is in dictionaries by slot.
     """
 
     def __init__(
@@ -41,19 +62,20 @@ class SlotTable:
         max_blocks = -(-max_context_length // BLOCK_SIZE)
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.occupied = np.zeros(max_num_seqs, dtype=np.bool_)
-        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
-        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
-        self.top_p = np.ones(max_num_seqs, dtype=np.float64)
-        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.sampling: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros(max_num_seqs, dtype=column.dtype) for name, column in SAMPLING_COLUMNS.items()
+        }
+        """One array for each of `SAMPLING_COLUMNS`, by name."""
+        self.temperature = self.sampling["temperature"]
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
-        """Tokens of output so far: the position of the next one drawn."""
+        """Number of output tokens so far: the position of the next one drawn."""
         self.last_token = np.zeros(max_num_seqs, dtype=np.int64)
         """The token drawn last, for a plan that was made before it was known."""
         self.adapter = np.full(max_num_seqs, BASE_MODEL, dtype=np.int64)
         """Index in the adapters' memory, `BASE_MODEL` for none."""
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
-        """Most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
+        """Number of most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
         self.prompts: dict[int, tuple[list[int], int]] = {}
         """Prompt and number of most likely tokens to report, of slots that report on their prompt."""
@@ -77,10 +99,8 @@ class SlotTable:
             self.prompts[slot] = (new.prompt_token_ids, sampling.prompt_logprobs)
         self.occupied[slot] = True
         self.block_tables[slot] = 0
-        self.temperature[slot] = min(sampling.temperature, _LARGEST_TEMPERATURE)
-        self.top_k[slot] = sampling.top_k if sampling.top_k < self._vocab_size else 0
-        self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
-        self.min_p[slot] = sampling.min_p
+        for name, column in SAMPLING_COLUMNS.items():
+            self.sampling[name][slot] = column.value(sampling, self._vocab_size)
         self.seed[slot] = new.seed
         self.adapter[slot] = self.adapter_indices[new.adapter] if new.adapter else BASE_MODEL
         self.num_output[slot] = len(new.output_token_ids)
@@ -103,7 +123,7 @@ class SlotTable:
             raise PlanError(f"a row ends at position {ends.max()}, past the context of {self._max_context_length}")
 
     def record(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """One token was drawn for each of these slots."""
+        """Add the one token drawn for each of these slots."""
         self.num_output[slots] += 1
         self.last_token[slots] = tokens
         if self.constraints:
@@ -113,7 +133,7 @@ class SlotTable:
                     constraints.add(token)
 
     def record_drawn(self, slot: int, tokens: list[int]) -> None:
-        """These tokens were drawn for a slot, at least one."""
+        """Add the tokens drawn for a slot, at least one."""
         self.num_output[slot] += len(tokens)
         self.last_token[slot] = tokens[-1]
         constraints = self.constraints.get(slot)
@@ -122,7 +142,7 @@ class SlotTable:
                 constraints.add(token)
 
     def record_forced(self, rows: Sequence[Row]) -> None:
-        """The tokens that rows are forced to draw first are drawn."""
+        """Add the tokens that rows are forced to draw first."""
         for row in rows:
             if row.num_forced:
                 first = len(row.token_ids) - row.num_proposals

@@ -13,21 +13,21 @@ from kvarn.worker.errors import PlanError
 
 
 class SlotStates:
-    """What a plan says of states, done to a cache with places for `num_slots` slots and then for snapshots."""
+    """Applies plans to a cache of states: places for `num_slots` slots, then for snapshots."""
 
     def __init__(self, cache: StateCache, num_slots: int) -> None:
         self._cache = cache
         self._num_slots = num_slots
 
     def admit(self, new: NewSequence) -> None:
-        """A sequence enters a slot. Raises PlanError where it names no snapshot of these."""
+        """Set the state of the slot that a sequence enters. Raises PlanError for an unknown snapshot."""
         if new.snapshot == NO_SNAPSHOT:
             self._cache.clear(new.slot)
         else:
             self._cache.copy(self._place(new.snapshot), new.slot)
 
     def saves(self, rows: Sequence[Row]) -> npt.NDArray[np.int64]:
-        """What is copied in a step of these rows: see `StateBatch.saves`. Raises PlanError as `admit`."""
+        """`StateBatch.saves` of these rows. Raises PlanError as `admit`."""
         saves, end = np.full(sum(len(row.token_ids) for row in rows), -1, dtype=np.int64), 0
         for row in rows:
             for save in row.state_saves:

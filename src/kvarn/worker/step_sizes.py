@@ -1,10 +1,11 @@
-"""Steps of all sizes for which kernels differ: what is compiled before it is needed."""
+"""Steps of all sizes for which kernels differ, to compile these before they are needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from kvarn.kernels.batch import KVCache, PagedBatch, StateBatch
@@ -13,14 +14,19 @@ from kvarn.models import Decoder
 from kvarn.shapes import BLOCK_SIZE
 
 _FIRST = BLOCK_SIZE
-"""Tokens of the prompt that an engine computes first, to warm up."""
-MOST_LOGITS = 256
-"""Rows of logits that are computed together at most, but where more sequences draw."""
+"""Tokens of the prompt of the warm-up."""
+MAX_LOGITS = 256
+"""Most rows of logits computed together, unless more sequences draw."""
+
+BUCKETS = (1, 2, 4, 8, *range(16, 257, 8), *range(272, 513, 16), *range(576, 4097, 64))
+"""Numbers of tokens for which a step is captured; smaller steps are filled up."""
+MIN_WIDTH = 64
+"""Smallest room for a sequence's blocks in a captured step; larger ones are powers of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What an engine's steps have at most."""
+    """Limits of an engine's steps."""
 
     sequences: int
     tokens: int
@@ -39,6 +45,11 @@ class StepSizes:
             yield rows, 1, many, False
 
 
+def captured_width(blocks: int) -> int:
+    """Room for a sequence's blocks in the tables of captured steps, at least `blocks`."""
+    return max(MIN_WIDTH, 1 << max(0, blocks - 1).bit_length())
+
+
 def _powers(base: int, most: int) -> list[int]:
     """1 and more, up to `most`."""
     return sorted({min(base**power, most) for power in range(most.bit_length() + 1)})
@@ -53,21 +64,14 @@ def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:
 @torch.inference_mode()
 def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: int, *, shares: bool) -> None:
     device, tokens = model.kernels.device.torch_device, sequences * each
+    starts, tables = np.arange(sequences + 1) * each, np.zeros((sequences, blocks), dtype=np.int32)
+    batch = PagedBatch.of(np.tile(np.arange(each), sequences), starts, tables, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * each
     states = None
     if cache.recurrent_states is not None:
         states = StateBatch(zeros[:sequences] - 1, zeros - 1)
-    batch = PagedBatch(
-        positions=zeros,
-        query_starts=starts,
-        context_lens=torch.full((sequences,), each, dtype=torch.int32, device=device),
-        block_tables=torch.zeros(sequences, blocks, dtype=torch.int32, device=device),
-        slot_mapping=zeros - 1,
-        recurrent_states=states,
-        shares_prefix=shares,
-    )
-    rows = torch.arange(tokens if each == 1 else min(tokens, MOST_LOGITS), device=device)
+    batch = replace(batch, slot_mapping=zeros - 1, recurrent_states=states, shares_prefix=shares)
+    rows = torch.arange(tokens if each == 1 else min(tokens, MAX_LOGITS), device=device)
     logits = model.forward(zeros, batch, cache, rows)
     _, maxima = model.kernels.operations.most_likely(logits)
     ones = torch.ones(len(rows), dtype=torch.float64, device=device)

@@ -17,27 +17,11 @@ _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was ins
 
 from kvarn.kernels.cpu.linear import CpuLinear  # noqa: E402
 from kvarn.kernels.errors import KernelInputError  # noqa: E402
-from packing import pack_linear  # noqa: E402
+from packing import in_rows_of_nan, pack_linear, poison_freed_memory, random_weight  # noqa: E402
 
 FLOATS = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (16, 64), (37, 50), (96, 259), (170, 1025)]
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
-
-
-def random_weight(out: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    return (torch.randn(out, in_features) / in_features**0.5).to(dtype)
-
-
-def poison_freed_memory(size: int) -> None:
-    """Fill memory that the next allocations will get, so that what a kernel fails to write is seen."""
-    del [torch.full((size,), float("nan")) for _ in range(4)][:]
-
-
-def in_rows_of_nan(x: torch.Tensor) -> torch.Tensor:
-    """x with NaN on both sides of every row: nothing beyond a row may be read into a sum."""
-    around = torch.full((x.shape[0], x.shape[1] + 14), float("nan"))
-    around[:, 7:-7] = x
-    return around[:, 7:-7]
 
 
 def as_multiplied(x: torch.Tensor, isa: str, dtype: torch.dtype) -> torch.Tensor:
@@ -148,38 +132,6 @@ def test_calls_from_several_threads_on_one_backend_take_turns(isa: str) -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert all(threads.map(call, range(2)))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_a_row_has_the_same_bits_alone_and_among_any_number(isa: str, dtype: torch.dtype) -> None:
-    backend, norm = _native.Backend(isa), Norm(torch.randn(300), 1e-6)
-    gated = pack_linear(backend, random_weight(70, 300, dtype), None, "silu")
-    plain = pack_linear(backend, random_weight(70, 300, dtype), torch.randn(70))
-    x = torch.randn(64, 300)
-    for layer, before in ((gated, norm), (plain, None)):
-        alone = torch.cat([layer(x[r : r + 1], norm=before) for r in range(64)])
-        for rows in range(1, 65):
-            assert torch.equal(layer(x[:rows], norm=before), alone[:rows]), rows
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bits_in_the_longest_prompt_and_on_any_number_of_threads(isa: str, threads: int) -> None:
-    x = torch.randn(2048, 70)
-    packed = pack_linear(_native.Backend(isa), random_weight(20, 70, torch.bfloat16))
-    alone = torch.cat([packed(row) for row in x.split(1)])
-    torch.set_num_threads(threads)
-    try:
-        for rows in (2047, 2048):
-            assert torch.equal(packed(x[:rows]), alone[:rows])
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_rows_of_more_pieces_than_one_keep_their_bits(isa: str) -> None:
-    """More bytes of rows, and of panels, than stay in a cache together."""
-    packed, x = pack_linear(_native.Backend(isa), random_weight(300, 600, torch.bfloat16)), torch.randn(2048, 600)
-    alone = torch.cat([packed(x[row : row + 1]) for row in range(0, 2048, 97)])
-    assert torch.equal(packed(x)[::97], alone)
 
 
 def test_vector_instruction_sets_give_the_same_bits(isa: str) -> None:

@@ -16,27 +16,17 @@ _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was ins
 
 from kvarn.kernels.cpu.packing import MAX_INT8_INPUTS  # noqa: E402
 from kvarn.kernels.errors import KernelInputError  # noqa: E402
-from packing import pack_linear  # noqa: E402
+from packing import (  # noqa: E402
+    in_rows_of_nan,
+    int4_weight,
+    int8_weight,
+    pack_linear,
+    poison_freed_memory,
+    sub_scaled_weight,
+)
 
 SHAPES = [(1, 1), (16, 64), (37, 50), (40, 259), (33, 1100)]
 GROUPS = [32, 96, 128]
-
-
-def int8_weight(out: int, in_features: int) -> Weight:
-    values = torch.randint(-127, 128, (out, in_features), dtype=torch.int8)
-    return Weight(values, torch.rand(out) * 0.02 + 1e-3)
-
-
-def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = False) -> Weight:
-    groups = -(-in_features // group)
-    zeros = torch.randint(0, 17, (out, groups), dtype=torch.uint8) if has_zeros else None
-    values = torch.randint(0, 16, (out, in_features), dtype=torch.uint8)
-    return Weight(values, (torch.rand(out, groups) * 0.02 + 1e-3).half(), zeros, group)
-
-
-def multiplied_weight(out: int, in_features: int, group: int = 128) -> Weight:
-    sub_scales = torch.randint(-15, 16, (out, -(-in_features // 32)), dtype=torch.int8)
-    return replace(int4_weight(out, in_features, group), sub_scales=sub_scales)
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,20 +79,8 @@ def products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 def weights_of(out: int, in_features: int) -> list[Weight]:
     """One weight of every kind."""
     kinds = [(group, has_zeros) for group in GROUPS for has_zeros in (False, True)]
-    multiplied = [multiplied_weight(out, in_features), multiplied_weight(out, in_features, 256)]
+    multiplied = [sub_scaled_weight(out, in_features), sub_scaled_weight(out, in_features, 256)]
     return [int8_weight(out, in_features), *(int4_weight(out, in_features, *kind) for kind in kinds), *multiplied]
-
-
-def poison_freed_memory(size: int) -> None:
-    """Fill memory that the next allocations will get, so that what a kernel fails to write is seen."""
-    del [torch.full((size,), float("nan")) for _ in range(4)][:]
-
-
-def in_rows_of_nan(x: torch.Tensor) -> torch.Tensor:
-    """x with NaN on both sides of every row: nothing beyond a row may be read into a sum."""
-    around = torch.full((x.shape[0], x.shape[1] + 14), float("nan"))
-    around[:, 7:-7] = x
-    return around[:, 7:-7]
 
 
 @pytest.mark.parametrize(("out", "in_features"), SHAPES)
@@ -124,7 +102,7 @@ def test_products_of_many_rows_equal_their_definition_bit_for_bit(isa: str) -> N
         int8_weight(50, 600),
         int4_weight(50, 600, 64, True),
         int4_weight(50, 600, 128, True),
-        multiplied_weight(50, 600),
+        sub_scaled_weight(50, 600),
     ):
         assert torch.equal(pack_linear(_native.Backend(isa), weight)(x), products(x, weight))
 
@@ -189,7 +167,7 @@ def test_a_norm_of_the_input_comes_first(isa: str, rows: int) -> None:
     for in_features in (1, 50, 259):
         backend, x = _native.Backend(isa), torch.randn(rows, in_features)
         norm, normed = Norm(torch.randn(in_features), 1e-3), torch.empty(rows, in_features)
-        backend.operations.rms_norm(
+        backend.rms_norm(
             x.data_ptr(), rows, in_features, in_features, norm.weight.data_ptr(), norm.eps, normed.data_ptr(),
             in_features, False,
         )  # fmt: skip
@@ -218,38 +196,6 @@ def test_the_result_is_added_last_to_what_is_given(isa: str) -> None:
             pack_linear(_native.Backend(isa), weight, bias)(x, add_to=around[:, 4:-5])
             assert torch.equal(around[:, 4:-5], before[:, 4:-5] + (products(x, weight) + bias))
             assert torch.equal(around[:, :4], before[:, :4]) and torch.equal(around[:, -5:], before[:, -5:])
-
-
-def test_a_row_has_the_same_bits_alone_and_among_any_number(isa: str) -> None:
-    backend, x, norm = _native.Backend(isa), torch.randn(64, 550), Norm(torch.randn(550), 1e-6)
-    for weight in (int8_weight(36, 550), int4_weight(36, 550, 128, True), multiplied_weight(36, 550)):
-        gated = pack_linear(backend, weight, None, "gelu")
-        alone = torch.cat([gated(row, norm=norm) for row in x.split(1)])
-        for rows in range(1, 65):
-            assert torch.equal(gated(x[:rows], norm=norm), alone[:rows]), rows
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bits_in_the_longest_prompt_and_on_any_number_of_threads(isa: str, threads: int) -> None:
-    x = torch.randn(2048, 70)
-    for weight in (int8_weight(20, 70), int4_weight(20, 70), multiplied_weight(20, 70)):
-        packed = pack_linear(_native.Backend(isa), weight)
-        alone = torch.cat([packed(row) for row in x.split(1)])
-        torch.set_num_threads(threads)
-        try:
-            for rows in (2047, 2048):
-                assert torch.equal(packed(x[:rows]), alone[:rows])
-        finally:
-            torch.set_num_threads(1)
-
-
-def test_rows_of_more_pieces_than_one_keep_their_bits(isa: str) -> None:
-    """More bytes of rows, and of panels, than stay in a cache together."""
-    x, size = torch.randn(2048, 1100), 1100
-    for weight in (int8_weight(300, size), multiplied_weight(300, size)):
-        packed = pack_linear(_native.Backend(isa), weight)
-        together, rows = packed(x), range(0, 2048, 97)
-        assert torch.equal(together[::97], torch.cat([packed(x[row : row + 1]) for row in rows]))
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
@@ -282,7 +228,7 @@ def test_weights_that_cannot_be_packed_are_refused() -> None:
         (Weight(int4.values, int4.scales, None, 48), "multiple of 32"),
         (Weight(int4.values, int4.scales, int4.zeros + 17, 32), "0 to 16"),
         (replace(int4, sub_scales=torch.ones((6, 2), dtype=torch.int8)), "no zero points"),
-        (replace(multiplied_weight(6, 64), sub_scales=torch.full((6, 2), 16, dtype=torch.int8)), "-15 to 15"),
+        (replace(sub_scaled_weight(6, 64), sub_scales=torch.full((6, 2), 16, dtype=torch.int8)), "-15 to 15"),
     ]:
         with pytest.raises(KernelInputError, match=message):
             pack_linear(backend, wrong)

@@ -33,13 +33,13 @@ def build_noisy(spec: ReplicaSpec, report: ReportProgress) -> Any:
     """Logits with normal noise of 1 % of their size."""
     service = build(spec, report)
     executor: Any = service.parts.executor
-    compute = executor._model.logits
+    compute = executor.runner.model.logits
 
     def noisy(hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = compute(hidden)
         return logits * (1 + 0.01 * torch.randn_like(logits))
 
-    executor._model.logits = noisy
+    executor.runner.model.logits = noisy
     return service
 
 

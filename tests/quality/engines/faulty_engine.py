@@ -49,9 +49,9 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> Any:
 def _corrupt(executor: Any, blocks: dict[str, list[int]], fault: dict[str, Any]) -> None:
     match fault["kind"]:
         case "weight":
-            flip_weight_bit(executor._model, random.Random(fault["seed"]), fault.get("bit"))
+            flip_weight_bit(executor.runner.model, random.Random(fault["seed"]), fault.get("bit"))
         case "kv":
-            values = executor._cache.values[fault["layer"]]
+            values = executor.runner.cache.values[fault["layer"]]
             values[:] = values.roll(1, 0)  # each block is overwritten by its neighbour
         case "adapter":
             for digest, placed in blocks.items():

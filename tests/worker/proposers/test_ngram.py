@@ -10,25 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.request import Request, Sequence
-from kvarn.engine.tenants import TenantAccount
+from kvarn.engine.request import Sequence
 from kvarn.kernels.search import longest_match, longest_match_reference
-from kvarn.wire.messages import Submit
-from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import examples
-
-
-def make_sequence(prompt: list[int], tenant: str = "t", salt: str = "", adapter: str = "") -> Sequence:
-    message = Submit(
-        request_id="r",
-        prompt_token_ids=prompt,
-        sampling=SamplingParams(seed=0, max_tokens=1000),
-        tenant=tenant,
-        cache_salt=salt,
-        adapter=adapter,
-    )
-    return Request(message, TenantAccount(tenant, 1.0), 0.0, 1, 10_000).sequences[0]
+from sequences import make_sequence
 
 
 def guess(proposer: NgramProposer, sequence: Sequence, limit: int = 8) -> list[int]:
@@ -69,7 +55,7 @@ def test_the_longest_earlier_occurrence_is_continued(tokens, limit):
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12),
     steps=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=10),
 )
-def test_following_a_place_guesses_tokens_that_came_after_the_same_end(prompt, steps):
+def test_a_followed_place_guesses_tokens_that_came_after_the_same_token(prompt, steps):
     """While a guess comes true its place is followed: perhaps not the longest match any more, but one."""
     proposer, sequence = NgramProposer(), make_sequence(prompt)
     for step in steps:
@@ -106,11 +92,11 @@ def test_the_compiled_search_finds_what_the_reference_finds(text, tail):
 
 def test_an_answer_helps_later_requests_of_its_tenant_salt_and_adapter_alone():
     proposer = NgramProposer()
-    finish(proposer, [1, 2, 3], [4, 5, 6, 7], tenant="a", salt="s", adapter="l")
-    assert guess(proposer, make_sequence([9, 2, 3], tenant="a", salt="s", adapter="l")) == [4, 5, 6, 7]
-    assert guess(proposer, make_sequence([9, 2, 3], tenant="b", salt="s", adapter="l")) == []
-    assert guess(proposer, make_sequence([9, 2, 3], tenant="a", salt="", adapter="l")) == []
-    assert guess(proposer, make_sequence([9, 2, 3], tenant="a", salt="s", adapter="")) == []
+    finish(proposer, [1, 2, 3], [4, 5, 6, 7], tenant="a", cache_salt="s", adapter="l")
+    assert guess(proposer, make_sequence([9, 2, 3], tenant="a", cache_salt="s", adapter="l")) == [4, 5, 6, 7]
+    assert guess(proposer, make_sequence([9, 2, 3], tenant="b", cache_salt="s", adapter="l")) == []
+    assert guess(proposer, make_sequence([9, 2, 3], tenant="a", cache_salt="", adapter="l")) == []
+    assert guess(proposer, make_sequence([9, 2, 3], tenant="a", cache_salt="s", adapter="")) == []
     private = NgramProposer(SpeculationConfig(tenant_history=False))
     finish(private, [1, 2, 3], [4, 5, 6, 7])
     assert guess(private, make_sequence([9, 2, 3])) == []

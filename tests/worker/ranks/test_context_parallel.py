@@ -21,8 +21,9 @@ from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.context_parallel import ContextParallel
+from kvarn.worker.ranks.protocol import RankProtocol
 from kvarn.worker.slots import SlotTable
-from kvarn.worker.step_batch import FlatRows, flatten_rows
+from kvarn.worker.step_batch import StepBatch
 from meeting import Meeting
 from profiles import examples
 from tiny_checkpoints import DECODERS, make_decoder
@@ -46,7 +47,7 @@ class SharedPrefill(InProcessExecutor):
         self._pool = ThreadPoolExecutor(self.size)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        following = [self._pool.submit(each.follow, plan) for each in self._followers]
+        following = [self._pool.submit(RankProtocol(each).run_follower, plan, ahead=False) for each in self._followers]
         result = super().execute(plan)
         for each in following:
             each.result()
@@ -149,12 +150,12 @@ def row_of(slot: int, start: int, count: int) -> Row:
     return Row(slot, start, [1] * count, [BlockUpdate(i, 1 + slot * 1000 + i) for i in blocks], sample=True)
 
 
-def parts(rows: list[Row], size: int) -> tuple[FlatRows, list[FlatRows]]:
+def parts(rows: list[Row], size: int) -> tuple[StepBatch, list[StepBatch]]:
     """The tokens of a step, and what each rank takes of them."""
     slots = SlotTable(len(rows), 16_000, 10)
     slots.occupied[:] = True
     slots.update_blocks(rows)
-    flat = flatten_rows(rows, slots)
+    flat = StepBatch.of(rows, slots)
     places = [ContextParallel(rank, size, lambda tensor: [tensor]) for rank in range(size)]
     return flat, [place.divide(rows, flat, torch.device("cpu")) for place in places]
 

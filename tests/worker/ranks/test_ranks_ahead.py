@@ -23,7 +23,8 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.proposers.ngram import NgramProposer
-from kvarn.worker.ranks.executor import Follower, RanksExecutor
+from kvarn.worker.ranks.executor import RanksExecutor
+from kvarn.worker.ranks.follower import Follower
 from kvarn.worker.ranks.pipes import read_frame
 from meeting import Meeting, ThreadCollectives
 from profiles import thorough
@@ -73,7 +74,7 @@ class TwoRanks(RanksExecutor):
         self._plans_out: IO[bytes] = os.fdopen(write, "wb", buffering=0)
         follower = Follower(second, partial(load_adapter, model=models[1]), None, io.BytesIO())
         self._thread = ThreadPoolExecutor(1)
-        self._following = self._thread.submit(follower.follow, frames(os.fdopen(read, "rb")))
+        self._following = self._thread.submit(follower.run, frames(os.fdopen(read, "rb")))
         super().__init__(first, [self._plans_out], 1, partial(load_adapter, model=models[0]))
 
     def submit(self, plan: StepPlan) -> None:
@@ -120,7 +121,7 @@ def test_tokens_are_those_of_ranks_that_wait_for_each_step(
     assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
 
 
-def test_ranks_that_run_ahead_learn_what_was_guessed(
+def test_ranks_that_run_ahead_receive_verified_proposals(
     stack: Any, tiny_model: Callable[[str], Decoder], tiny_checkpoint: Callable[[str], Path]
 ) -> None:
     model, path, messages = tiny_model("llama"), tiny_checkpoint("llama"), requests(DRAWN_BY_ALL[:1])

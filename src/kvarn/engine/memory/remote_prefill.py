@@ -16,8 +16,9 @@ from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.costs.step_times import pairs
 from kvarn.engine.plan import KVFetch
-from kvarn.engine.request import Sequence, WaitingQueue
+from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.shapes import BLOCK_SIZE
 
 _SPARE_S = 0.5

@@ -31,13 +31,13 @@ def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def mask_logits(logits: torch.Tensor, rows: list[int], words: list[npt.NDArray[np.int32]]) -> None:
     """See `Operations.mask_logits`: a mask's words for each of some rows."""
     vocab_size = logits.shape[1]
-    block = _block(vocab_size)
+    block, num_words = _block(vocab_size), -(-vocab_size // 32)
     sampling.mask_rows[(len(rows), triton.cdiv(vocab_size, block))](
         logits,
         torch.tensor(rows, dtype=torch.int64, device=logits.device),
-        torch.from_numpy(np.stack(words)).to(logits.device),
+        torch.from_numpy(np.stack([each[:num_words] for each in words])).to(logits.device),
         STRIDE=logits.stride(0),
-        WORDS=len(words[0]),
+        WORDS=num_words,
         VOCAB=vocab_size,
         BLOCK=block,
     )

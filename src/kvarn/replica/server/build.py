@@ -10,7 +10,8 @@ from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.experts import read_expert_load
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.ranks.processes import RankProcesses, layout_of, load_part
+from kvarn.replica.server.ranks.parts import layout_of, load_part
+from kvarn.replica.server.ranks.processes import RankProcesses
 from kvarn.replica.server.startup.decoder import build_decoder
 from kvarn.replica.server.startup.encoder import build_encoder, kind_of_encoder
 from kvarn.replica.server.startup.phases import Phases

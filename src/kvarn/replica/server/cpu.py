@@ -1,4 +1,4 @@
-"""Which CPUs this process may use, and how many threads a model uses well.
+"""CPUs that this process may use, and the number of threads for a model.
 
 The kernels of a model keep every arithmetic unit and the whole memory bandwidth busy. Two threads on the hyper-threads
 of one physical core share both and gain nothing, so there is one thread for each physical core.
@@ -22,7 +22,7 @@ with the demo model, docs/benchmarks.md)."""
 
 @dataclass(frozen=True, slots=True)
 class MachineFiles:
-    """Where Linux describes its CPUs and their limits."""
+    """Paths at which Linux describes its CPUs and their limits."""
 
     cpus: Path = Path("/sys/devices/system/cpu")
     cgroups: Path = CGROUPS

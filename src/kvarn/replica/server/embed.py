@@ -1,11 +1,11 @@
-"""The service of an encoder: requests share passes, in turns, so that a long one does not hold up the short ones."""
+"""Service of an encoder: requests share passes in turns, so that a long one does not delay the short ones."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,17 +26,8 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 
-
-class EmbedsTokens(Protocol):
-    """Turns token ids into vectors; see `kvarn.worker.EncoderRunner`."""
-
-    def embed(self, inputs: list[list[int]]) -> list[bytes]:
-        """One vector for each input, in the inputs' order."""
-        ...
-
-    def shutdown(self) -> None:
-        """End its threads."""
-        ...
+if TYPE_CHECKING:  # it brings torch
+    from kvarn.worker.encoder_runner import EncoderRunner
 
 
 @dataclass(slots=True)
@@ -50,33 +41,33 @@ class EmbedService:
 
     def __init__(
         self,
-        runner: EmbedsTokens,
+        runner: EncoderRunner,
         config: EngineConfig,
         card: ModelCard,
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.card = card
         self.sleep = None
-        """It cannot: see `GenerateService`."""
+        """Encoders cannot sleep: see `GenerateService`."""
         self.block_places: list[BlockPlace] = []
-        """There are no cached blocks."""
+        """Empty: encoders have no cached blocks."""
         self._runner = runner
         self._config = config
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
-        """By request id; the one whose turn it is comes first."""
+        """Jobs by request id; the next one first."""
         self._waiting_tokens = 0
         self._draining = False
         self._refused: Counter[str] = Counter()
         self._stats = EngineStats()
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused:
-        """Refused: encoders have no adapters."""
+        """Refuse: encoders have no adapters."""
         why = "this model embeds: it has no adapters"
         return Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=why)
 
     def join(self, message: Join) -> None:
-        """A gateway process that joins is told nothing."""
+        """Answer a gateway process that joins: with nothing."""
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""
@@ -91,7 +82,7 @@ class EmbedService:
         return None
 
     def forget_tenant(self, tenant: str) -> None:
-        """It keeps nothing of a tenant."""
+        """Do nothing: nothing of a tenant is kept."""
 
     def abort(self, request_id: str) -> None:
         """Forget a request before the next pass."""
@@ -138,8 +129,8 @@ class EmbedService:
         self._runner.shutdown()
 
     def _next_batch(self) -> tuple[list[_Job], list[list[int]]]:
-        """Inputs of one pass and whose they are: an input of each request in turn, as many as the budget takes, always
-        at least one. The requests that got some come last next time."""
+        """Inputs of one pass and their jobs: one input of each request in turn, up to the budget, and at least one.
+        Requests that got some come last next time."""
         jobs: list[_Job] = []
         inputs: list[list[int]] = []
         budget = self._config.token_budget

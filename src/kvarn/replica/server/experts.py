@@ -1,4 +1,4 @@
-"""How evenly the experts of a model are used: for metrics, and kept in a file by which the next start places them."""
+"""Load of a model's experts: for metrics, and in a file that places experts at the next start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvarn.wire.engine_stats import ExpertStats
 from kvarn.wire.messages import EngineStats
 
 Tokens = Mapping[int, Sequence[int]]
-"""By layer: tokens that each expert was given."""
+"""Tokens of each expert, by layer."""
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ class _File(msgspec.Struct):
 
 
 def read_expert_load(file: Path) -> Tokens:
-    """What an earlier engine has written; nothing where there is no file yet.
+    """Load that an earlier engine has written; empty if there is no file yet.
 
     Raises:
-        ExpertLoadError: It is something else.
+        ExpertLoadError: The file is something else.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=_File).layers
@@ -45,11 +45,11 @@ def read_expert_load(file: Path) -> Tokens:
 
 
 class ExpertLoads:
-    """The tokens that this rank's mixtures of experts were given since the start: of all experts, whoever holds them.
+    """Tokens of all experts of this rank's layers since the start, on whichever rank the experts are.
 
     Args:
-        model: Of the layers it has; a stage has only some.
-        file: Where they are kept; None: nowhere.
+        model: Decoder with experts; a stage has some of its layers.
+        file: File that keeps them; None: none does.
     """
 
     def __init__(self, model: Decoder, file: str | None) -> None:
@@ -59,8 +59,7 @@ class ExpertLoads:
         self._file = None if file is None else Path(file).expanduser()
 
     def enter(self, stats: EngineStats) -> EngineStats:
-        """The same with the experts' load. What a GPU has counted is fetched by the call before: nobody waits for its
-        steps."""
+        """Add the experts' load to gauges. A GPU's counts were fetched by the call before: nothing waits."""
         if not self._layers:
             return stats
         by_rank = [0.0] * next(iter(self._layers.values())).parallel.world_size
@@ -78,7 +77,6 @@ class ExpertLoads:
         return msgspec.structs.replace(stats, experts=load)
 
     def _counted(self) -> list[npt.NDArray[np.generic]]:
-        """Of each layer."""
         if self._visits is None:
             return [each.visits for each in self._layers.values()]
         before = self._fetched or Fetched.start([self._visits])
@@ -98,4 +96,4 @@ class ExpertLoads:
             part.write_bytes(msgspec.json.encode(_File(dict(sorted(layers.items())))))
             part.replace(self._file)
         except (OSError, ExpertLoadError) as error:
-            log.warning("the experts' load is not kept", extra={"file": str(self._file), "reason": str(error)})
+            log.warning("expert load could not be written", extra={"file": str(self._file), "reason": str(error)})

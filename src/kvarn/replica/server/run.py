@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def run_engine(began: float) -> int:
-    """Become what standard input says and serve until stopped or drained; returns the exit status.
+    """Build the service that standard input describes and serve until stopped or drained; returns the exit status.
 
     Args:
         began: `Clock.now` when the process began to import.
@@ -76,10 +76,10 @@ def run_engine(began: float) -> int:
     try:
         _serve(spec, phases, inbox, router, heartbeat)
     except Exception as error:
-        # Errors of Kvarn's own say all there is to say, and the parent says it; others need their traceback.
+        # The parent logs Kvarn's own errors, which need no traceback.
         own = type(error).__module__.startswith("kvarn.")
         names = {"model": spec.model_config.name, "reason": str(error)}
-        log.log(logging.DEBUG if own else logging.ERROR, "the engine cannot go on", exc_info=True, extra=names)
+        log.log(logging.DEBUG if own else logging.ERROR, "engine failed", exc_info=True, extra=names)
         message = str(error) if own and str(error) else f"{type(error).__name__}: {error}"
         router.supervisor.send(Failed(message=message))
         return EXIT_FAILED
@@ -117,14 +117,14 @@ def _serve(
         if sleep is None:
             return
         del service
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to drain, and its handler holds the service
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to drain, and the handler holds the service
         since = SYSTEM_CLOCK.now()
         with heartbeat.loading():
             sleeping = sleep()
         phases = {"fall asleep": SYSTEM_CLOCK.now() - since}
         router.disconnect_all()
         log.info(
-            "the weights are in main memory", extra={"model": spec.model_config.name, "moved_bytes": sleeping.nbytes}
+            "weights moved to main memory", extra={"model": spec.model_config.name, "moved_bytes": sleeping.nbytes}
         )
         make, reading, waiting = sleeping.wake, nullcontext(), Asleep()
 
@@ -137,8 +137,7 @@ def _turn_loop(
     router: ResponseRouter,
     heartbeat: HeartbeatThread,
 ) -> Callable[[], SleepingModel] | None:
-    """Serve until stopped, drained or told to sleep. Returns what puts the model to sleep, None where the process
-    ends."""
+    """Serve until stopped, drained or told to sleep. Returns the function that puts the model to sleep, or None."""
     try:
         phases = phases | service.card.start_s | {"total": total_s}
         start_s = {name: round(seconds, 4) for name, seconds in phases.items()}

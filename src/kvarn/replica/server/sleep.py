@@ -1,4 +1,4 @@
-"""A model whose engine sleeps: nothing of it is left on the GPU, its weights wait in main memory."""
+"""Sleeping model: its weights are in main memory, and nothing of it is on the GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvarn.replica.server.generate import GenerateService
 
 Rebuild = Callable[[Callable[[], None], ReportProgress], "GenerateService"]
-"""Makes the service of a model again: given what brings its weights back, and what is told of the progress."""
+"""Makes the service of a model again, given a function that restores its weights, and the report of progress."""
 
 
 class SleepingModel:
@@ -25,7 +25,7 @@ class SleepingModel:
     Weights of the compiled kernels are in main memory already, and stay where they are.
 
     Args:
-        model: Whose weights they are.
+        model: The model.
         rebuild: Makes a service of it.
     """
 
@@ -36,7 +36,7 @@ class SleepingModel:
         gc.collect()
         self._weights = Offloaded(tensors_of(model) if model.kernels.packer.may_move else ())
         self.nbytes = self._weights.nbytes
-        """Of the weights, that were moved."""
+        """Bytes of the weights that were moved."""
         give_back_freed(model.kernels.device.torch_device)
 
     def wake(self, report: ReportProgress) -> GenerateService:

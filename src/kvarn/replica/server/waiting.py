@@ -1,4 +1,4 @@
-"""An engine process that waits to be activated: warm, its libraries imported and the weights mapped, or asleep."""
+"""Engine process that waits to be activated: warm (libraries imported, weights mapped) or asleep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def mapped(directory: Path) -> Iterator[int]:
-    """Have the system read a checkpoint's weights ahead, and keep them mapped meanwhile; gives their bytes."""
+    """Map a checkpoint's weights and have the system read them ahead; yields their bytes."""
     maps = []
     try:
         for path in sorted(directory.glob("*.safetensors")):
@@ -38,7 +38,7 @@ def mapped(directory: Path) -> Iterator[int]:
 def wait_until_activated(
     waiting: Warm | Asleep, inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread
 ) -> bool:
-    """Tell the supervisor how this process waits, and wait for its word; False: it shall end."""
+    """Report the state to the supervisor and wait; True: activated, False: stopped."""
     known = "asleep" if isinstance(waiting, Asleep) else "warm"
     router.supervisor.send(waiting)
     while True:

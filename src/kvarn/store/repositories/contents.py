@@ -71,9 +71,6 @@ async def _delete_rows(store: Store, file_id: str) -> None:
 async def move_contents(store: Store) -> int:
     """Move contents from rows to `store.blobs`, one file after another; how many were moved. Interrupted, it may be
     called again: a file's rows go once its blob is whole.
-
-    Raises:
-        StoreAwayError: The database or `store.blobs` does not answer. What was moved until then stays so.
     """
     blobs, moved, last = store.blobs, 0, ""
     if blobs is None:

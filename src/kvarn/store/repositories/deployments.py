@@ -52,9 +52,6 @@ async def read_desired(store: Store) -> list[dict[str, Any]]:
     """Desired state: model, version, replicas, spec, fingerprints and adapters of each deployment; no spec: the
     configuration's. While a version is rolled out, `candidate` has its version, spec and fingerprints, and the share of
     the requests that it shall be able to answer.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:
         rows: list[dict[str, Any]] = [
@@ -136,11 +133,7 @@ async def promote(session: AsyncSession, model: str, stable: int, candidate: int
 
 
 async def bind_version(store: Store, model: str, version: int, fingerprints: dict[str, Any]) -> None:
-    """Note which files a version was deployed with; nothing changes that afterwards.
-
-    Raises:
-        StoreAwayError: The database does not answer.
-    """
+    """Note which files a version was deployed with; nothing changes that afterwards."""
     async with store.transaction() as session:
         found = await session.get(DeploymentVersion, (model, version), with_for_update=True)
         if found is not None and found.fingerprints is None:
@@ -150,9 +143,6 @@ async def bind_version(store: Store, model: str, version: int, fingerprints: dic
 async def keep_adapter(store: Store, model: str, adapter: dict[str, Any], by: str) -> None:
     """An adapter was loaded at run time: it belongs to the deployment from now on, in place of one of the same name. A
     model of the configuration gets a deployment by this.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
         found = await session.get(Deployment, model, with_for_update=True)
@@ -164,7 +154,7 @@ async def keep_adapter(store: Store, model: str, adapter: dict[str, Any], by: st
 
 
 async def drop_adapter(store: Store, model: str, name: str) -> None:
-    """An adapter was unloaded. Raises as `keep_adapter`."""
+    """An adapter was unloaded."""
     async with store.transaction() as session:
         found = await session.get(Deployment, model, with_for_update=True)
         if found is not None:
@@ -172,7 +162,7 @@ async def drop_adapter(store: Store, model: str, name: str) -> None:
 
 
 async def kept_adapters(store: Store, model: str) -> list[dict[str, Any]]:
-    """The adapters of a deployment that were loaded at run time. Raises as `keep_adapter`."""
+    """The adapters of a deployment that were loaded at run time."""
     async with store.reading() as session:
         found = await session.get(Deployment, model)
         return [] if found is None else list(found.adapters or [])

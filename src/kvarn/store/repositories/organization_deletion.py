@@ -91,9 +91,6 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
 
     Returns:
         How many objects of each kind were deleted.
-
-    Raises:
-        StoreAwayError: The database does not answer. What was deleted until then stays so.
     """
     deleted: Counter[str] = Counter()
     for kind in STORED:

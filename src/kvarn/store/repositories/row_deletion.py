@@ -32,9 +32,6 @@ async def delete_rows(
         condition: Asked again when a row is deleted: one that was used a moment ago is not old any more.
         at_once: How many in a step.
         drop: Deletes those of a step.
-
-    Raises:
-        StoreAwayError: The database does not answer. What was deleted until then stays so.
     """
     keys = inspect(model).primary_key
     order = list(dict.fromkeys([model.__table__.c[along], *keys]))

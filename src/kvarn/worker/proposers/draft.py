@@ -1,9 +1,8 @@
-"""A small model that guesses what the large one will draw (Leviathan et al. 2023, Chen et al. 2023), greedily.
+"""A small model that guesses the tokens of the large one (Leviathan et al. 2023, Chen et al. 2023), greedily.
 
-It has a KV cache of its own, for the sequences that it is asked about. A guess begins with the tokens that the sequence
-has got since the last one (a prompt is caught up with in parts, over several steps), and goes on token by token, all
-sequences together. Where the cache is full, the sequence that was asked about longest ago is forgotten and caught up
-with again.
+It has a KV cache of its own. A guess first computes the tokens that the sequence has got since the last one (a prompt
+in parts, over several steps), and goes on token by token, all sequences together. When the cache is full, the least
+recently used sequence is forgotten, and computed again when needed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """What the cache holds of one sequence."""
+    """Content of the cache for one sequence."""
 
     table: npt.NDArray[np.int32]
     """Its blocks, as far as it has some."""
@@ -57,9 +56,9 @@ class _Row:
     index: int
     draft: _Draft
     tokens: list[int]
-    """To be caught up with now."""
+    """Known tokens to compute now."""
     length: int
-    """Tokens to guess; 0 where it is not caught up with after that."""
+    """Tokens to guess; 0 if known tokens remain after that."""
 
 
 class DraftProposer:
@@ -76,13 +75,13 @@ class DraftProposer:
     overhead_s: float = 0.0
 
     CATCH_UP = 256
-    """Tokens beyond the first few of each sequence that are caught up with in one call."""
+    """Known tokens computed in one call, beyond the first few of each sequence."""
     FEW = 16
-    """Tokens of a sequence that are always caught up with at once: about what one verification brings."""
+    """Known tokens of a sequence that are always computed at once: about as many as a verification brings."""
     WARM_CALLS = 8
     WARM_TOKENS = 8
     PREPARE_S = 40e-6
-    """About what a guess takes beside its tensors and passes."""
+    """Estimate for a guess beside its tensors and passes."""
 
     def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
         self._model = model
@@ -90,7 +89,7 @@ class DraftProposer:
         self._cache = model.new_kv_cache(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
-        """Those asked about longest ago first."""
+        """Least recently used first."""
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device.torch_device
         self._times = PassTimes()
@@ -98,15 +97,10 @@ class DraftProposer:
         self._passes = model.greedy_passes(self._cache)
         """None: one call a pass."""
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks of the cache that hold nothing."""
-        return len(self._free)
-
     def warm_up(self) -> None:
         """Compute and time short and long guesses of one row; nothing is kept."""
         row = np.zeros(1, dtype=np.int64)
-        batch = self._batch(row, np.array([0, 1]), row, np.zeros((1, 1), dtype=np.int32))
+        batch = self._batch(row, np.array([0, 1]), np.zeros((1, 1), dtype=np.int32))
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
         for _ in range(self.WARM_CALLS):
             for length in shortest:
@@ -129,10 +123,10 @@ class DraftProposer:
             self._free.extend(draft.table[: draft.num_blocks].tolist())
 
     def forget_tenant(self, tenant: str) -> None:
-        """Nothing is kept of ended sequences."""
+        """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`. A sequence that is not caught up with yet gets no guess."""
+        """See `Proposer`. A sequence with known tokens left to compute gets no guess."""
         began = SYSTEM_CLOCK.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
@@ -152,7 +146,7 @@ class DraftProposer:
         return guesses
 
     def _rows(self, wanted: Items[tuple[Sequence, int]]) -> list[_Row]:
-        """What to compute for each sequence, its blocks taken."""
+        """Rows to compute for the sequences; takes their blocks."""
         rows: list[_Row] = []
         spare = self.CATCH_UP
         for sequence, _ in wanted:
@@ -176,8 +170,8 @@ class DraftProposer:
         return rows
 
     def _reserve(self, draft: _Draft, end: int, keep: int) -> bool:
-        """Take blocks up to position `end`, from other sequences if need be; not from the `keep` that were asked about
-        last."""
+        """Take blocks up to position `end`, from other sequences if needed; not from the `keep` most recently
+        used ones."""
         needed = -(-end // BLOCK_SIZE) - draft.num_blocks
         while needed > len(self._free) and len(self._drafts) > keep:
             self.forget(next(iter(self._drafts)))
@@ -198,7 +192,7 @@ class DraftProposer:
         of_row = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(len(of_row)) + (starts - query_starts[:-1])[of_row]
         token_ids = np.array([token for row in rows for token in row.tokens], dtype=np.int64)
-        return self._tensor(token_ids), self._batch(positions, query_starts, of_row, tables)
+        return self._tensor(token_ids), self._batch(positions, query_starts, tables)
 
     def _draw(self, token_ids: torch.Tensor, batch: PagedBatch, lengths: list[int]) -> Ints:
         """[passes, S]: the likeliest token after a batch, and then after each of those, as many as each sequence wants.
@@ -213,8 +207,7 @@ class DraftProposer:
         drawn[0] = self._pass(token_ids, batch)
         ends, tables = batch.context_lens.numpy(force=True), batch.block_tables.numpy(force=True)
         for number, count in enumerate(active.tolist()):
-            starts = np.arange(count + 1)
-            further = self._batch(ends[:count].astype(np.int64) + number, starts, starts[:-1], tables[:count])
+            further = self._batch(ends[:count].astype(np.int64) + number, np.arange(count + 1), tables[:count])
             drawn[number + 1, :count] = self._pass(self._tensor(drawn[number, :count]), further)
         return drawn
 
@@ -225,15 +218,8 @@ class DraftProposer:
         likeliest: Ints = self._model.kernels.operations.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
         return likeliest
 
-    def _batch(self, positions: Ints, query_starts: Ints, of_row: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
-        slots = tables[of_row, positions // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + positions % BLOCK_SIZE
-        return PagedBatch(
-            positions=self._tensor(positions),
-            query_starts=self._tensor(query_starts.astype(np.int32)),
-            context_lens=self._tensor((positions[query_starts[1:] - 1] + 1).astype(np.int32)),
-            block_tables=self._tensor(tables),
-            slot_mapping=self._tensor(slots),
-        )
+    def _batch(self, positions: Ints, query_starts: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
+        return PagedBatch.of(positions, query_starts, tables, self._device)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

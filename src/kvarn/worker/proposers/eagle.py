@@ -1,8 +1,8 @@
 """Guesses by an EAGLE-3 head, which follows the model: after each step it computes the same tokens, from the hidden
-states that the model's layers left there.
+states of the model's layers.
 
 Its keys and values lie in the same blocks as the model's, in a cache of its own with the same numbers, so a prefix hit,
-a fork and a return after preemption need nothing of it. What is guessed goes into spare blocks behind those.
+a fork and a return after preemption need nothing of it. Guesses go into spare blocks behind those.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from kvarn.models.eagle import EagleHead
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.kv_blocks import copy_blocks
 from kvarn.worker.proposers.pass_times import PassTimes
-from kvarn.worker.step_batch import StepInputs
+from kvarn.worker.step_batch import StepBatch
 
 Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. The executor tells it of each step (`hidden_states`, `follow`). Not
-    thread-safe.
+    """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe.
 
     Args:
         head: The head.
@@ -41,12 +40,12 @@ class EagleProposer:
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
     call_s: float = 200e-6
-    """About: blocks are copied and tables made."""
+    """Estimate for copying blocks and making tables."""
 
     IDLE_AFTER = 16
-    """Steps without a question after which it follows no more."""
+    """Steps without a request for guesses after which following stops."""
     LENGTH = BLOCK_SIZE
-    """Tokens guessed at most: what two blocks surely hold."""
+    """Most tokens guessed: two blocks always hold them."""
 
     def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int) -> None:
         self._head = head
@@ -54,20 +53,20 @@ class EagleProposer:
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
         self._device = head.kernels.device.torch_device
         self._entered: dict[int, NewSequence] = {}
-        """By slot."""
+        """Sequences by slot."""
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}
-        """By slot: tokens that were known after its last step, and the head's output for the last but one of them."""
+        """Tokens known after the last step of a slot, and the head's output for the last but one of them."""
         self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)
         self._times = PassTimes()
         self.overhead_s = 0.0
-        """What following a step took: a decaying average."""
+        """Decaying average of the seconds to follow a step."""
         self._unasked = 0
-        """Steps followed since the last question."""
+        """Steps followed since guesses were last requested."""
 
-    # What the executor tells -----------------------------------------------------------------------------------------
+    # Called by the executor -----------------------------------------------------------------------------------------
 
     def hidden_states(self) -> HiddenStates | None:
-        """What the model's forward pass shall keep for `follow`; None while nobody asks.
+        """Hidden states for the forward pass to keep for `process_step`; None while no guesses are requested.
 
         Sequences that were not followed from their beginning get no guesses later.
         """
@@ -79,24 +78,23 @@ class EagleProposer:
         return HiddenStates(self._head.aux_layers)
 
     def admit(self, new: NewSequence) -> None:
-        """A sequence enters a slot."""
+        """Follow a sequence that enters a slot."""
         self._followed.pop(new.slot, None)
         self._entered[new.slot] = new
 
-    def copy_blocks(self, copies: Items[BlockCopy]) -> None:
-        """The model's KV blocks are copied."""
-        copy_blocks(self._cache, copies)
-
-    def clear_blocks(self, loads: Items[BlockTransfer]) -> None:
-        """The model's KV blocks were loaded; the head's own are not stored, and what others left there says nothing."""
+    def move_blocks(self, loads: Items[BlockTransfer], copies: Items[BlockCopy]) -> None:
+        """Clear the blocks that were loaded into the model's cache, since the head's own are not stored; then copy
+        blocks as in the model's cache."""
         for tensor in (*self._cache.keys, *self._cache.values):
             for transfer in loads:
                 tensor[transfer.block].zero_()
+        if copies:
+            copy_blocks(self._cache, copies)
 
-    def follow(
+    def process_step(
         self,
         rows: Items[Row],
-        inputs: StepInputs,
+        batch: StepBatch,
         drawn: Items[Items[int]],
         hidden_states: HiddenStates,
         tables: npt.NDArray[np.int32],
@@ -104,15 +102,15 @@ class EagleProposer:
         """Compute the tokens of a step, whose outcome is known.
 
         Args:
-            rows: Of the plan.
-            inputs: Of the forward pass.
-            drawn: Tokens drawn for each of `inputs.sampled_rows`.
-            hidden_states: As filled by the forward pass.
+            rows: Rows of the plan.
+            batch: The step.
+            drawn: Tokens drawn for each of `batch.sampled_rows`.
+            hidden_states: Filled by the forward pass.
             tables: The executor's block tables, by slot; kept for `propose`.
         """
         began = SYSTEM_CLOCK.now()
         self._tables = tables
-        following, ends = self._following(rows, inputs, drawn)
+        following, ends = self._following(rows, batch, drawn)
         hidden = self._head.read(hidden_states.joined())
         assert hidden_states.batch is not None, "the forward pass has run"
         hidden = self._head.forward(
@@ -120,19 +118,19 @@ class EagleProposer:
         )
         for index, end in ends:
             row = rows[index]
-            first = int(inputs.flat.query_starts[index])
+            first = int(batch.query_starts[index])
             if row.slot in self._entered:
                 self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
         self.overhead_s += 0.05 * (SYSTEM_CLOCK.now() - began - self.overhead_s)
 
     def _following(
-        self, rows: Items[Row], inputs: StepInputs, drawn: Items[Items[int]]
+        self, rows: Items[Row], batch: StepBatch, drawn: Items[Items[int]]
     ) -> tuple[Ints, list[tuple[int, int]]]:
         """The token after each one of the step, and for each sampled row its place in the plan and, in the step, that
         of its last token that is right."""
-        following = np.roll(inputs.flat.token_ids, -1)
-        starts = inputs.flat.query_starts.tolist()
-        tokens_of = dict(zip(inputs.sampled_rows, drawn, strict=True))
+        following = np.roll(batch.token_ids, -1)
+        starts = batch.query_starts.tolist()
+        tokens_of = dict(zip(batch.sampled_rows, drawn, strict=True))
         ends: list[tuple[int, int]] = []
         for index, row in enumerate(rows):
             last = starts[index + 1] - 1
@@ -146,17 +144,17 @@ class EagleProposer:
                 following[last] = 0 if entered is None else _known_token(entered, row.start + len(row.token_ids))
         return following, ends
 
-    # What the engine asks --------------------------------------------------------------------------------------------
+    # Called by the engine --------------------------------------------------------------------------------------------
 
     def seconds(self, num_sequences: int) -> float:
         """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is held of a sequence that its slot's next one does not replace."""
+        """Do nothing: the slot's next sequence replaces this one."""
 
     def forget_tenant(self, tenant: str) -> None:
-        """Nothing is kept of ended sequences."""
+        """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence whose latest tokens were not followed gets no guess."""
@@ -216,26 +214,17 @@ class EagleProposer:
             tables[row, begin : begin + 2] = spare, spare + 1
             if (known[row] - 1) % BLOCK_SIZE:
                 copies.append(BlockCopy(int(self._tables[slot, begin]), spare))
-        copy_blocks(self._cache, copies)
+        if copies:
+            copy_blocks(self._cache, copies)
         return tables
 
     def _batch(self, positions: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
         """One token of each sequence."""
-        blocks = tables[np.arange(len(positions)), positions // BLOCK_SIZE].astype(np.int64)
-        return PagedBatch(
-            positions=self._tensor(positions),
-            query_starts=self._tensor(np.arange(len(positions) + 1, dtype=np.int32)),
-            context_lens=self._tensor((positions + 1).astype(np.int32)),
-            block_tables=self._tensor(tables),
-            slot_mapping=self._tensor(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
-        )
-
-    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return PagedBatch.of(positions, np.arange(len(positions) + 1), tables, self._device)
 
 
 def _known_token(entered: NewSequence, position: int) -> int:
-    """What stands at a position behind a part of the prompt (or of what was drawn before a preemption)."""
+    """Token at a position of the prompt, or of the output before a preemption; 0 behind them."""
     prompt, outputs = entered.prompt_token_ids, entered.output_token_ids
     if position < len(prompt):
         return prompt[position]

@@ -1,8 +1,8 @@
-"""Guesses from text that was there before: what followed the longest earlier occurrence of the text's end.
+"""Guesses from earlier text: the tokens after the longest earlier occurrence of the text's end.
 
 The idea is prompt lookup (Saxena 2023), with the longest match instead of one of fixed length, as suffix decoding has
 it (Oliaro et al. 2024). It searches the sequence's own tokens, and recent answers of the same scope: tenant, cache salt
-and adapter. Nobody's guess comes from another's text, whose presence could be told by the time an answer takes.
+and adapter. No guess comes from another scope's text, whose presence could be told by the time an answer takes.
 
 There is no index: tokens stand in arrays of 4 bytes each, and a compiled search compares the last token with all of
 them, then those before it where it was found. That is a microsecond for thousands of tokens, and nothing is built for a
@@ -28,7 +28,7 @@ from kvarn.wire.block_names import PrefixScope
 from kvarn.worker.proposers.pass_times import PassTimes
 
 _NO_TOKEN = -1
-"""Stands between two answers."""
+"""Separator of two answers."""
 
 
 class TokenLog:
@@ -71,8 +71,8 @@ class TokenLog:
         return self._array[max(0, self.length - count) : self.length]
 
     def longest_match(self, tail: Tokens) -> tuple[int, int]:
-        """Where the longest end of `tail` was last seen with something behind it: the position after it, and its
-        tokens; (0, 0) where not even the last token was seen."""
+        """Latest place of the longest end of `tail` with a token behind it: the position after it, and its length;
+        (0, 0) if not even the last token occurs."""
         return longest_match(self._array[: max(self.length - 1, 0)], tail)
 
     def following(self, position: int, count: int) -> list[int]:
@@ -89,7 +89,7 @@ class _Text:
     source: TokenLog | None = None
     """Holds the last guess: the sequence's own tokens, or its scope's answers."""
     times_dropped: int = 0
-    """Of the source when the guess was made."""
+    """The source's `times_dropped` when the guess was made."""
     place: int = 0
     """Position of the last guess in it."""
     match: int = 0
@@ -105,7 +105,7 @@ class NgramProposer:
     """
 
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
-    """By the tokens that matched: none but what begins every answer, 1, 2, 3 to 4, 5 to 8, more; one was another."""
+    """Expected share by matching tokens: only the template's, 1, 2, 3 to 4, 5 to 8, more; one differs."""
     is_free: bool = True
     call_s: float = 0.0
     overhead_s: float = 0.0
@@ -143,7 +143,7 @@ class NgramProposer:
         return guesses
 
     def seconds(self, num_sequences: int) -> float:
-        """What looking for their guesses takes."""
+        """Seconds to look up the guesses of `num_sequences` sequences."""
         return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:
@@ -192,20 +192,20 @@ class NgramProposer:
         return min((match - 1).bit_length() + 1, len(self.grades) - 2) if match else 0
 
     def _follow(self, text: _Text, new: list[int]) -> bool:
-        """Whether the tokens since the last guess are those that stand where it came from."""
+        """Whether the tokens since the last guess are those of its source; then its place moves on."""
         source, count = text.source, len(new)
         if source is None or source.times_dropped != text.times_dropped:
             text.source = None
             return False
-        there = source.following(text.place, count + 1)
-        if there[:count] != new:
-            if not count or there[: count - 1] != new[:-1] or len(there) <= count:
+        ahead = source.following(text.place, count + 1)
+        if ahead[:count] != new:
+            if not count or ahead[: count - 1] != new[:-1] or len(ahead) <= count:
                 text.source = None  # too different
             return False
         text.place += count
         text.match += count
         text.skips_one = text.skips_one and not count
-        return len(there) > count
+        return len(ahead) > count
 
     def _search(self, scope: PrefixScope, text: _Text, num_new: int) -> None:
         source, tail = text.log, text.log.last(self._max_match)

@@ -1,8 +1,8 @@
 """Blocks of a model in several processes, kept beyond their KV caches in memory that all of them map.
 
-A kept block has a slot there, with the parts of all ranks side by side. Rank 0 has the books (`TieredStore`). With a
-plan it says in which slots blocks are stored and from which they are loaded; each rank copies its own part, and says so
-when it has. Only then a block may be found, written to disk, sent to another engine, or replaced by another one.
+A kept block has a slot in this memory, with the parts of all ranks side by side. Rank 0 keeps the records
+(`TieredStore`) and sends, with a plan, the slots in which blocks are stored and from which they are loaded. Each rank
+copies its own part and answers. After that a block may be found, written to disk, sent to another engine, or replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvarn.worker.ranks.pipes import read_frame
 
 
 class BlockPart(msgspec.Struct, frozen=True):
-    """Where one rank's part of each block is in a slot."""
+    """Place of one rank's part of each block in a slot."""
 
     offset: int
     num_bytes: int
@@ -43,7 +43,7 @@ def block_parts(layout: RankLayout, copies: int, sizes: Sequence[int]) -> list[B
     """The part of each rank: they lie in the order of ranks.
 
     Args:
-        layout: Of the ranks. Those that share long prompts have the same part.
+        layout: Layout of the ranks. Ranks that share long prompts have the same part.
         copies: So many ranks of a stage, one after the other, have the same heads, and so the same part.
         sizes: Bytes of the part of each rank.
     """
@@ -74,7 +74,7 @@ def anonymous_file() -> int:
 
 
 def map_memory(file: int, num_bytes: int) -> memoryview:
-    """The contents of such a file, of so many bytes."""
+    """Map `num_bytes` of such a file."""
     return memoryview(mmap.mmap(file, num_bytes))
 
 
@@ -89,7 +89,7 @@ class SlotMemory:
 
     def __init__(self, memory: memoryview, size: int, part: BlockPart) -> None:
         self.slots = BlockSlots([], [])
-        """Those of the plan whose blocks are moved next."""
+        """Slots of the plan whose blocks are moved next."""
         self._memory = memory
         self._size = size
         self._part = part
@@ -111,12 +111,12 @@ class SlotMemory:
 
 
 class RankBlocks:
-    """Rank 0's side of it.
+    """Rank 0's records of the blocks that all ranks move.
 
     Args:
         store: Keeps the blocks: its memory tier is the memory that all ranks map.
         memory: This rank's part.
-        answers: What the other ranks write when they have copied theirs, in their order.
+        answers: Pipes from the other ranks, which send a frame once they have copied their parts.
     """
 
     def __init__(self, store: TieredStore, memory: SlotMemory, answers: Sequence[IO[bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""How ranks in several processes talk: one torch.distributed group, gloo on processors and NCCL on GPUs."""
+"""Communication of ranks in several processes: one torch.distributed group, gloo on CPUs and NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TIMEOUT = timedelta(hours=1)
 
 
 class RankLostError(WorkerError):
-    """Another rank of the model is gone, and with it its part of every layer."""
+    """Another rank of the model has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """How the ranks of one model are numbered. Those of one stage stand together, the last stage first, so that rank 0,
-    which draws tokens, has the logits; in a stage those that share its layers, once for each part of long prompts."""
+    """Numbering of the ranks of one model: stages from the last to the first, so that rank 0, which draws tokens, has
+    the logits; in a stage the ranks that share its layers, once for each part of long prompts."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -79,7 +79,7 @@ class RankGroup:
         self._device = device
         self._peers, self._context_peers = layout.peers(rank), layout.context_peers(rank)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        """By their ranks: those to which this one belongs."""
+        """Groups of this rank, by their ranks."""
 
     def join(self, store: Path) -> None:
         """Wait for all ranks to come. `store`: a file that only they may write, the same for all and new each time.
@@ -155,7 +155,7 @@ class RankGroup:
 
 @contextmanager
 def _lost() -> Iterator[None]:
-    """What torch raises when a connection breaks, as our own error."""
+    """Raise torch's error of a broken connection as `RankLostError`."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -23,10 +23,10 @@ from kvarn.engine.plan import Row
 from kvarn.shapes import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvarn.worker.step_batch import FlatRows
+    from kvarn.worker.step_batch import StepBatch
 
 PIECE_BLOCKS = 2
-"""Blocks of a piece at least: the compiled kernels multiply so many tokens together. Shorter prompts are not cut."""
+"""Fewest blocks of a piece: the compiled kernels multiply as many tokens together. Shorter prompts are not cut."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ class SharedBlocks:
 
     rank: int
     blocks: Sequence[torch.Tensor]
-    """By rank: the blocks that it writes, [N] int64. N is the same for all: the last one may stand there again."""
+    """Blocks that each rank writes, [N] int64; padded to the same N with the last one."""
     all_gather: Callable[[torch.Tensor], list[torch.Tensor]]
 
     def share(self, *caches: torch.Tensor) -> None:
@@ -58,7 +58,7 @@ class ContextParallel:
 
     Args:
         rank: Rank 0 has each prompt's last token.
-        size: Of them.
+        size: Number of those ranks.
         all_gather: The tensors of all of them, of one shape and type, in their order.
     """
 
@@ -66,15 +66,15 @@ class ContextParallel:
     size: int
     all_gather: Callable[[torch.Tensor], list[torch.Tensor]]
 
-    def divide(self, rows: Sequence[Row], flat: FlatRows, device: torch.device) -> FlatRows:
-        """What this rank computes of a step: pieces of long prompts in the place of these, and all other rows."""
-        if len(flat.token_ids) < 2 * self.size * PIECE_BLOCKS * BLOCK_SIZE:
-            return flat
+    def divide(self, rows: Sequence[Row], batch: StepBatch, device: torch.device) -> StepBatch:
+        """The part of a step that this rank computes: pieces of long prompts, and all other rows."""
+        if len(batch.token_ids) < 2 * self.size * PIECE_BLOCKS * BLOCK_SIZE:
+            return batch
         spans: list[tuple[int, int, int]] = []  # row, and its first and one past its last token of the step
         written: list[list[npt.NDArray[np.int32]]] = [[] for _ in range(self.size)]
         row_ends = []
         num_tokens = 0
-        for index, (row, start) in enumerate(zip(rows, flat.query_starts.tolist(), strict=False)):
+        for index, (row, start) in enumerate(zip(rows, batch.query_starts.tolist(), strict=False)):
             bounds = self._bounds(row)
             if bounds is None:
                 own = [(index, start, start + len(row.token_ids))]
@@ -84,13 +84,13 @@ class ContextParallel:
                 for rank, blocks in enumerate(written):
                     for i in self._pieces(rank):
                         last = (bounds[i + 1] - 1) // BLOCK_SIZE
-                        blocks.append(flat.block_tables[index, bounds[i] // BLOCK_SIZE : last + 1])
+                        blocks.append(batch.block_tables[index, bounds[i] // BLOCK_SIZE : last + 1])
             spans += own
             num_tokens += sum(end - begin for _, begin, end in own)
             row_ends.append(num_tokens)
         if not written[0]:
-            return flat
-        return self._part(flat, spans, np.array(row_ends), self._shared(written, device))
+            return batch
+        return self._part(batch, spans, np.array(row_ends), self._shared(written, device))
 
     def _pieces(self, rank: int) -> tuple[int, int]:
         return rank, 2 * self.size - 1 - rank
@@ -112,26 +112,26 @@ class ContextParallel:
 
     def _shared(self, written: list[list[npt.NDArray[np.int32]]], device: torch.device) -> SharedBlocks:
         by_rank = [np.concatenate(blocks).astype(np.int64) for blocks in written]
-        most = max(map(len, by_rank))
-        padded = [np.concatenate([blocks, np.repeat(blocks[-1:], most - len(blocks))]) for blocks in by_rank]
+        longest = max(map(len, by_rank))
+        padded = [np.concatenate([blocks, np.repeat(blocks[-1:], longest - len(blocks))]) for blocks in by_rank]
         return SharedBlocks(self.rank, [torch.from_numpy(blocks).to(device) for blocks in padded], self.all_gather)
 
     def _part(
-        self, flat: FlatRows, spans: Sequence[tuple[int, int, int]], row_ends: Ints, exchange: SharedBlocks
-    ) -> FlatRows:
+        self, batch: StepBatch, spans: Sequence[tuple[int, int, int]], row_ends: Ints, exchange: SharedBlocks
+    ) -> StepBatch:
         row, first, end = np.array(spans, dtype=np.int64).T
         lengths = end - first
         query_starts = np.concatenate(([0], np.cumsum(lengths)))
         tokens = np.arange(query_starts[-1]) + np.repeat(first - query_starts[:-1], lengths)
         return replace(
-            flat,
-            token_ids=flat.token_ids[tokens],
-            row_of_token=flat.row_of_token[tokens],
-            positions=flat.positions[tokens],
-            slot_mapping=flat.slot_mapping[tokens],
+            batch,
+            token_ids=batch.token_ids[tokens],
+            row_of_token=batch.row_of_token[tokens],
+            positions=batch.positions[tokens],
+            slot_mapping=batch.slot_mapping[tokens],
             query_starts=query_starts,
-            context_lens=flat.positions[end - 1] + 1,
-            block_tables=flat.block_tables[row],
+            context_lens=batch.positions[end - 1] + 1,
+            block_tables=batch.block_tables[row],
             row_ends=row_ends,
             exchange=exchange,
         )

@@ -23,19 +23,11 @@ from kvarn.models import Decoder
 from kvarn.models.adapters import load_adapter
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.server.parent import exit_with_parent
-from kvarn.replica.server.ranks.processes import (
-    Begin,
-    Loaded,
-    RankSpec,
-    context_of,
-    device_of,
-    executor_type,
-    layout_of,
-    load_part,
-)
+from kvarn.replica.server.ranks.parts import context_of, device_of, executor_type, layout_of, load_part
+from kvarn.replica.server.ranks.processes import Begin, Loaded, RankSpec
 from kvarn.worker.kv_blocks import block_bytes
 from kvarn.worker.ranks.collectives import RankGroup
-from kvarn.worker.ranks.executor import Follower
+from kvarn.worker.ranks.follower import Follower
 from kvarn.worker.ranks.pipes import read_frame, send_frame
 
 log = logging.getLogger(__name__)
@@ -45,7 +37,7 @@ def main() -> int:
     """Load a part of the model and run plans until the engine process closes the pipe; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent()
-    # Whatever prints must not reach the engine process.
+    # Nothing printed may reach the engine process.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         line = sys.stdin.buffer.readline()
@@ -85,16 +77,15 @@ def _run(spec: RankSpec, model: Decoder, group: RankGroup, frames: Iterator[byte
         )
         group.join(Path(spec.store))
         gc.freeze()
-        Follower(executor, partial(load_adapter, model=model), memory, answers).follow(frames)
+        Follower(executor, partial(load_adapter, model=model), memory, answers).run(frames)
     except Exception:
-        log.exception("the rank cannot go on", extra={"rank": spec.rank})
+        log.exception("the rank failed", extra={"rank": spec.rank})
         return 1
     return 0
 
 
 def _frames(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Messages as they come, read by a thread: the engine process never waits to write one, and when it is gone this
-    one ends, whatever it is doing."""
+    """Read messages in a thread: the engine process never waits to write one, and this process ends with it."""
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:

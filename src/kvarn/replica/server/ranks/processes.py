@@ -17,38 +17,29 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
-import torch
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.schema import ModelConfig
 from kvarn.kernels.device.memory import DeviceMemory
-from kvarn.kernels.dispatch import kernels_for
-from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
-from kvarn.models.loading.checkpoint import Progress
-from kvarn.models.parallel import Parallel, ParallelError, Stage
-from kvarn.replica.server.cpu import kernel_threads, usable_cores
+from kvarn.replica.server.ranks.parts import device_of, keeps_blocks, layout_of
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.worker.async_executor import AsyncExecutor
-from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.blocks import BlockPart, SlotMemory, anonymous_file, map_memory
-from kvarn.worker.ranks.collectives import RankGroup, RankLayout, RankLostError
-from kvarn.worker.ranks.context_parallel import ContextParallel
+from kvarn.worker.ranks.collectives import RankGroup, RankLostError
 from kvarn.worker.ranks.pipes import read_frame, send_frame
 
 EXIT_RANK_LOST = 3
-"""Exit status of an engine process, one of whose ranks ended while it did not look."""
+"""Exit status of an engine process after the loss of a rank."""
 _NOTICE_S = 2.0
-"""For so long a step has time to fail by itself, which the supervisor is told of in words."""
+"""Time for a step to fail by itself, with an error that the supervisor can show."""
 _END_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told when it starts: one line of JSON on its standard input."""
+    """Configuration of a rank: one line of JSON on its standard input."""
 
     replica: ReplicaSpec
     rank: int
@@ -61,19 +52,19 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A rank has its part of the weights, or says why not."""
+    """Message of a rank that has loaded its part of the weights, or could not."""
 
     layer_bytes: int = 0
     head_bytes: int = 0
     memory: DeviceMemory | None = None
-    """Of a device of its own; None: its memory is the machine's."""
+    """Memory of its own device; None: it is the machine's."""
     block_bytes: int = 0
-    """Of its part of a block of the KV cache."""
+    """Bytes of its part of a block of the KV cache."""
     problem: str = ""
 
 
 class KeptBlocks(msgspec.Struct, frozen=True):
-    """The memory in which blocks are kept beyond the caches."""
+    """Memory that keeps blocks beyond the caches."""
 
     num_bytes: int
     slot_bytes: int
@@ -81,126 +72,18 @@ class KeptBlocks(msgspec.Struct, frozen=True):
     """The rank's own, of each slot."""
 
     def map(self, file: int) -> SlotMemory:
-        """For the rank."""
+        """Map this memory in the rank's process."""
         return SlotMemory(map_memory(file, self.num_bytes), self.slot_bytes, self.part)
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """All have loaded: how large the KV cache is."""
+    """Message that all ranks have loaded, with the size of the KV cache."""
 
     num_blocks: int
     max_context_length: int
     max_num_seqs: int
     num_snapshots: int = 0
     kept: KeptBlocks | None = None
-
-
-def layout_of(config: ModelConfig) -> RankLayout:
-    """How a model is divided."""
-    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size)
-
-
-def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
-    """A rank's place among those that share long prompts, where there are others."""
-    layout = layout_of(config)
-    size = layout.prefill_context_parallel_size
-    return ContextParallel(layout.context(rank), size, group.gather_context) if size > 1 else None
-
-
-def device_of(config: ModelConfig, rank: int) -> torch.device:
-    """Where a rank computes: on an accelerator of its own, where it computes on one.
-
-    Raises:
-        ParallelError: There are fewer of them than ranks.
-    """
-    place, ranks = kernels_for(config.kernels, config.device).device.torch_device, layout_of(config).world_size
-    accelerator = torch.accelerator.current_accelerator()
-    if ranks == 1 or accelerator is None or place.type != accelerator.type:
-        return place
-    count = torch.accelerator.device_count()
-    if count < ranks:
-        raise ParallelError(
-            f"{config.name} is divided among {ranks} processes, but there are {count} {place.type} devices: lower "
-            "tensor_parallel_size, pipeline_parallel_size or prefill_context_parallel_size, or set `device`"
-        )
-    torch.accelerator.set_device_index(rank)
-    return torch.device(place.type, rank)
-
-
-def packed_cache_of(config: ModelConfig) -> Path | Literal["auto"] | None:
-    """Where packed weights are kept, as `load_model` takes it."""
-    match config.packed_cache:
-        case "off":
-            return None
-        case "auto":
-            return "auto"
-        case directory:
-            return Path(directory).expanduser()
-
-
-def load_part(
-    spec: ReplicaSpec,
-    rank: int,
-    group: RankGroup | None,
-    expert_load: Mapping[int, Sequence[int]],
-    progress: Progress | None = None,
-) -> Decoder | Encoder | CausalEncoder:
-    """A rank's part of the model, or all of it where `group` is None. Raises what `load_model` does, and
-    `ParallelError`."""
-    config, layout = spec.model_config, layout_of(spec.model_config)
-    torch.set_num_threads(threads_of(config, usable_cores()))  # for loading; see below for serving
-    stage = Stage(layout.stage(rank), layout.pipeline_parallel_size, group)
-    parallel = Parallel(
-        layout.shard(rank),
-        layout.tensor_parallel_size,
-        group,
-        fixed_sums=config.tensor_parallel_invariant,
-        expert_parallel=config.expert_parallel,
-        expert_load=expert_load,
-        redundant_experts=config.experts.num_redundant,
-        stage=stage,
-    )
-    model = load_model(
-        Path(spec.directory),
-        device=str(device_of(config, rank)),
-        dtype=config.dtype,
-        progress=progress,
-        max_context_length=config.max_context_length,
-        quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
-        kernels=config.kernels,
-        packed_cache=packed_cache_of(config),
-        parallel=parallel,
-        kind=config.kind,
-        gpu_memory_utilization=config.hardware.gpu_memory_utilization,
-    )
-    if group is not None and not isinstance(model, Decoder):
-        raise ParallelError(
-            f"{config.name} embeds texts: leave out its tensor_parallel_size, pipeline_parallel_size and "
-            "prefill_context_parallel_size"
-        )
-    held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
-    parts = layout.world_size // layout.prefill_context_parallel_size
-    torch.set_num_threads(threads_of(config, kernel_threads(held * parts)))
-    return model
-
-
-def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor]:
-    """What runs plans on every rank: ahead of the host, where the device computes beside it and all ranks have all
-    logits."""
-    layout = layout_of(config)
-    have_logits = layout.pipeline_parallel_size == 1 and layout.prefill_context_parallel_size == 1
-    return AsyncExecutor if model.kernels.device.is_asynchronous and have_logits else InProcessExecutor
-
-
-def threads_of(config: ModelConfig, threads: int) -> int:
-    """Threads of one rank, where the model has so many in all unless it is configured."""
-    return max(1, (config.threads or threads) // layout_of(config).world_size)
-
-
-def keeps_blocks(spec: ReplicaSpec) -> bool:
-    """Whether blocks are kept beyond the KV cache, for later or for another engine."""
-    return spec.model_config.kv_tiers is not None or spec.role != "both"
 
 
 class RankProcesses:
@@ -213,7 +96,7 @@ class RankProcesses:
     def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
         layout = layout_of(spec.model_config)
         self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
-        """What this process's part of the model talks through, once it has begun."""
+        """Group of the ranks, joined by `begin`."""
         self._closing = False
         # The directory of the engine's sockets is removed however the engine ends.
         self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")
@@ -238,12 +121,12 @@ class RankProcesses:
                 replica=spec, rank=rank, store=str(self._store), block_file=self._block_file, expert_load=load
             )
             line = msgspec.json.encode(own)
-            with contextlib.suppress(BrokenPipeError):  # that it is gone is noticed when it shall have loaded
+            with contextlib.suppress(BrokenPipeError):  # `await_loaded` notices that it is gone
                 process.stdin.write(line + b"\n")
                 process.stdin.flush()
 
     def await_loaded(self) -> list[Loaded]:
-        """What each rank has loaded.
+        """Wait until each rank has loaded its part.
 
         Raises:
             RankLostError: One ended, or says why it cannot load.
@@ -310,7 +193,10 @@ class RankProcesses:
         status = process.wait()
         if self._closing:
             return
-        log.error("a rank has ended: the engine ends", extra={"rank": rank, "pid": process.pid, "status": status})
+        log.error(
+            "a rank of the model has ended; the engine process exits",
+            extra={"rank": rank, "pid": process.pid, "status": status},
+        )
         SYSTEM_CLOCK.sleep(_NOTICE_S)
         if not self._closing:
             os._exit(EXIT_RANK_LOST)

@@ -30,20 +30,11 @@ from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.planned_context import with_planned_context
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
-from kvarn.replica.server.ranks.processes import (
-    Begin,
-    KeptBlocks,
-    Loaded,
-    RankProcesses,
-    context_of,
-    executor_type,
-    keeps_blocks,
-    layout_of,
-)
+from kvarn.replica.server.ranks.parts import context_of, executor_type, keeps_blocks, layout_of
+from kvarn.replica.server.ranks.processes import Begin, KeptBlocks, Loaded, RankProcesses
 from kvarn.replica.server.sleep import Rebuild, SleepingModel
-from kvarn.replica.server.startup.card import model_card
 from kvarn.replica.server.startup.memory import plan_memory
-from kvarn.replica.server.startup.phases import Phases
+from kvarn.replica.server.startup.phases import Phases, model_card
 from kvarn.replica.server.startup.proposer import build_proposer
 from kvarn.replica.server.startup.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.startup.warm_up import compile_ahead, warm_up

@@ -1,4 +1,4 @@
-"""Load a draft model beside the model whose tokens it guesses. Brings torch."""
+"""Loading of a draft model. Brings torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.worker.memory import plan_cache
 from kvarn.worker.proposers.draft import DraftProposer
 
 _SHARE = 50
-"""By default the cache takes up to one part in this many of the machine's memory."""
+"""Default limit of the cache: one part in this many of the machine's memory."""
 
 
 class DraftModelError(Exception):
@@ -32,7 +32,7 @@ def load_draft(directory: Path, target: Path, config: ModelConfig, model: Decode
 
     Raises:
         DraftModelError: It is no decoder, or its tokens are others.
-        Exception: What loading raises.
+        Exception: Loading failed.
     """
     check_vocabulary(directory, target)
     draft = load_model(

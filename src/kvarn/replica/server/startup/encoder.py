@@ -5,8 +5,7 @@ from __future__ import annotations
 from kvarn.config.schema import ModelConfig
 from kvarn.models import CausalEncoder, Encoder
 from kvarn.replica.server.embed import EmbedService
-from kvarn.replica.server.startup.card import model_card
-from kvarn.replica.server.startup.phases import Phases
+from kvarn.replica.server.startup.phases import Phases, model_card
 from kvarn.replica.server.startup.warm_up import compile_ahead
 from kvarn.text.rerank_template import QWEN3
 from kvarn.worker.encoder_runner import EncoderRunner

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from kvarn.config.schema import ModelConfig
 from kvarn.models import Decoder
-from kvarn.replica.server.ranks.processes import Loaded, layout_of
+from kvarn.replica.server.ranks.parts import layout_of
+from kvarn.replica.server.ranks.processes import Loaded
 from kvarn.worker.memory import CachePlan, GpuBudget, plan_cache, step_bytes
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a model with recurrent states is served without. Brings torch."""
+"""Limits of models with recurrent states. Brings torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def check_recurrent(model: Decoder, config: ModelConfig) -> None:
-    """Raise UnsupportedModelError where a model has recurrent states, and its configuration asks for what cannot be
-    done with them."""
+    """Raise UnsupportedModelError if a model has recurrent states and a setting that does not work with them."""
     if not model.spec.has_states:
         return
     problems = {
@@ -34,8 +33,7 @@ def check_recurrent(model: Decoder, config: ModelConfig) -> None:
 
 
 def with_planned_states(model: Decoder, config: ModelConfig, max_num_seqs: int, num_snapshots: int) -> ModelConfig:
-    """The configuration with as many sequences as there is memory for the recurrent states of; says how many those are,
-    and how many snapshots."""
+    """The configuration with as many sequences as the memory has room for; logs their number and that of snapshots."""
     if not model.spec.has_states:
         return config
     extra = {"model": config.name}

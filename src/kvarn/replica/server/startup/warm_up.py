@@ -1,4 +1,4 @@
-"""What an engine computes before its first request."""
+"""Warm-up of an engine: computed before its first request."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.sampling import SamplingParams
 
 _THREADS = 8
-"""That compile, at most: a part of it needs Python's lock."""
+"""Most threads that compile: a part of the work needs Python's lock."""
 
 log = logging.getLogger(__name__)
 
 
 def compile_ahead(begin: Callable[[int], None]) -> None:
-    """Begin to compile the kernels of all steps, in so many threads; the engine is ready before the last of them.
+    """Begin to compile the kernels of all steps, in some threads; the engine is ready before they end.
 
-    It is there for speed alone: where it fails, steps wait for kernels that are new to them, and the log says why.
+    A failure is logged and costs speed alone: steps then wait for kernels that are new to them.
     """
     try:
         begin(min(_THREADS, max(1, usable_cores() // 2)))
     except Exception:
-        log.exception("kernels are not compiled ahead: the first requests wait for them")
+        log.exception("compiling kernels ahead failed; the first requests will be slower")
 
 
 def warm_up(executor: Executor, vocab_size: int) -> None:

@@ -18,9 +18,6 @@ async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
 
     Returns:
         How many were new.
-
-    Raises:
-        StoreAwayError: The database does not answer; nothing is counted, or nobody knows.
     """
     if not events:
         return 0

@@ -32,7 +32,6 @@ async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence
         The ids that are new.
 
     Raises:
-        StoreAwayError: The database does not answer; nothing is written, or nobody knows.
         UnstorableError: It refuses one of them as it is; nothing is written.
     """
     try:

@@ -47,9 +47,6 @@ async def sums(
 
     Returns:
         By time, then by group. Events in several currencies have a sum in each.
-
-    Raises:
-        StoreAwayError: The database does not answer, or not in the time that a report may take.
     """
     by_hours = where.batch_ids is None and "batch_id" not in group_by
     times = _times(start, end, width) if by_hours else [(UsageEvent, (start, end))]
