@@ -62,8 +62,6 @@ class _Spec:
 class InstantModel:
     """Stands for a decoder: the same logits for every row, at once. Notes when it was entered and left."""
 
-    reads_shared_prefixes = False
-
     def __init__(self) -> None:
         self.spec = _Spec()
         self.kernels = kernels_for()

@@ -118,10 +118,10 @@ def measure_masks(vocab_size: int, rows: int, rounds: int, console: Console) -> 
         grammar=Grammar(text=text),
     )
     answers = [_answer(masks, message, vocab_size, seed) for seed in range(rows)]
-    kernels, slots = kernels_for(), SlotTable(rows, 1024, vocab_size)
+    slots = SlotTable(rows, 1024, vocab_size)
     for slot in range(rows):
         slots.admit(NewSequence(slot, message.sampling, slot, [1], []))
-    logits, sampler = torch.randn(rows, vocab_size), Sampler(slots, kernels)
+    logits, sampler = torch.randn(rows, vocab_size), Sampler(slots, kernels_for().operations)
     for count in (1, rows):
         own = [_ready(masks, message) for _ in range(count)]
         places = [0]

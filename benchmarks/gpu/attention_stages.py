@@ -85,7 +85,8 @@ class AttentionCase:
         angles = (positions[:, None] * 1e4 ** (-torch.arange(self._heads.dim // 2) / self._heads.dim)).float()
         rotation = Rotation(angles.cos().to(self._session.device), angles.sin().to(self._session.device))
         qkv = torch.cat([self._rows[row][-count:] for row, count in zip(picked, counts, strict=True)])
-        plan = (reference or self._session.kernels).plan_attention(batch, self._heads, self._kind.window)
+        operations = (reference or self._session.kernels).operations
+        plan = operations.plan_attention(batch, self._heads, self._kind.window)
         keys, values = self._cache.keys[0], self._cache.values[0]
         if reference is not None:
             qkv, keys, values = qkv.float(), _in_float32(keys), _in_float32(values)

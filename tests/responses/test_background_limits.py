@@ -92,8 +92,8 @@ def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) 
         made = red.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True}).json()
         wait_for(lambda: len(kept.chat.submitted) >= 1, "the first try")
         kept.do(change(key_id))
-        kept.chat.refusal = None
         wait_for(lambda: red.get(f"/v1/responses/{made['id']}").json()["status"] == "failed", "it to fail")
+        kept.chat.refusal = None
         assert "no longer" in red.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
         assert not kept.chat.finished
 

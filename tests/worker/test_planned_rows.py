@@ -118,7 +118,9 @@ def test_masks_and_proposals_go_together(stack: Any, tiny_model: Callable[[str],
 
 def test_a_mask_that_allows_nothing_is_an_error_that_names_the_slot(slot_table: Any) -> None:
     with pytest.raises(PlanError, match="slot 0 allows no token"):
-        Sampler(slot_table(10, [{}]), torch_kernels()).sample(torch.zeros(1, 10), np.array([0]), {0: packed([], 10)})
+        Sampler(slot_table(10, [{}]), torch_kernels().operations).sample(
+            torch.zeros(1, 10), np.array([0]), {0: packed([], 10)}
+        )
 
 
 def test_a_preempted_sequence_goes_on_from_stored_blocks_with_the_same_tokens(

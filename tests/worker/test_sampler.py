@@ -24,7 +24,7 @@ VOCAB = 40
 
 
 def run(logits: torch.Tensor, slots: SlotTable) -> Sampled:
-    return Sampler(slots, torch_kernels()).sample(logits.clone(), np.arange(len(logits)))
+    return Sampler(slots, torch_kernels().operations).sample(logits.clone(), np.arange(len(logits)))
 
 
 def random_logits(rows: int, vocab_size: int = VOCAB, seed: int = 0) -> torch.Tensor:

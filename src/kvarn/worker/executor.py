@@ -29,7 +29,7 @@ class InProcessExecutor(SynchronousExecutor):
         self, model: Decoder, *, runner_type: Callable[..., ModelRunner] = ModelRunner, **options: Any
     ) -> None:
         self.runner = runner_type(model, **options)
-        self.sampler = Sampler(self.runner.slots, model.kernels)
+        self.sampler = Sampler(self.runner.slots, model.kernels.operations)
         self.num_blocks = self.runner.num_blocks
         self.max_context_length = self.runner.max_context_length
         self.adapters = self.runner.adapters

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from kvarn.engine.plan import RowMasks
-from kvarn.kernels.backend import Kernels
+from kvarn.kernels.operations import Operations
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, apply_constraints
@@ -48,12 +48,12 @@ class Sampler:
 
     Args:
         slots: Sampling parameters and history of each sequence.
-        kernels: Finds and draws tokens.
+        operations: Find and draw tokens.
     """
 
-    def __init__(self, slots: SlotTable, kernels: Kernels) -> None:
+    def __init__(self, slots: SlotTable, operations: Operations) -> None:
         self._slots = slots
-        self._kernels = kernels
+        self._operations = operations
 
     def draw(self, batch: StepBatch, logits: torch.Tensor, masks: Mapping[int, RowMasks]) -> StepTokens:
         """Draw one token for each sampled row, and one more as long as the drawn tokens are those proposed.
@@ -135,7 +135,7 @@ class Sampler:
             InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
             PlanError: A mask allows no token.
         """
-        slots, kernels = self._slots, self._kernels
+        slots, operations = self._slots, self._operations
         reports = slots.num_logprobs[row_slots]
         reported = np.flatnonzero(reports != NO_LOGPROBS)
         own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]
@@ -143,17 +143,17 @@ class Sampler:
             _check_masks(masks, row_slots)
         constrained = self._constrained_rows(row_slots, masks or {}, logits.shape[1]) if slots.constraints else []
         if constrained or masks:
-            check_finite(kernels.operations.most_likely(logits)[1], row_slots)
-            kernels.operations.mask_logits(logits, masks or {})
+            check_finite(operations.most_likely(logits)[1], row_slots)
+            operations.mask_logits(logits, masks or {})
             apply_constraints(logits, constrained)
-        tokens, row_max = kernels.operations.most_likely(logits)
+        tokens, row_max = operations.most_likely(logits)
         check_finite(row_max, row_slots)
         drawn = np.flatnonzero(slots.temperature[row_slots] > 0)
         if len(drawn):
             rows = torch.from_numpy(drawn).to(logits.device)
             columns = self._columns(row_slots[drawn], 0 if ahead is None else ahead[drawn])
             tensors = {name: torch.from_numpy(column).to(logits.device) for name, column in columns.items()}
-            tokens[rows] = kernels.operations.draw_tokens(logits, rows, row_max[rows], SamplingTensors(**tensors))
+            tokens[rows] = operations.draw_tokens(logits, rows, row_max[rows], SamplingTensors(**tensors))
         if not len(reported):
             return Sampled(tokens.numpy(force=True), {})
         entries = position_logprobs(own_logits, tokens[torch.from_numpy(reported)], reports[reported].tolist())
@@ -168,7 +168,7 @@ class Sampler:
         """
         found: dict[int, list[PositionLogprobs]] = {span.row: [] for span in spans}
         for span, following, logits in pieces:
-            check_finite(self._kernels.operations.most_likely(logits)[1], np.full(len(following), span.slot))
+            check_finite(self._operations.most_likely(logits)[1], np.full(len(following), span.slot))
             chosen = torch.tensor(following, dtype=torch.int64, device=logits.device)
             found[span.row] += position_logprobs(logits, chosen, [span.num_top] * len(following))
         return found
@@ -186,13 +186,11 @@ class Sampler:
         self, logits: torch.Tensor, columns: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and largest logits of R rows [R, vocab], in operations that a device can repeat."""
-        tokens, row_max = self._kernels.operations.most_likely(logits)
+        tokens, row_max = self._operations.most_likely(logits)
         if columns and len(tokens):
             rows = torch.arange(len(tokens), device=tokens.device)
             parameters = SamplingTensors(**dict(zip(_NEUTRAL, columns[:-1], strict=True)))
-            tokens = torch.where(
-                columns[-1], tokens, self._kernels.operations.draw_tokens(logits, rows, row_max, parameters)
-            )
+            tokens = torch.where(columns[-1], tokens, self._operations.draw_tokens(logits, rows, row_max, parameters))
         return tokens, row_max
 
     def _columns(self, row_slots: Ints, ahead: Ints | int) -> dict[str, npt.NDArray[Any]]:

@@ -65,12 +65,14 @@ def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:
 def _launch(model: Decoder, cache: KVCache, sequences: int, each: int, blocks: int, *, shares: bool) -> None:
     device, tokens = model.kernels.device.torch_device, sequences * each
     starts, tables = np.arange(sequences + 1) * each, np.zeros((sequences, blocks), dtype=np.int32)
-    batch = PagedBatch.of(np.tile(np.arange(each), sequences), starts, tables, device)
+    # A step may have more tokens than a sequence has room for, so all of them stand at the first position.
+    batch = PagedBatch.of(np.zeros(tokens, dtype=np.int64), starts, tables, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    lengths = torch.full((sequences,), each, dtype=torch.int32, device=device)
     states = None
     if cache.recurrent_states is not None:
         states = StateBatch(zeros[:sequences] - 1, zeros - 1)
-    batch = replace(batch, slot_mapping=zeros - 1, recurrent_states=states, shares_prefix=shares)
+    batch = replace(batch, context_lens=lengths, slot_mapping=zeros - 1, recurrent_states=states, shares_prefix=shares)
     rows = torch.arange(tokens if each == 1 else min(tokens, MAX_LOGITS), device=device)
     logits = model.forward(zeros, batch, cache, rows)
     _, maxima = model.kernels.operations.most_likely(logits)

@@ -134,7 +134,7 @@ class RequestStream:
 
 def _merge(first: TokenDelta, later: TokenDelta) -> bool:
     """Add what came later to the lists of the first, as long as that is small; false where they stay two."""
-    if len(first.token_ids) + len(later.token_ids) > _TOKENS_AT_ONCE or later.finish_reason is not None:
+    if len(first.token_ids) + len(later.token_ids) > _TOKENS_AT_ONCE or later.finish_reason is not None or later.events:
         return False
     if first.logprobs is not None and later.logprobs is not None:
         first.logprobs.extend(later.logprobs)
