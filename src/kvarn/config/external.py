@@ -90,8 +90,8 @@ class ExternalConfig(Section):
     """The model's name there. Default: its name here."""
 
     api: Literal["openai", "vllm", "kvarn", "sglang", "llama_cpp", "ollama"] = "openai"
-    """Which server it is: what it knows besides OpenAI's fields. A request with a field that it does not know is
-    refused where the answer would be another without it."""
+    """Kind of server, which decides the fields it knows besides OpenAI's. A request with an unknown field is refused if
+    the answer would differ without it."""
 
     api_key_env: str | None = Field(None, min_length=1)
     """Environment variable with the API key. Default: none is sent."""
@@ -120,10 +120,10 @@ class ExternalConfig(Section):
     rest."""
 
     probe_interval_s: float = Field(5.0, gt=0)
-    """Seconds between looks at whether it is ready."""
+    """Seconds between readiness checks."""
 
     probe_timeout_s: float = Field(5.0, gt=0)
-    """Seconds such a look may take."""
+    """Seconds that a readiness check may take."""
 
     retries: RetriesConfig = RetriesConfig()
     """Attempts to send a failed request again."""

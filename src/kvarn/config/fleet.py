@@ -25,8 +25,8 @@ class RayConfig(Section):
     """Seconds that finding a place for a replica may take, before it is tried again after a pause."""
 
     orphan_timeout_s: float = Field(300.0, gt=0)
-    """Seconds after which an engine that no gateway looks after ends. Engines outlive their gateway for so long, and a
-    gateway that starts takes over those it finds."""
+    """Seconds after which an engine without a gateway ends. Engines outlive their gateway for this long, and a gateway
+    that starts takes over those it finds."""
 
 
 class FleetConfig(Section):
@@ -39,7 +39,7 @@ class FleetConfig(Section):
     """The Ray cluster."""
 
     poll_s: float = Field(2.0, gt=0)
-    """Seconds between two looks at the database for changed deployments, and at the replicas."""
+    """Seconds between two polls of the database for changed deployments, and of the replicas."""
 
     warm_pool: int = Field(0, ge=0)
     """Engine processes that wait with their libraries imported and a checkpoint's weights mapped, on a GPU asleep with
@@ -80,25 +80,25 @@ class HardwareConfig(Section):
     """Memory in GiB. Default: predicted from the size of the checkpoint, its quantisation and the KV cache."""
 
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Share of a GPU's whole memory that a replica takes: weights, KV cache and what a step needs. With several
-    processes (ranks) each takes so much of a GPU of its own. Replicas are placed on one GPU as long as their shares
-    fit; what other programs hold is not used. See docs/gpu.md."""
+    """Share of a GPU's whole memory that a replica takes: weights, KV cache and what a step needs. Each of several
+    processes (ranks) takes this share of a GPU of its own. Replicas are placed on one GPU as long as their shares fit;
+    what other programs hold is not used. See docs/gpu.md."""
 
 
 class AutoscaleConfig(Section):
     """Number of a model's replicas, by the work that arrives. See docs/fleet.md."""
 
     min_replicas: int = Field(1, ge=0, le=256)
-    """Replicas at least. 0: a model that nobody asks for has none; requests that come wait until one is ready."""
+    """Smallest number of replicas. 0: an idle model has none; requests wait until one is ready."""
 
     max_replicas: int = Field(1, ge=1, le=256)
-    """Replicas at most."""
+    """Largest number of replicas."""
 
     target_utilization: float = Field(0.7, gt=0, le=1)
     """Share of a replica's modelled capacity that arriving work shall take. What is left takes up bursts."""
 
     start_s: float = Field(30.0, gt=0)
-    """Seconds that a replica takes to start: work is foreseen for so long ahead."""
+    """Seconds that a replica takes to start: work is predicted this far ahead."""
 
     scale_in_delay_s: float = Field(300.0, ge=0)
     """Seconds for which fewer replicas must have been enough before any is drained."""

@@ -10,7 +10,7 @@ from kvarn.config.section import Section
 
 
 class GatewayConfig(Section):
-    """The HTTP front door."""
+    """HTTP settings of the gateway."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""

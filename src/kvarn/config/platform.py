@@ -61,8 +61,7 @@ class StoreConfig(Section):
     beside the database, with PostgreSQL `database`. Contents in rows are moved out after the start."""
 
     migrate: bool = True
-    """Bring the schema up to date at the start. Off: where it is not, the start fails and names
-    `kvarn store upgrade`."""
+    """Upgrade the schema at the start. Off: the start fails on an old schema and names `kvarn store upgrade`."""
 
 
 class LimitsConfig(Section):
@@ -93,7 +92,7 @@ class LimitsConfig(Section):
     model have been seen."""
 
     output_quantile: float = Field(0.9, gt=0, le=1)
-    """Then the length is reserved that this share of the latest hundred such answers did not pass."""
+    """Quantile of the lengths of the latest hundred such answers that is reserved afterwards."""
 
 
 class KafkaConfig(Section):
@@ -122,13 +121,13 @@ class PriceConfig(Section):
     """First day (UTC) on which the price holds, as `YYYY-MM-DD`."""
 
     input_per_million: Money = 0.0
-    """For a million prompt tokens that had to be computed, in `metering.currency`."""
+    """Price of a million computed prompt tokens, in `metering.currency`."""
 
     cached_per_million: Money | None = None
-    """For a million prompt tokens found in the prefix cache. Default: as computed ones."""
+    """Price of a million prompt tokens found in the prefix cache. Default: as computed ones."""
 
     output_per_million: Money = 0.0
-    """For a million output tokens."""
+    """Price of a million output tokens."""
 
     @field_validator("since")
     @classmethod
@@ -182,7 +181,7 @@ class SloConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Which requests wait at the gateway, and which are refused."""
+    """Queueing and refusal of requests at the gateway."""
 
     load_shedding: bool = False
     """Predict each interactive request's TTFT and TPOT, hold back what would slow others beyond the targets under
@@ -221,7 +220,8 @@ class SafetyConfig(Section):
     Empty: nothing, for models that carry their own (Llama Guard)."""
 
     model_timeout_s: float = Field(10.0, gt=0)
-    """Seconds that model may take for one text. What could not be looked at is refused, or ends."""
+    """Seconds that the model may take for one text. A prompt that could not be checked is refused; an answer is
+    ended."""
 
     rules: tuple[str, ...] = ()
     """Regular expressions (RE2) that flag a text by themselves, as category `rule`."""
@@ -299,4 +299,4 @@ class BatchesConfig(Section):
     """Seconds after which the batches of a gateway that died are taken over by another."""
 
     poll_s: float = Field(1.0, gt=0)
-    """Seconds between looks for new batches."""
+    """Seconds between polls for new batches."""

@@ -27,8 +27,8 @@ class QualityConfig(Section):
     """Tokens of an answer to a golden prompt."""
 
     timeout_s: float = Field(120.0, gt=0)
-    """Seconds after which a golden prompt that was not answered is given up, as on a replica that has no time for it.
-    The next probe comes as planned."""
+    """Seconds after which an unanswered golden prompt is given up, as on a busy replica. The next probe comes as
+    planned."""
 
     reference_file: str | None = Field(None, min_length=1)
     """File of the expected answers, by model and build. They are added to it as they are first given, so that later

@@ -36,7 +36,7 @@ class ReplicaConfig(Section):
     """Seconds between an engine's heartbeats."""
 
     heartbeat_timeout_s: float = Field(5.0, gt=0)
-    """Seconds of silence after which an engine is taken for dead and restarted."""
+    """Seconds without a heartbeat after which an engine counts as dead and is restarted."""
 
     step_timeout_s: float = Field(300.0, gt=0)
     """Seconds one step may take. An engine that is in one for longer hangs: it is killed and restarted."""

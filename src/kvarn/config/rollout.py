@@ -44,7 +44,7 @@ class RolloutConfig(Section):
     """Tolerated share of failed requests."""
 
     unacceptable_error_rate: float = Field(0.05, gt=0, lt=1)
-    """Share of failed requests that is found soonest. More than `tolerated_error_rate`."""
+    """Share of failed requests that the gate detects soonest. More than `tolerated_error_rate`."""
 
     tolerated_slowdown: float = Field(0.05, ge=0)
     """Tolerated increase of the times to the first token and per output token: 0.05 is 5 %."""

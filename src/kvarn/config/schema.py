@@ -120,8 +120,9 @@ class ModelConfig(Section):
     float32; `auto` rounds them to bfloat16, with a warning. The kernels of GPUs take bfloat16 alone."""
 
     quantization: Literal["int8", "int4", "fp8"] | None = None
-    """Quantise plain weights when the model is loaded: int8 or (on GPUs) fp8 with a scale an output, int4 with one for
-    128 inputs and a multiplier for 32. What the checkpoint holds quantised stays so (docs/quantization.md)."""
+    """Quantise plain weights when the model is loaded. int8 and (on GPUs) fp8 have a scale for each output; int4 has
+    one for 128 inputs and a sub-scale for 32. Weights that the checkpoint stores quantised stay as they are
+    (docs/quantization.md)."""
 
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
     """Type of cached keys and values. `auto`: the weights' type, bfloat16 where they are quantised. int8 (on
@@ -137,7 +138,8 @@ class ModelConfig(Section):
     """Cache of packed weights for later starts: a directory, `off`, or `auto` (see docs/quantization.md)."""
 
     max_context_length: int | None = Field(None, ge=16)
-    """Prompt and answer together, in tokens. Default: what was trained, or fewer, with a warning, if no more fit."""
+    """Tokens of prompt and answer together. Default: the length that the model was trained for, or fewer, with a
+    warning, if no more fit."""
 
     kv_cache_gib: float | None = Field(None, gt=0)
     """Memory of the KV cache in GiB. Default: a tenth of the machine's, up to a third if needed (all but a tenth if one
@@ -161,16 +163,17 @@ class ModelConfig(Section):
     """Processes that share a layer hold whole experts of a mixture, in place of a part of each."""
 
     experts: ExpertsConfig = ExpertsConfig()
-    """Which of them holds which experts."""
+    """Assignment of experts to processes."""
 
     tensor_parallel_invariant: bool = False
-    """Let one process take its sums in the order of several: bits are those of any `tensor_parallel_size` above 1."""
+    """Compute sums in the order of several processes, so that one process gives the bits of any `tensor_parallel_size`
+    above 1."""
 
     hardware: HardwareConfig = HardwareConfig()
     """Resources of a machine that one replica needs."""
 
     autoscale: AutoscaleConfig | None = None
-    """Have as many replicas as the work that arrives needs. Default: `replicas`, always."""
+    """Scale the replicas by the work that arrives. Default: always `replicas`."""
 
     update: UpdateConfig = UpdateConfig()
     """Replacement of replicas by those of another version."""
@@ -180,7 +183,7 @@ class ModelConfig(Section):
     shared among them. When one fails, the others go on with its answers."""
 
     routing: RoutingConfig = RoutingConfig()
-    """Which of its replicas answers a request."""
+    """Choice of the replica that answers a request."""
 
     failover: FailoverConfig = FailoverConfig()
     """Recovery of answers whose engine is lost."""
@@ -207,8 +210,8 @@ class ModelConfig(Section):
     tool_format: Literal[
         "auto", "hermes", "llama3", "mistral", "pythonic", "gpt_oss", "deepseek", "glm", "granite", "phi"
     ] = "auto"
-    """Format of the model's tool calls (`hermes` is also Qwen's, `pythonic` that of Llama 3.2 and 4). `auto`: read
-    from its chat template and its special tokens. See docs/tools.md."""
+    """Format of the model's tool calls (`hermes`: also Qwen; `pythonic`: Llama 3.2 and 4). `auto`: read from the chat
+    template and the special tokens. See docs/tools.md."""
 
     adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters that are loaded with the model. More can be loaded while it runs; see docs/adapters.md."""
@@ -223,9 +226,9 @@ class ModelConfig(Section):
     reasoning_format: Literal["auto", "none", "qwen3", "deepseek_r1", "gpt_oss", "granite", "mistral", "seed_oss"] = (
         "auto"
     )
-    """Format of the model's reasoning, which is told from its answer (`qwen3` is `<think>` as most models write it;
-    `deepseek_r1` the same where answers begin inside it). `auto`: read from its chat template; `none`: it stays part
-    of the answer's text. See docs/reasoning.md."""
+    """Format of the model's reasoning, which is split from its answer. `qwen3`: `<think>` tags, as most models write
+    it; `deepseek_r1`: the same, and answers begin inside the tags. `auto`: read from the chat template; `none`:
+    reasoning stays part of the answer's text. See docs/reasoning.md."""
 
     disaggregation: DisaggregationConfig | None = None
     """Compute long prompts in a second engine process. Default: one process does all."""
@@ -239,7 +242,7 @@ class ModelConfig(Section):
     docs/quality.md."""
 
     speculation: SpeculationConfig = SpeculationConfig()
-    """Tokens that are guessed, and verified by the model several at a time."""
+    """Speculative decoding."""
 
     @model_validator(mode="after")
     def _runs_somewhere(self) -> ModelConfig:
@@ -293,7 +296,7 @@ class KvarnConfig(Section):
     """More names that clients may use, each answered by one of several models."""
 
     gateway: GatewayConfig = GatewayConfig()
-    """The HTTP front door."""
+    """HTTP settings of the gateway."""
 
     replica: ReplicaConfig = ReplicaConfig()
     """Supervision of engine processes."""
@@ -302,7 +305,7 @@ class KvarnConfig(Section):
     """Machines that engines run on, and the starting and stopping of replicas."""
 
     data_dir: str = Field("~/.local/share/kvarn", min_length=1)
-    """Directory of what the server keeps on this machine: its database, files, and usage not yet in the ledger."""
+    """Data directory of the server on this machine: its database, files, and usage not yet in the ledger."""
 
     auth: AuthConfig = AuthConfig()
     """Access to the server."""
@@ -320,10 +323,10 @@ class KvarnConfig(Section):
     """Latency targets."""
 
     admission: AdmissionConfig = AdmissionConfig()
-    """Which requests wait at the gateway, and which are refused."""
+    """Queueing and refusal of requests at the gateway."""
 
     quality: QualityConfig = QualityConfig()
-    """The watch for replicas that answer wrongly without failing."""
+    """Checks for replicas that answer wrongly without failing."""
 
     rollout: RolloutConfig = RolloutConfig()
     """Rollouts of new versions of models, unless a rollout has settings of its own."""
