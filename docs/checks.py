@@ -50,17 +50,13 @@ def loop_times() -> list[str]:
     return found
 
 
-def docstring_openings() -> list[str]:
-    """Docstrings that begin with a word of a riddle: a noun or a verb says at once what a thing is."""
+def unclear_openings() -> list[str]:
+    """Docstrings, help texts and messages that do not begin with a noun or a verb."""
     found = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and _OPENING.match(str(node.value.value))
-            ):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: begin the docstring with a noun or a verb")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _OPENING.match(node.value):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: begin the text with a noun or a verb")
     return found
 
 
@@ -108,7 +104,7 @@ def known_words() -> set[str]:
 
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    problems = long_files() + broken_links() + loop_times() + docstring_openings()
+    problems = long_files() + broken_links() + loop_times() + unclear_openings()
     problems += unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:

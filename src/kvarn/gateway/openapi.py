@@ -24,7 +24,12 @@ _REF = "#/components/schemas/{name}"
 _ANSWER = "Answer.{name}"  # name of an answer's schema: some bodies have the same names
 _SECURITY_SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. Servers in open mode need none."},
-    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients do."},
+    "x-api-key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "x-api-key",
+        "description": "API key in the header of Anthropic's clients.",
+    },
 }
 
 EVENTS: Final = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}

@@ -33,7 +33,7 @@ Includes = Annotated[
     list[Include],
     Field(
         default_factory=list,
-        description="What to answer besides. Nothing of what it may name is ever left out here.",
+        description="Further fields of the answer. All of them are always included.",
     ),
 ]
 

@@ -59,7 +59,7 @@ class FileQuery(OrderedQuery):
     """Which files. `page`, `ids`, `after_id` and `before_id` are for clients of Anthropic's API."""
 
     limit: int = Field(_MAX_LISTED, ge=1, le=_MAX_LISTED, description="Objects at most.")
-    purpose: Text | None = Field(None, description="Of this purpose only.")
+    purpose: Text | None = Field(None, description="Select files of this purpose.")
     page: Text | None = Field(None, description="`next_page` of the answer before.")
     after_id: Text | None = Field(None, description="Id of the file behind which the page begins.")
     before_id: Text | None = Field(None, description="Id of the file before which the page ends.")

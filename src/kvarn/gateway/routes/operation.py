@@ -134,7 +134,7 @@ async def version() -> Version:
     return {"version": kvarn.__version__}
 
 
-@router.get("/load", summary="How many requests are being answered")
+@router.get("/load", summary="Number of requests in flight")
 async def load(gateway: GatewayDep) -> Load:
     """Requests that are being answered, waiting ones among them and this one not, in vLLM's form."""
     in_flight = gateway.metrics.requests_in_flight

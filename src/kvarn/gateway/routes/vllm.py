@@ -45,14 +45,14 @@ class EngineQuery(QueryModel):
 class SleepQuery(EngineQuery):
     """Query of `/sleep`."""
 
-    level: int = Field(1, ge=1, le=2, description="Of no effect: engines end, and start from mapped weights.")
+    level: int = Field(1, ge=1, le=2, description="Ignored: engines end, and start from mapped weights.")
     mode: Literal["abort", "wait", "keep"] = Field("wait", description="Requests that run are finished first.")
 
 
 class WakeQuery(EngineQuery):
     """Query of `/wake_up`."""
 
-    tags: list[Text] = Field(default_factory=list, description="Of no effect: whole engines are started.")
+    tags: list[Text] = Field(default_factory=list, description="Ignored: whole engines are started.")
 
 
 @router.get("/server_info", summary="The server's settings")

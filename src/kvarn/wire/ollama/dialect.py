@@ -28,7 +28,7 @@ OLLAMA = Dialect(
         "type": "object",
         "description": "An error, in Ollama's shape.",
         "required": ["error"],
-        "properties": {"error": {"type": "string", "description": "What is wrong, and what to do."}},
+        "properties": {"error": {"type": "string", "description": "Problem, and what to do about it."}},
     },
     stream_type="application/x-ndjson",
     stream_error=line,

@@ -33,7 +33,7 @@ OPENAI = Dialect(
                 "type": "object",
                 "required": ["message", "type", "param", "code"],
                 "properties": {
-                    "message": _TEXT | {"description": "What is wrong, and what to do."},
+                    "message": _TEXT | {"description": "Problem, and what to do about it."},
                     "type": _TEXT,
                     "param": {"type": ["string", "null"], "description": "The field or parameter at fault."},
                     "code": {"type": ["string", "null"]},

@@ -34,7 +34,7 @@ class AuditLogQuery(BackwardQuery):
 
     effective_at: TimeRange = Field(TimeRange(), description="Within these bounds only.")
     projects: Texts = Field(alias="project_ids[]", description="In these projects only.")
-    types: Texts = Field(alias="event_types[]", description="Of these types only.")
+    types: Texts = Field(alias="event_types[]", description="Select events of these types.")
     actors: Texts = Field(
         alias="actor_ids[]",
         description="By these only: keys, or users and service accounts with any of their keys.",

@@ -53,8 +53,8 @@ class BucketQuery(QueryModel):
     end_time: Time | None = Field(None, description="The first second that is not counted any more. Default: now.")
     limit: int | None = Field(None, ge=1, le=1440, description="Buckets of a page.")
     page: Text | None = Field(None, description="`next_page` of the answer before.")
-    project_ids: Texts = Field(description="Of these projects only.")
-    api_key_ids: Texts = Field(description="Of these API keys only.")
+    project_ids: Texts = Field(description="Select usage of these projects.")
+    api_key_ids: Texts = Field(description="Select usage of these API keys.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> BucketQuery:
@@ -163,8 +163,8 @@ class _UsageFields(BucketQuery):
         le=1440,
         description="Buckets of a page. Default: 7 of `1d` (at most 31), 24 of `1h` (at most 168), 60 of `1m`.",
     )
-    user_ids: Texts = Field(description="Of these users only.")
-    models: Texts = Field(description="Of these models only.")
+    user_ids: Texts = Field(description="Select usage of these users.")
+    models: Texts = Field(description="Select usage of these models.")
 
 
 class UsageQuery(_UsageFields):
