@@ -47,8 +47,6 @@ _log = logging.getLogger("kvarn.gateway")
 
 @dataclass(eq=False)
 class _Process:
-    """A gateway process that runs."""
-
     number: int
     process: subprocess.Popen[bytes]
     channel: Channel | None = None

@@ -82,7 +82,6 @@ def show_welcome(ready: list[ServedModel], url: str, took_s: float, *, needs_key
 
 @contextlib.contextmanager
 def _progress_lines() -> Iterator[Show]:
-    """A line for each new stage."""
     shown: dict[str, str] = {}
 
     def show(model: str, stage: str, fraction: float) -> None:

@@ -21,7 +21,6 @@ _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
 _PATH = "organization/deployments"
 _POLL_S = 0.5
 _UNDER_WAY = ("shadow", "canary")
-"""Phases of a rollout under way."""
 
 app = application()
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
-"""No model could be started."""
 EXIT_USAGE = 2
 """The command line, the configuration or what it names cannot be used."""
 

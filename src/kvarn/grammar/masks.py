@@ -224,8 +224,6 @@ class _Choice:
 
 
 class _RowMasks:
-    """The masks of a row, of several sources."""
-
     def __init__(self) -> None:
         self._sources: list[tuple[Fill | list[npt.NDArray[np.int32]], int]] = []
         """Source of each position's mask, and the position in it."""

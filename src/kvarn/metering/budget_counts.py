@@ -59,7 +59,6 @@ class BudgetCounts:
         """By their key in Redis, in the order in which they were last called."""
 
     def __len__(self) -> int:
-        """Budgets that are kept."""
         return len(self._budgets)
 
     def run(self, keys: Sequence[str], argument: bytes) -> bytes:

@@ -31,7 +31,6 @@ DECODERS: Mapping[str, str] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
 }
-"""The `model_type` of each decoder."""
 
 ENCODERS: Mapping[str, str] = {
     "BertModel": "bert",

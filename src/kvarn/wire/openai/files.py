@@ -12,7 +12,6 @@ from kvarn.wire.openai.common import RequestModel
 
 HOUR_S = 3600
 MAX_PARTS = 1000
-"""Most parts of an upload."""
 MAX_EXPIRY_S = 30 * 24 * HOUR_S
 
 

@@ -208,7 +208,6 @@ PREFIXES = {
     "custom_tool_call_output": "ctco_",
     "compaction": "cmp_",
 }
-"""Prefixes of the ids of items."""
 CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
