@@ -107,6 +107,8 @@ class RequestRecord:
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""
     holdings: Holdings = field(default_factory=Holdings)
+    stored: bool = False
+    """The database keeps its answer."""
 
     def warn(self, warning: str) -> None:
         """Warn the client, once."""
@@ -119,4 +121,7 @@ class RequestRecord:
             await self.holdings.aclose()
         except Exception:
             _log.exception("request %s could not be settled", self.request_id)
+        finally:
+            for turn in self.turns:
+                turn.release()
         self.timeline.mark("settled")
