@@ -124,3 +124,60 @@ def test_an_observer_hears_that_nobody_reads_on(server: Any) -> None:
         assert notes == ["cache enters", "a: known", "a: GeneratorExit", "cache settled"]
 
     server.do(run())
+
+
+class FailingObserver(Listening):
+    """An observer that fails at one of its calls."""
+
+    def __init__(self, notes: list[str], fails: str) -> None:
+        super().__init__(notes, fails)
+        self.fails = fails
+
+    def _fail(self, call: str) -> None:
+        if self.fails == call:
+            raise RuntimeError(call)
+
+    def listen(self, turn: Turn, question: Any) -> AnswerListener:
+        self._fail("listen")
+        return self
+
+    def take(self, delta: ChoiceDelta) -> None:
+        self._fail("take")
+
+    def end(self, error: BaseException | None) -> None:
+        self.notes.append("failing ends")
+        self._fail("end")
+
+    def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
+        self.notes.append("failing hears of the refusal")
+        self._fail("not_begun")
+
+
+@pytest.mark.parametrize("fails", ["listen", "take", "end"])
+def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others(server: Any, fails: str) -> None:
+    async def run() -> None:
+        notes: list[str] = []
+        observers = (FailingObserver(notes, fails), Listening(notes, "b"))
+        gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),), observers=observers)
+        record = RequestRecord("r", endpoint="/v1/chat/completions")
+        answer = await (await start_chat(gateway, record, CHAT)).collect()
+        await record.close()
+        assert answer.choices[0].message.content == "known"
+        assert notes == ["b: known", *(["failing ends"] if fails == "end" else []), "b: whole"]
+
+    server.do(run())
+
+
+def test_an_observer_that_fails_at_a_refusal_does_not_replace_it(server: Any) -> None:
+    async def run() -> None:
+        notes: list[str] = []
+        gateway = with_steps(
+            server, stages=(Noting([], "limits", refuses=True),), observers=(FailingObserver(notes, "not_begun"),)
+        )
+        record = RequestRecord("r", endpoint="/v1/chat/completions")
+        with pytest.raises(ApiError):
+            await start_chat(gateway, record, CHAT)
+        await record.close()
+        assert notes == ["failing hears of the refusal"]
+
+    server.do(run())

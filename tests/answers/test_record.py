@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import suppress
 
+import pytest
+
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.turn import Prompt, Turn
+from kvarn.catalog.models import BuiltInModel
 from kvarn.jobs.run_to_completion import run_to_completion
 
 
@@ -39,3 +45,27 @@ async def test_what_cannot_be_settled_keeps_nothing_else_from_it() -> None:
     record.holdings.callback(broken)
     await record.close()
     assert left == ["limits"]
+
+
+class TokenIds(list[int]):
+    """Token ids that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_the_prompt_of_an_ended_turn_leaves_memory_without_garbage_collection(failed: bool) -> None:
+    gc.disable()
+    try:
+        record, token_ids = RequestRecord("r"), TokenIds(range(100))
+        prompt = Prompt(model=BuiltInModel("m", "v", "here"), tokens=100, token_ids=token_ids)
+        turn = Turn(record=record, model="m", prompt=prompt, prompt_tokens=100, max_output_tokens=1)
+        kept = weakref.ref(token_ids)
+        del prompt, token_ids
+        assert kept() is not None
+        if failed:
+            turn.give_up()
+        else:
+            record.turns.append(turn)
+            await record.close()
+        assert kept() is None and turn.prompt_tokens == 100
+    finally:
+        gc.enable()

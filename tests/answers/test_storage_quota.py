@@ -15,7 +15,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Organization
 from kvarn.store.owner import ANYBODY, Owner
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, sum_stored_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing, sum_stored_bytes
 from kvarn.wire.openai.errors import ApiError
 from new_tenants import create_organization
 
@@ -39,6 +39,42 @@ def clock(store: Store) -> Clock:
 async def admit(quota: StorageQuota, organization_id: str, size: int = 0) -> None:
     principal = replace(ANYBODY, owner=Owner(organization_id, "proj-1"))
     await quota.check(RequestRecord("req-1", principal=principal, body_bytes=size), "store", "send less")
+
+
+async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store: Store, clock: Clock) -> None:
+    me = (await create_organization(store, "red")).organization_id
+    principal, quota = replace(ANYBODY, owner=Owner(me, "proj-1")), StorageQuota(store, MAX_BYTES)
+    for stored in (False, False, True):
+        record = RequestRecord("req-1", principal=principal, body_bytes=MAX_BYTES - 2 * ROW_BYTES)
+        await quota.check(record, "store", "send less")
+        record.stored = stored
+        await record.close()
+    with pytest.raises(ApiError, match="this would take"):
+        await admit(quota, me, ROW_BYTES)
+
+
+async def test_a_request_that_ends_after_the_next_sum_gives_nothing_back(store: Store, clock: Clock) -> None:
+    me = (await create_organization(store, "red")).organization_id
+    principal, quota = replace(ANYBODY, owner=Owner(me, "proj-1")), StorageQuota(store, MAX_BYTES)
+    half = MAX_BYTES // 2 - ROW_BYTES
+    record = RequestRecord("req-1", principal=principal, body_bytes=half)
+    await quota.check(record, "store", "send less")
+    await sum_stored_bytes(store)
+    clock.now += 1.1
+    await admit(quota, me, half)
+    await record.close()
+    assert store.quota.stored(me) == half + ROW_BYTES
+
+
+async def test_a_transaction_that_fails_gives_back_what_it_was_to_store(store: Store, clock: Clock) -> None:
+    me = (await create_organization(store, "red")).organization_id
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            async with storing(store, me, MAX_BYTES):
+                raise RuntimeError("the disk")
+    async with storing(store, me, MAX_BYTES):
+        pass
+    assert store.quota.stored(me) == MAX_BYTES
 
 
 async def set_stored(store: Store, organization_id: str, size: int) -> None:

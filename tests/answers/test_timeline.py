@@ -97,3 +97,20 @@ def test_an_engines_events_are_moved_to_the_gateways_clock(monkeypatch: pytest.M
         ("engine.first_token", pytest.approx(9.9), {}),
     ]
     assert parts_of(noted.events) == {}
+
+
+def test_the_last_delta_of_a_slow_reader_does_not_move_the_engines_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = RequestTimeline()
+    monkeypatch.setattr(timeline, "now", lambda: 10.2)
+    noted.add_engine([EngineEventKind.FIRST_TOKEN, 100_000], sent_s=10.0)
+    monkeypatch.setattr(timeline, "now", lambda: 70.0)
+    noted.add_engine([EngineEventKind.FINISHED, 1_000_000, 10, 0, 0, 0], sent_s=10.0)
+    assert [each.at_s for each in noted.events[1:]] == [pytest.approx(10.15), pytest.approx(11.05)]
+
+
+@pytest.mark.parametrize("rest", [[99, 5, 1], [EngineEventKind.CHUNK, 5]])
+def test_engine_events_that_cannot_be_read_are_left_out(rest: list[int]) -> None:
+    noted = RequestTimeline()
+    noted.add_engine([EngineEventKind.QUEUED, 0, 3, *rest], noted.began)
+    noted.add_engine(rest, noted.began)
+    assert [each.name for each in noted.events[1:]] == ["engine.queued"]

@@ -14,7 +14,8 @@ def test_each_kind_of_event_says_what_its_numbers_mean():
 def test_events_of_an_engine_stand_on_the_clock_of_the_record():
     timeline = Timeline()
     timeline.add("sent", 100.0)
-    timeline.add_engine_events([EngineEventKind.QUEUED, 0, 3, EngineEventKind.CHUNK, 250_000, 7, 1, 2, 8], 100.5)
+    flat = [EngineEventKind.QUEUED, 0, 3, EngineEventKind.CHUNK, 250_000, 7, 1, 2, 8]
+    timeline.add_engine_events(engine_events(flat), 100.5)
     assert [event.name for event in timeline.events] == ["sent", "engine.queued", "engine.chunk"]
     assert timeline.events[2].at_s == 100.75
     assert timeline.events[2].numbers == {"tokens": 7, "steps": 1, "rows": 2, "step_tokens": 8}

@@ -26,6 +26,7 @@ from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.shadow import Shadows
 from kvarn.rollouts.store import RolloutStore
 from kvarn.store.engine import Store
+from kvarn.store.errors import StoreReadOnlyError
 from kvarn.store.models import Lease
 from kvarn.store.repositories.rollouts import list_rollouts, list_samples, save_rollout
 
@@ -229,3 +230,18 @@ async def test_stored_rollouts_of_earlier_versions_go_on_and_those_between_serve
     async with store.reading() as session:
         assert [row.model for row in await list_rollouts(session)] == ["small"]
     assert (await begin(leader, "chat")).candidate == "chat@2"
+
+
+async def test_where_an_old_rollout_cannot_be_deleted_the_others_are_followed(
+    store: Store, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in ("chat", "small"):
+        state = msgspec.to_builtins(Rollout.start(model, (1, 2), SETTINGS, clock.now))
+        async with store.transaction() as session:
+            await save_rollout(session, model, state | ({"versions": None} if model == "chat" else {}), int(clock.now))
+
+    async def refuse(*_: object) -> None:
+        raise StoreReadOnlyError("read-only")
+
+    monkeypatch.setattr("kvarn.rollouts.store.delete_rollout", refuse)
+    assert [row.rollout.model for row in await RolloutStore(store).read()] == ["small"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvarn.answers.model_routes import Attempts, ModelRoutes
-from kvarn.answers.record import RequestRecord
+from kvarn.answers.record import FoundModel, RequestRecord
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReadyModel, ServedModel
@@ -73,19 +73,24 @@ class Catalog:
 
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
         """The model that a name stands for, which the record notes, and the adapter where the name is one's. Of several
-        versions one is drawn."""
-        served, choice, adapter = self.models.named(name), record.choice, ""
-        found = self.models.find_adapter(name) if served is None else None
-        if found is not None and may_see_adapter(record.principal, found[1]):
-            model, adapter = found[0], found[1].name
+        versions one is drawn, once: a request that asks for the same again gets the same while it is ready."""
+        choice = record.choice
+        if choice.found is not None and choice.found.name == name and choice.found.served.ready:
+            _, model, adapter = choice.found
         else:
-            model = self.models.choose_version(name, visible=lambda served: may_use_model(record.principal, served))
+            model, adapter = self._draw(record, name)
         if choice.route is None or name not in choice.route.models:  # who may use a route may use its models by it
             check_model(record.principal, model.name)
             if adapter:
                 check_adapter(record.principal, adapter)
-        choice.name = model.name
+        choice.name, choice.found = model.name, FoundModel(name, model, adapter)
         return model, adapter
+
+    def _draw(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
+        adapter = self.models.find_adapter(name) if self.models.named(name) is None else None
+        if adapter is not None and may_see_adapter(record.principal, adapter[1]):
+            return adapter[0], adapter[1].name
+        return self.models.choose_version(name, visible=lambda served: may_use_model(record.principal, served)), ""
 
 
 def _able(model: ReadyModel, name: str, kind: Kind | None) -> ReadyModel:

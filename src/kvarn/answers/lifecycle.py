@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
-from kvarn.answers.observer import observed
+from kvarn.answers.observer import observed, tell_not_begun
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.tiers import priority_of, tier_of
@@ -51,8 +51,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
             with attempts.permitted():
                 return await _begin(serving, record, question, model, await_first=True)
         except Exception as error:
-            for observer in serving.steps.observers:
-                observer.not_begun(record, attempts.model, error)
+            tell_not_begun(serving.steps.observers, record, attempts.model, error)
             attempts.fall_back(error)
 
 

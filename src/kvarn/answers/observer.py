@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.answers.choice import ChoiceDelta
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from kvarn.answers.question import Question
     from kvarn.answers.record import RequestRecord
     from kvarn.answers.turn import Deltas, Turn
+
+_log = logging.getLogger("kvarn.answers")
 
 
 class AnswerListener(Protocol):
@@ -43,22 +46,48 @@ class Observer(Protocol):
 
 
 def observed(observers: Sequence[Observer], turn: Turn, question: Question[Any, Any], deltas: Deltas) -> Deltas:
-    """The deltas, heard in order by every observer that is interested in them."""
-    listeners = [each for observer in observers if (each := observer.listen(turn, question)) is not None]
+    """The deltas, heard in order by every observer that is interested in them. A listener that fails hears no more:
+    the answer goes on."""
+    listeners: list[AnswerListener] = []
+    for observer in observers:
+        with _isolated(observer):
+            listener = observer.listen(turn, question)
+            if listener is not None:
+                listeners.append(listener)
     return _heard(listeners, deltas) if listeners else deltas
 
 
-async def _heard(listeners: Sequence[AnswerListener], deltas: Deltas) -> Deltas:
+def tell_not_begun(observers: Sequence[Observer], record: RequestRecord, model: str, error: Exception) -> None:
+    """Tell every observer that a model could not begin an answer."""
+    for observer in observers:
+        with _isolated(observer):
+            observer.not_begun(record, model, error)
+
+
+@contextmanager
+def _isolated(observer: object) -> Generator[None]:
+    try:
+        yield
+    except Exception:
+        _log.exception("%s failed to observe an answer", type(observer).__name__)
+
+
+async def _heard(listeners: list[AnswerListener], deltas: Deltas) -> Deltas:
     ended: BaseException | None = None
     try:
         async with aclosing(deltas):
             async for delta in deltas:
-                for listener in listeners:
-                    listener.take(delta)
+                for listener in list(listeners):
+                    try:
+                        listener.take(delta)
+                    except Exception:
+                        _log.exception("%s failed to hear an answer, and hears no more of it", type(listener).__name__)
+                        listeners.remove(listener)
                 yield delta
     except BaseException as error:
         ended = error
         raise
     finally:
         for listener in listeners:
-            listener.end(ended)
+            with _isolated(listener):
+                listener.end(ended)

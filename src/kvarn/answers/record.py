@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.admission.demand import Demand
 from kvarn.answers.timeline import RequestTimeline
@@ -20,6 +20,7 @@ from kvarn.wire.openai.dialect import OPENAI
 
 if TYPE_CHECKING:
     from kvarn.answers.turn import Turn
+    from kvarn.catalog.models import ServedModel
 
 _log = logging.getLogger("kvarn.answers")
 
@@ -42,6 +43,14 @@ class Reply:
     """Fields of the request that are ignored or changed: go into the answer's headers and into the log."""
 
 
+class FoundModel(NamedTuple):
+    """What the name that a request asks for stands for."""
+
+    name: str
+    served: ServedModel
+    adapter: str
+
+
 @dataclass(slots=True)
 class ChosenModel:
     """The model of a request, and what decided it."""
@@ -52,6 +61,8 @@ class ChosenModel:
     """The route that the request named."""
     target: str = ""
     """The model that the route chose."""
+    found: FoundModel | None = None
+    """The version that was drawn for the request's model: of several, it keeps one."""
     session: str = ""
     """The client's session, where it names one: its requests go to the same target and replica."""
     degraded_from: str | None = None
@@ -76,6 +87,8 @@ class EarlyDemand:
     demand: Demand
     replica: str
     """The replica that expects it."""
+    forget: Callable[[], None]
+    """Has that replica expect it no longer; may be called again."""
 
 
 class Holdings(AsyncExitStack):
@@ -107,6 +120,8 @@ class RequestRecord:
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""
     holdings: Holdings = field(default_factory=Holdings)
+    stored: bool = False
+    """The database keeps its answer."""
 
     def warn(self, warning: str) -> None:
         """Warn the client, once."""
@@ -119,4 +134,7 @@ class RequestRecord:
             await self.holdings.aclose()
         except Exception:
             _log.exception("request %s could not be settled", self.request_id)
+        finally:
+            for turn in self.turns:
+                turn.release()
         self.timeline.mark("settled")

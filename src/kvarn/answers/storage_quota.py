@@ -30,7 +30,8 @@ class StorageQuota:
         self._store = store
 
     async def check(self, record: RequestRecord, param: str, instead: str) -> None:
-        """Admit a request whose answer will be stored with what the request brought.
+        """Admit a request whose answer will be stored with what the request brought; where nothing was stored by its
+        end, it counts no longer.
 
         Args:
             record: The request.
@@ -43,9 +44,14 @@ class StorageQuota:
         organization_id, size = record.principal.organization_id, ROW_BYTES + record.body_bytes
         await self._update(organization_id, size)
         try:
-            self._store.quota.admit(organization_id, size)
+            admitted = self._store.quota.admit(organization_id, size)
         except StorageFullError as error:
             raise storage_full(error, param, f"Or {instead}.") from None
+        record.holdings.callback(self._settle, record, organization_id, size, admitted)
+
+    def _settle(self, record: RequestRecord, organization_id: str, size: int, admitted: int) -> None:
+        if not record.stored:
+            self._store.quota.give_back(organization_id, size, admitted)
 
     async def is_full(self, organization_id: str) -> bool:
         """Whether an organisation has stored as much as it may, by an answer of the last second."""

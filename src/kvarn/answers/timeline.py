@@ -23,23 +23,27 @@ a request sum to its total; those of several turns are added. The log line and t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.observe.timeline import Event, Timeline, engine_events
+from kvarn.observe.timeline import EngineEvent, Event, Timeline, engine_events
 
 now = SYSTEM_CLOCK.now
 _ENGINE = "engine."
+_log = logging.getLogger("kvarn.answers")
 
 
 class RequestTimeline(Timeline):
     """The events of one record. `began`: its headers came; `received_s`: the last byte of its body, from which
     latencies count."""
 
-    __slots__ = ("began", "received_s")
+    __slots__ = ("_on_the_way", "began", "received_s")
 
     def __init__(self) -> None:
         super().__init__()
+        self._on_the_way: dict[float, float] = {}
+        """Seconds to an engine and back, by when its turn was sent."""
         self.began = self.received_s = self.mark("received")
 
     def mark(self, name: str, numbers: Mapping[str, float] | None = None) -> float:
@@ -53,16 +57,31 @@ class RequestTimeline(Timeline):
         self.received_s = self.mark("read", {"bytes": size})
 
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
-        """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when
-        it accepts the turn: the time on the way is taken to be the same to it and back."""
-        last_us = max(event.at_us for event in engine_events(flat))
-        on_the_way = max(0.0, now() - sent_s - last_us / 1e6)
-        self.add_engine_events(flat, sent_s + on_the_way / 2)
+        """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when it
+        accepts the turn: the time on the way is taken to be the same to it and back. The shortest time of the turn's
+        deltas counts: one that a slow reader took late was not on the way for so long."""
+        events = _readable(flat)
+        if not events:
+            return
+        on_the_way = max(0.0, now() - sent_s - max(event.at_us for event in events) / 1e6)
+        self._on_the_way[sent_s] = on_the_way = min(on_the_way, self._on_the_way.get(sent_s, on_the_way))
+        self.add_engine_events(events, sent_s + on_the_way / 2)
 
     @property
     def total_s(self) -> float:
         """Seconds from the first event of the gateway to its last."""
         return next(event.at_s for event in reversed(self.events) if not event.name.startswith(_ENGINE)) - self.began
+
+
+def _readable(flat: Sequence[int]) -> list[EngineEvent]:
+    """An engine's events, up to the first of a kind that is not known here: nobody can tell where that ends."""
+    events: list[EngineEvent] = []
+    try:
+        for event in engine_events(flat):
+            events.append(event)
+    except ValueError as error:
+        _log.warning("the rest of an engine's events is left out: %s", error)
+    return events
 
 
 def parts_of(events: Iterable[Event]) -> dict[str, float]:

@@ -162,7 +162,15 @@ class Turn:
     def give_up(self) -> None:
         """Settle it as failed: it could not begin."""
         self.usage.failed = True
-        self.closing.close()
+        try:
+            self.closing.close()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of what it was asked and answered; its usage stays. It and its record refer to each other, so whatever
+        they hold would stay in memory until the next garbage collection."""
+        self.prompt = self.answer = self.route_request = None
 
     @property
     def outcome(self) -> Outcome:

@@ -14,7 +14,7 @@ the numbers that `FIELDS` names. The lists of both deltas may be joined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ class Timeline:
         """Add an event."""
         self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
 
-    def add_engine_events(self, flat: Sequence[int], accepted_s: float) -> None:
+    def add_engine_events(self, events: Iterable[EngineEvent], accepted_s: float) -> None:
         """Add what an engine told of a turn that it accepted at `accepted_s`, on this process's clock."""
-        for kind, at_us, numbers in engine_events(flat):
+        for kind, at_us, numbers in events:
             self.events.append(Event(f"engine.{kind.name.lower()}", accepted_s + at_us / 1e6, numbers))

@@ -34,6 +34,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvarn.answers.errors import to_api_error
+from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundResponses, BackgroundRun
@@ -87,6 +88,8 @@ class ResponseEnding:
     """Lock of its conversation."""
     run: BackgroundRun | None = None
     """The run in the background; None: its client waits."""
+    record: RequestRecord | None = None
+    """The request whose client waits; hears that the response is stored."""
     state: State = State.WRITING
     usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
     """Tokens used so far."""
@@ -171,6 +174,8 @@ class ResponseEnding:
         except StoreAwayError as error:
             _log.warning("response %s is not kept: %s", ended.id, error)
             return Stored.NOT_STORED
+        if self.record is not None:
+            self.record.stored = True
         if ended.lock is not None:
             self.responses.locked.discard(ended.id)
         return Stored.STORED

@@ -117,7 +117,7 @@ async def start_response(serving: ResponsesContext, record: RequestRecord, reque
     response_id = f"resp_{record.id}"
     turn = await open_turn(serving, record, request, response_id)
     writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(turn.items))
-    ending = ResponseEnding(serving.responses, record.principal.owner, writer, turn.items, turn.lock)
+    ending = ResponseEnding(serving.responses, record.principal.owner, writer, turn.items, turn.lock, record=record)
     return await run_turn(serving, record, request, turn, ending)
 
 

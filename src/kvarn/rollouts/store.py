@@ -10,6 +10,7 @@ import msgspec
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.samples import RolloutSample
 from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredRollout
 from kvarn.store.repositories import leases
@@ -60,6 +61,7 @@ class RolloutStore:
         """Versions and shares as last read or written, by model."""
         self._counted: dict[str, list[int]] = {}
         """Samples that are counted and not deleted yet, by model."""
+        self._undeleted: set[str] = set()
 
     async def read(self) -> list[StoredRow]:
         """The latest of each model."""
@@ -85,8 +87,14 @@ class RolloutStore:
 
     async def _end_between_models(self, row: StoredRollout) -> None:
         """Delete a rollout between two served models, which an earlier Kvarn began and none can carry on."""
-        async with self._store.transaction() as session:
-            await delete_rollout(session, row)
+        try:
+            async with self._store.transaction() as session:
+                await delete_rollout(session, row)
+        except StoreAwayError as error:
+            if row.model not in self._undeleted:  # tried again by each read
+                log.warning("rollout between two served models of %s cannot be deleted yet: %s", row.model, error)
+            self._undeleted.add(row.model)
+            return
         log.warning(
             "rollout between two served models ended: %s answers requests for its own name again. Deploy a version of "
             "it with `kvarn deploy --canary`, or share its requests by a route",

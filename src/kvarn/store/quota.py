@@ -71,10 +71,23 @@ class StorageQuota:
         """Bytes of a file were written, and are in the database's account."""
         self.balance(organization_id).stored += size
 
-    def admit(self, organization_id: str, size: int) -> None:
-        """Let bytes be written that the next sum will count. Raises as `check`."""
+    def admit(self, organization_id: str, size: int) -> int:
+        """Let bytes be written that the next sum will count. Raises as `check`.
+
+        Returns:
+            The sum they were admitted after, for `give_back`.
+        """
         self.check(organization_id, size)
-        self.balance(organization_id).since += size
+        balance = self.balance(organization_id)
+        balance.since += size
+        return balance.summed_at
+
+    def give_back(self, organization_id: str, size: int, summed_at: int) -> None:
+        """Count admitted bytes no longer: they were not written. `summed_at` is what `admit` returned; a later sum has
+        not counted them."""
+        balance = self.balance(organization_id)
+        if balance.summed_at == summed_at:
+            balance.since = max(0, balance.since - size)
 
     def stored(self, organization_id: str) -> int:
         """Bytes that an organisation stores, as far as is known."""

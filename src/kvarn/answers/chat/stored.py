@@ -59,6 +59,7 @@ async def keep_completion(
     except StoreAwayError as error:
         _log.warning("completion %s could not be stored: %s", answer.id, error)
         return ["The answer could not be stored: the database does not take it at present."]
+    record.stored = True
     return []
 
 

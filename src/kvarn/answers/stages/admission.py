@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
@@ -77,10 +78,10 @@ class AdmissionStage:
         name = model.name
         replica = self._first_to_take(model, lambda each: each.early_demand(record, body, fields))
         demand = replica.early_demand(record, body, fields)
-        record.early = EarlyDemand(demand, replica.name)
+        record.early = EarlyDemand(demand, replica.name, partial(replica.controller.prepared, demand))
         refusal = replica.controller.accept(demand, replica.update())
         if refusal is None:
-            record.holdings.callback(replica.controller.prepared, demand)
+            record.holdings.callback(record.early.forget)
         elif not any("overload" in step.on for step in model.config.fallbacks):
             record.choice.name = name
             raise self._refused(demand, refusal, name, generates=True)
@@ -98,7 +99,7 @@ class AdmissionStage:
         record, early = turn.record, turn.record.early
         if early is not None and early.demand.accepted and record.choice.degraded_from is None:
             expecting = self._replicas[early.replica]
-            expecting.controller.prepared(early.demand)
+            early.forget()
             if early.demand.body_bytes:
                 expecting.traffic.learn_body(early.demand.body_bytes, turn.prompt_tokens)
         replica = self._replica_for(turn)

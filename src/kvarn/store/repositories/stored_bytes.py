@@ -53,9 +53,15 @@ async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerat
         StorageFullError: The organisation would store more than it may.
         StoreBusyError: Others of the organisation write for too long.
     """
-    async with _writing(store, organization_id) as session:
-        store.quota.admit(organization_id, size)
-        yield session
+    admitted: int | None = None
+    try:
+        async with _writing(store, organization_id) as session:
+            admitted = store.quota.admit(organization_id, size)
+            yield session
+    except BaseException:
+        if admitted is not None:
+            store.quota.give_back(organization_id, size, admitted)
+        raise
 
 
 @asynccontextmanager
