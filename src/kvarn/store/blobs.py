@@ -104,6 +104,17 @@ class Blobs:
         finally:
             await _in_thread(file.close)
 
+    async def rename(self, name: str, to: str) -> None:
+        """Give a blob another name, in place of one that has it. Raises `StoreAwayError`."""
+
+        def rename() -> None:
+            files, root = self.open()
+            files.mv(f"{root}/{name}", f"{root}/{to}")
+            if self._is_local(files):
+                sync_directory(Path(root))
+
+        await _in_thread(rename)
+
     async def delete(self, name: str) -> None:
         """Delete a blob; nothing happens where there is none. Raises `StoreAwayError`."""
 
