@@ -9,6 +9,7 @@ import fsspec
 import pytest
 from sqlalchemy import func, make_url, select
 
+from kvarn.config.platform import RetentionConfig
 from kvarn.store.blobs import CHUNK_BYTES, Blobs, BlobWriter, blobs_of
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError, StoreError
@@ -16,6 +17,8 @@ from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import move_contents, read_content
 from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, find_file, publish_file
+from kvarn.store.repositories.organization_deletion import delete_organization_data
+from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.uploads import create_upload, drop_parts
 from new_tenants import create_organization
 
@@ -174,6 +177,26 @@ async def test_a_content_that_was_cut_short_is_noticed(store: Store, owner: Owne
     (tmp_path / "files" / file.id).write_bytes(CONTENT[:-1])
     with pytest.raises(StoreAwayError, match=rf"has {len(CONTENT) - 1} bytes, not {len(CONTENT)}"):
         await content_of(store, file)
+
+
+@pytest.mark.parametrize("at_once", [1, 25])
+async def test_a_content_that_cannot_be_deleted_keeps_no_other_file(
+    store: Store, owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("kvarn.store.repositories.retention._AT_ONCE", at_once)
+    store.blobs = Blobs(str(tmp_path / "files"))
+    files = [await keep(store, owner) for _ in range(3)]
+    stuck = min(file.id for file in files)
+    (tmp_path / "files" / stuck).unlink()
+    (tmp_path / "files" / stuck).mkdir()
+    swept = await delete_expired(store, RetentionConfig(files_days=1))
+    assert isinstance(swept.failures["files"], StoreAwayError)
+    async with store.reading() as session:
+        assert list(await session.scalars(select(File.id))) == [stuck]
+    with pytest.raises(StoreAwayError):
+        await delete_organization_data(store, owner.organization_id)
+    (tmp_path / "files" / stuck).rmdir()
+    assert (await delete_organization_data(store, owner.organization_id))["files"] == 1
 
 
 async def test_a_place_that_takes_no_writes_is_an_outage(store: Store, owner: Owner, tmp_path: Path) -> None:

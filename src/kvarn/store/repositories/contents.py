@@ -57,7 +57,7 @@ async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
         raise StoreAwayError(f"the content of {file.id} at store.blobs has {read} bytes, not {file.size}")
 
 
-def check_deletable(store: Store, file: File) -> None:
+def check_blobs(store: Store, file: File) -> None:
     """Raise `StoreAwayError` where a content would stay behind: it lies at a `store.blobs` that is not configured."""
     if file.in_blobs and file.size:
         _blobs_of(store, file.id)
