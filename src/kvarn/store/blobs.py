@@ -76,7 +76,10 @@ class Blobs:
 
         def create() -> BlobWriter:
             files, root = self.open()
-            return BlobWriter(files.open(f"{root}/{name}", "wb"), Path(root) if self._is_local(files) else None)
+            folder = Path(root) if self._is_local(files) else None
+            if folder is not None:
+                (folder / name).touch(mode=0o600)
+            return BlobWriter(files.open(f"{root}/{name}", "wb"), folder)
 
         return await _in_thread(create)
 

@@ -174,6 +174,7 @@ async def test_a_content_outside_the_database_needs_the_setting(store: Store, ow
 async def test_a_content_that_was_cut_short_is_noticed(store: Store, owner: Owner, tmp_path: Path) -> None:
     store.blobs = Blobs(str(tmp_path / "files"))
     file = await keep(store, owner)
+    assert (tmp_path / "files" / file.id).stat().st_mode & 0o777 == 0o600
     (tmp_path / "files" / file.id).write_bytes(CONTENT[:-1])
     with pytest.raises(StoreAwayError, match=rf"has {len(CONTENT) - 1} bytes, not {len(CONTENT)}"):
         await content_of(store, file)
