@@ -38,6 +38,14 @@ def test_models_of_the_file_carry_their_own_engine_settings(tmp_path: Path) -> N
     assert [model.engine.token_budget for model in config.models] == [64, 2048]
 
 
+def test_old_names_of_settings_are_taken_but_not_beside_the_new(tmp_path: Path) -> None:
+    text = "gateway: {template_timeout_s: 3, template_memory_bytes: 134217728}"
+    gateway = load_config(write(tmp_path, text)).gateway
+    assert (gateway.client_work_timeout_s, gateway.client_work_memory_bytes) == (3, 134217728)
+    with pytest.raises(ConfigError, match="template_timeout_s is the old name of client_work_timeout_s"):
+        load_config(write(tmp_path, "gateway: {template_timeout_s: 3, client_work_timeout_s: 3}"))
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("", "auto"), ("auto", "auto"), ("off", "off"), ("'off'", "off"), ("null", "off"), ("~/packed", "~/packed")],

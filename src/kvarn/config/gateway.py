@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
 from kvarn.config.section import Section
+
+_OLD_NAMES: Final = {
+    "template_timeout_s": "client_work_timeout_s",
+    "template_memory_bytes": "client_work_memory_bytes",
+}
+"""Names of settings that configurations of earlier releases use."""
 
 
 class GatewayConfig(Section):
@@ -96,13 +102,25 @@ class GatewayConfig(Section):
     """Seconds of a processor that one piece of work on what a client or a checkpoint sends may take: rendering a chat,
     compiling the chat templates of a checkpoint, a grammar or a JSON schema, checking a finished answer. It is done in
     processes that are killed when they pass a limit and started again at once; the request gets 400. Five times as many
-    seconds may pass on a busy machine."""
+    seconds may pass on a busy machine. `template_timeout_s` is its old name."""
 
     client_work_memory_bytes: int = Field(512 * 1024 * 1024, ge=64 * 1024 * 1024)
-    """Memory of each such process (its address space). macOS has no such limit: there only time is bounded."""
+    """Memory of each such process (its address space). macOS has no such limit: there only time is bounded.
+    `template_memory_bytes` is its old name."""
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is stopped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_settings(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        renamed = {_OLD_NAMES.get(name, name): value for name, value in given.items()}
+        for old, name in _OLD_NAMES.items():
+            if old in given and name in given:
+                raise ValueError(f"{old} is the old name of {name}: give one of them")
+        return renamed
 
     @model_validator(mode="after")
     def _key_has_a_certificate(self) -> GatewayConfig:

@@ -76,7 +76,10 @@ class Blobs:
 
         def create() -> BlobWriter:
             files, root = self.open()
-            return BlobWriter(files.open(f"{root}/{name}", "wb"), Path(root) if self._is_local(files) else None)
+            folder = Path(root) if self._is_local(files) else None
+            if folder is not None:
+                (folder / name).touch(mode=0o600)
+            return BlobWriter(files.open(f"{root}/{name}", "wb"), folder)
 
         return await _in_thread(create)
 
@@ -103,6 +106,17 @@ class Blobs:
                 yield data
         finally:
             await _in_thread(file.close)
+
+    async def rename(self, name: str, to: str) -> None:
+        """Give a blob another name, in place of one that has it. Raises `StoreAwayError`."""
+
+        def rename() -> None:
+            files, root = self.open()
+            files.mv(f"{root}/{name}", f"{root}/{to}")
+            if self._is_local(files):
+                sync_directory(Path(root))
+
+        await _in_thread(rename)
 
     async def delete(self, name: str) -> None:
         """Delete a blob; nothing happens where there is none. Raises `StoreAwayError`."""

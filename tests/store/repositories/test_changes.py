@@ -35,6 +35,7 @@ async def change_limit(store: Store, organization_id: str) -> None:
 
 async def test_a_committed_change_names_its_organisation_and_a_failed_one_does_not(store: Store) -> None:
     a, b = [(await create_organization(store, name)).organization_id for name in "ab"]
+    await change_limit(store, a)
     begin = (await news(store)).position
     with pytest.raises(ValueError, match="thought better"):
         async with audited_change(store, ACTOR) as change:
@@ -58,6 +59,19 @@ async def test_a_position_that_a_restored_database_does_not_have_tells_to_read_e
     await change_limit(store, organization_id)
     again = await news(store, seen)
     assert again.organizations is None and again.position != seen
+
+
+async def test_any_change_since_an_empty_feed_tells_to_read_everything_again(store: Store) -> None:
+    revoked, other = [(await create_organization(store, name)).organization_id for name in "ab"]
+    async with store.transaction() as session:
+        await session.execute(delete(Change))
+    begin, now = (await news(store)).position, store.now()
+    assert begin == Position() and await news(store, begin) == News(begin, set())
+    await change_limit(store, revoked)
+    await change_limit(store, other)
+    store.now = lambda: now + 25 * 3600
+    await delete_old_changes(store)
+    assert (await news(store, begin)).organizations is None
 
 
 async def test_more_changes_than_are_read_one_by_one_tell_to_read_everything_again(store: Store, monkeypatch) -> None:

@@ -9,13 +9,16 @@ import fsspec
 import pytest
 from sqlalchemy import func, make_url, select
 
-from kvarn.store.blobs import CHUNK_BYTES, Blobs, blobs_of
+from kvarn.config.platform import RetentionConfig
+from kvarn.store.blobs import CHUNK_BYTES, Blobs, BlobWriter, blobs_of
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError, StoreError
 from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import move_contents, read_content
-from kvarn.store.repositories.files import FileWriter, delete_file, find_file, publish_file
+from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, find_file, publish_file
+from kvarn.store.repositories.organization_deletion import delete_organization_data
+from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.uploads import create_upload, drop_parts
 from new_tenants import create_organization
 
@@ -125,6 +128,28 @@ async def test_a_move_that_was_interrupted_is_done_again(
     assert await rows(store) == 0 and names(blobs) == [file.id]
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_move_that_comes_late_leaves_the_content_of_the_one_before(
+    store: Store, owner: Owner, blobs: Blobs, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    file = await keep(store, owner)
+    store.blobs = blobs
+    close = BlobWriter.close
+
+    async def come_late(writer: BlobWriter) -> None:
+        monkeypatch.setattr(BlobWriter, "close", close)
+        assert await move_contents(store) == 1
+        if is_deleted:
+            await delete_file(store, owner, file.id)
+        await close(writer)
+
+    monkeypatch.setattr(BlobWriter, "close", come_late)
+    assert await move_contents(store) == 0
+    assert names(blobs) == ([] if is_deleted else [file.id])
+    if not is_deleted:
+        assert await content_of(store, await find_file(store, owner, file.id)) == CONTENT
+
+
 async def test_a_reader_goes_on_when_the_content_moves_beneath_it(store: Store, owner: Owner, blobs: Blobs) -> None:
     reading = read_content(store, await keep(store, owner))
     read = await anext(reading)
@@ -139,14 +164,40 @@ async def test_a_content_outside_the_database_needs_the_setting(store: Store, ow
     store.blobs = None
     with pytest.raises(StoreAwayError, match=r"set store\.blobs as it was"):
         await content_of(store, file)
+    for deletion in (delete_file(store, owner, file.id), drop_file(store, file.id)):
+        with pytest.raises(StoreAwayError, match=r"set store\.blobs as it was"):
+            await deletion
+    store.blobs = blobs
+    assert await content_of(store, await find_file(store, owner, file.id)) == CONTENT
 
 
 async def test_a_content_that_was_cut_short_is_noticed(store: Store, owner: Owner, tmp_path: Path) -> None:
     store.blobs = Blobs(str(tmp_path / "files"))
     file = await keep(store, owner)
+    assert (tmp_path / "files" / file.id).stat().st_mode & 0o777 == 0o600
     (tmp_path / "files" / file.id).write_bytes(CONTENT[:-1])
     with pytest.raises(StoreAwayError, match=rf"has {len(CONTENT) - 1} bytes, not {len(CONTENT)}"):
         await content_of(store, file)
+
+
+@pytest.mark.parametrize("at_once", [1, 25])
+async def test_a_content_that_cannot_be_deleted_keeps_no_other_file(
+    store: Store, owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("kvarn.store.repositories.retention._AT_ONCE", at_once)
+    store.blobs = Blobs(str(tmp_path / "files"))
+    files = [await keep(store, owner) for _ in range(3)]
+    stuck = min(file.id for file in files)
+    (tmp_path / "files" / stuck).unlink()
+    (tmp_path / "files" / stuck).mkdir()
+    swept = await delete_expired(store, RetentionConfig(files_days=1))
+    assert isinstance(swept.failures["files"], StoreAwayError)
+    async with store.reading() as session:
+        assert list(await session.scalars(select(File.id))) == [stuck]
+    with pytest.raises(StoreAwayError):
+        await delete_organization_data(store, owner.organization_id)
+    (tmp_path / "files" / stuck).rmdir()
+    assert (await delete_organization_data(store, owner.organization_id))["files"] == 1
 
 
 async def test_a_place_that_takes_no_writes_is_an_outage(store: Store, owner: Owner, tmp_path: Path) -> None:

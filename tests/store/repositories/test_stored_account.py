@@ -164,6 +164,17 @@ async def test_of_twenty_writers_near_the_bound_as_many_as_fit_are_let_in(store:
     await conversations.create_conversation(store, blue.owner, {}, [item("x")])
 
 
+async def test_each_organisation_has_its_sum_however_many_are_written_at_once(
+    store: Store, red: Principal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvarn.store.repositories.stored_bytes._SUMMED_AT_ONCE", 1)
+    blue = await create_organization(store, "blue")
+    for who, size in ((red, 1), (blue, 5)):
+        await conversations.create_conversation(store, who.owner, {"a": "x" * size}, [])
+    stored = [await account(store, who.organization_id) for who in (red, blue)]
+    assert stored[1] - stored[0] == 4
+
+
 async def test_a_process_sees_what_others_wrote_with_the_next_sum(store: Store, red: Principal) -> None:
     other = Store(store.url, timeout_s=20, max_stored_bytes=3000)
     await conversations.create_conversation(store, red.owner, {}, [item("x")])

@@ -61,7 +61,7 @@ async def read_news(session: AsyncSession, since: Position | None) -> News:
     if since is None:
         return News(position, None)
     if since == Position():
-        known = len(rows) < limit
+        known = not rows  # the first changes may have been deleted meanwhile
     else:
         known = bool(rows) and (rows[-1].number, rows[-1].token) == (since.number, since.token)
         rows = rows[:-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -47,14 +49,24 @@ async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
         moved = await session.scalar(select(File.in_blobs).where(File.id == file.id))
     if not moved:
         raise NotFoundError(f"The file {file.id} was deleted while it was read.")
-    if store.blobs is None:
-        raise StoreAwayError(f"the content of {file.id} lies outside the database: set store.blobs as it was")
-    async with aclosing(store.blobs.read(file.id, read)) as pieces:
+    async with aclosing(_blobs_of(store, file.id).read(file.id, read)) as pieces:
         async for content in pieces:
             yield content
             read += len(content)
     if read != file.size:
         raise StoreAwayError(f"the content of {file.id} at store.blobs has {read} bytes, not {file.size}")
+
+
+def check_blobs(store: Store, file: File) -> None:
+    """Raise `StoreAwayError` where a content would stay behind: it lies at a `store.blobs` that is not configured."""
+    if file.in_blobs and file.size:
+        _blobs_of(store, file.id)
+
+
+def _blobs_of(store: Store, file_id: str) -> Blobs:
+    if store.blobs is None:
+        raise StoreAwayError(f"the content of {file_id} lies outside the database: set store.blobs as it was")
+    return store.blobs
 
 
 async def delete_content(store: Store, file_id: str) -> None:
@@ -91,19 +103,35 @@ async def move_contents(store: Store) -> int:
 
 
 async def _move(store: Store, blobs: Blobs, file: File) -> bool:
-    """Copy a file's content; False where the file was deleted meanwhile."""
-    writer, size = await blobs.create(file.id), 0
-    async with aclosing(_read_rows(store, file.id)) as chunks:
-        async for content in chunks:
-            await writer.write(content)
-            size += len(content)
-    await writer.close()
-    whole = (File.id == file.id) & (File.size == size) & (File.status != INCOMPLETE)
-    async with store.transaction() as session:
-        if await session.scalar(update(File).where(whole).values(in_blobs=True).returning(File.id)) is not None:
+    """Copy a file's content; False where it was moved or deleted meanwhile. The copy has a name of its own until the
+    file's row is this move's alone: whoever comes late deletes nothing else."""
+    copy = f"{file.id}.{secrets.token_hex(8)}"
+    try:
+        if await _copy(store, blobs, file, copy):
             return True
-    await blobs.delete(file.id)
+    except BaseException:
+        with suppress(StoreAwayError):
+            await asyncio.shield(blobs.delete(copy))
+        raise
+    await blobs.delete(copy)
     return False
+
+
+async def _copy(store: Store, blobs: Blobs, file: File, name: str) -> bool:
+    writer, size = await blobs.create(name), 0
+    try:
+        async with aclosing(_read_rows(store, file.id)) as chunks:
+            async for content in chunks:
+                await writer.write(content)
+                size += len(content)
+    finally:
+        await writer.close()
+    whole = (File.id == file.id) & (File.size == size) & (File.status != INCOMPLETE) & ~File.in_blobs
+    async with store.transaction() as session:
+        if await session.scalar(update(File).where(whole).values(in_blobs=True).returning(File.id)) is None:
+            return False
+        await blobs.rename(name, file.id)
+    return True
 
 
 async def _read_rows(store: Store, file_id: str) -> AsyncGenerator[bytes, None]:

@@ -21,7 +21,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import Batch, File, Upload
 from kvarn.store.models.files import INCOMPLETE, PROCESSED
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.contents import add_chunks, delete_content
+from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_content
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
@@ -192,8 +192,9 @@ async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: b
     Raises:
         NotFoundError: There is none of this id, or it is not theirs.
         ConflictError: A batch of messages keeps it: its requests or its results would be lost.
+        StoreAwayError: Its content lies at a `store.blobs` that is not configured.
     """
-    await find_file(store, owner, file_id)
+    check_blobs(store, await find_file(store, owner, file_id))
     async with store.transaction() as session:
         batch_id = None if with_batch else await session.scalar(_keeping_batch(owner, file_id).limit(1))
         if batch_id is not None:
@@ -203,7 +204,12 @@ async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: b
 
 
 async def drop_file(store: Store, file_id: str) -> None:
-    """Delete a file that nobody sees, and its content, in steps of bounded size."""
+    """Delete a file that nobody sees, and its content, in steps of bounded size. Raises `StoreAwayError` before
+    anything goes where its content lies at a `store.blobs` that is not configured."""
+    async with store.reading() as session:
+        found = await session.get(File, file_id)
+    if found is not None:
+        check_blobs(store, found)
     await delete_content(store, file_id)
     async with store.transaction() as session:
         gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size, File.counted)

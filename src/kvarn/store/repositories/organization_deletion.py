@@ -93,11 +93,17 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
         How many objects of each kind were deleted.
     """
     deleted: Counter[str] = Counter()
+    failure: Exception | None = None
     for kind in STORED:
         theirs = _theirs(kind.model, organization_id)
-        deleted[kind.name] = await delete_rows(
-            store, kind.model, kind.age, theirs, at_once=_FEW_OBJECTS, drop=kind.drop
-        )
+        try:
+            deleted[kind.name] = await delete_rows(
+                store, kind.model, kind.age, theirs, at_once=_FEW_OBJECTS, drop=kind.drop
+            )
+        except Exception as error:  # the other kinds go all the same
+            failure = failure or error
+    if failure is not None:
+        raise failure
     return deleted
 
 

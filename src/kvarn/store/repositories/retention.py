@@ -39,12 +39,19 @@ _AT_ONCE = 25
 
 
 async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
-    """Hide them first, for nobody shall read half a file; then their content goes, a part at a time."""
+    """Hide them first, for nobody shall read half a file; then their content goes, a part at a time. A file that fails
+    does not keep the others; the first error is raised at the end."""
     async with store.transaction() as session:
         hidden = update(File).where(condition).values(status=INCOMPLETE, expires_at=0)
         found = list(await session.scalars(hidden.returning(File.id)))
+    failure: Exception | None = None
     for file_id in found:
-        await drop_file(store, file_id)
+        try:
+            await drop_file(store, file_id)
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
     return len(found)
 
 
@@ -114,15 +121,15 @@ async def delete_expired(store: Store, config: RetentionConfig) -> SweepResult:
         wanted_days: list[Any] = list(await session.execute(wishes))
     swept = SweepResult()
     for kind in STORED:
-        try:
-            now = int(store.now())
-            for along, condition in _reasons(kind, config, wanted_days, now):
-                both = and_(condition, kind.may_go(now))
+        now = int(store.now())
+        for along, condition in _reasons(kind, config, wanted_days, now):
+            both = and_(condition, kind.may_go(now))
+            try:
                 swept.deleted[kind.name] += await delete_rows(
                     store, kind.model, along, both, at_once=_AT_ONCE, drop=kind.drop
                 )
-        except Exception as error:
-            swept.failures[kind.name] = error
+            except Exception as error:
+                swept.failures.setdefault(kind.name, error)
     return swept
 
 

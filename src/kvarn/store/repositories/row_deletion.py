@@ -31,19 +31,26 @@ async def delete_rows(
             look reads what stays.
         condition: Asked again when a row is deleted: one that was used a moment ago is not old any more.
         at_once: How many in a step.
-        drop: Deletes those of a step.
+        drop: Deletes those of a step. A step that fails does not stop the next ones; the first error is raised at the
+            end.
     """
     keys = inspect(model).primary_key
     order = list(dict.fromkeys([model.__table__.c[along], *keys]))
     query = select(*order).where(condition).order_by(*order).limit(at_once)
     total, step = 0, query
+    failure: Exception | None = None
     while True:
         async with store.reading() as session:
             rows = (await session.execute(step)).all()
         if rows:
             found = [tuple(row._mapping[key] for key in keys) for row in rows]
             named = tuple_(*keys).in_(found) if len(keys) > 1 else keys[0].in_([key for (key,) in found])
-            total += await drop(store, model, and_(named, condition))
+            try:
+                total += await drop(store, model, and_(named, condition))
+            except Exception as error:
+                failure = failure or error
         if len(rows) < at_once:
+            if failure is not None:
+                raise failure
             return total
         step = query.where(tuple_(*order) > tuple_(*rows[-1]))

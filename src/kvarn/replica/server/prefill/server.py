@@ -68,6 +68,7 @@ class _Job:
     ask: Ask
     request_id: str
     unsent: set[int] = field(default_factory=set)
+    is_submitted: bool = False
 
 
 class PrefillServer:
@@ -212,9 +213,11 @@ class PrefillServer:
                 self._drop_wanted(job, name)
                 self._send_block(job, index)
                 self._tiers.unreserve(name)
-        if job.request_id in self._jobs:
-            submit = msgspec.structs.replace(ask.request, request_id=job.request_id, gateway=OWN_PROCESS)
-            self._engine.send(submit)
+                if job.request_id not in self._jobs:
+                    return  # its peer is gone
+        submit = msgspec.structs.replace(ask.request, request_id=job.request_id, gateway=OWN_PROCESS)
+        job.is_submitted = True
+        self._engine.send(submit)
 
     def _send_block(self, job: _Job, index: int) -> None:
         """Send a pinned block, unless it was sent; what is queued is a copy."""
@@ -243,7 +246,8 @@ class PrefillServer:
     def _cancel(self, jobs: list[_Job]) -> None:
         for job in jobs:
             self._remove(job)
-            self._engine.send(Abort(request_id=job.request_id, gateway=OWN_PROCESS))
+            if job.is_submitted:
+                self._engine.send(Abort(request_id=job.request_id, gateway=OWN_PROCESS))
 
     def _remove(self, job: _Job) -> None:
         self._jobs.pop(job.request_id, None)
