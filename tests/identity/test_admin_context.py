@@ -42,7 +42,7 @@ class Setup:
         return await self.key_cache.bearer_of(self.value) is not None
 
     async def revoke(self, key_id: str) -> None:
-        gateway = SimpleNamespace(store=self.watched, key_cache=self.key_cache)
+        gateway = SimpleNamespace(store=self.watched, control=SimpleNamespace(key_cache=self.key_cache))
         admin = AdminContext(gateway, Principal(self.owner, Role.ADMIN, key_id="key_admin"))  # type: ignore[arg-type]
         async with admin.audited_change() as change:
             await revoke_key(change, self.owner.organization_id, key_id)

@@ -44,7 +44,7 @@ class Reply:
 
 
 class FoundModel(NamedTuple):
-    """What the name that a request asks for stands for."""
+    """The model, version and adapter that the requested name stands for."""
 
     name: str
     served: ServedModel
