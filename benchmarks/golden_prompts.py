@@ -47,7 +47,7 @@ def flip_bit(model: Any, source: random.Random) -> tuple[torch.Tensor, int, int]
     """Flip one bit of the layers' weights, each as likely; returns where, to flip it back, and the bit's number."""
     blobs = [
         product.packed.blob
-        for layer in model._layers
+        for layer in model._stack.layers
         for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
     ]
     blob = source.choices(blobs, weights=[each.numel() for each in blobs])[0]

@@ -33,7 +33,7 @@ SMOKE = {
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
     "one_stream": ("--shape demo --rounds 1", "medians:"),
     "quality": ("--every 60", "int8, KV int8"),
-    "request_path": ("", "functions of gateway, serving and replica"),
+    "request_path": ("", "functions of gateway, answers, catalog, external, rollouts and replica"),
     "routing": ("--requests 40 --rate 20", "of ideal"),
     "run": ("--shape demo --workloads W1", "W1"),
     "speculation": ("--smoke --streams 1,2", "draft_model"),
