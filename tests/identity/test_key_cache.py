@@ -139,9 +139,14 @@ async def test_an_act_after_which_all_keys_grant_what_they_did_makes_none_be_rea
     tenant = await create_organization(store, "b")
     async with audited_change(store, ACTOR) as change:
         project = await add_project(change, tenant.organization_id, "p")
+        other = await add_project(change, tenant.organization_id, "q")
         await add_user(change, tenant.organization_id, "ada@example.org", "Ada", Role.ADMIN)
         await add_service_account(change, tenant.organization_id, tenant.project_id, "s", "member")
         await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    async with audited_change(store, ACTOR) as change:  # a feed without any entry names no organisation
+        await archive_project(change, tenant.organization_id, other.id)
+    setup.clock.now += 2
+    assert await setup.holds()
     reads = setup.watched.reads
     setup.clock.now += 2
     assert await setup.holds()

@@ -99,6 +99,8 @@ async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) 
 
 async def test_every_change_of_what_keys_may_do_is_in_the_feed(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
+    async with audited_change(store, Actor("test")) as change:  # a feed without any entry names no organisation
+        await set_limit(change, organization_id, organization_id, "z", {"concurrency": 1})
     async with store.reading() as session:
         before = (await read_news(session, None)).position
     limits = [
