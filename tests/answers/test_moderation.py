@@ -240,7 +240,7 @@ async def test_a_request_given_up_while_its_prompt_is_looked_at_has_cost_nothing
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slow(text: str, claim: Any) -> Any:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     moderation = Moderation(SafetyConfig(moderate_input=True), server.gateway.models, server.gateway.text, Mock())
     monkeypatch.setattr(moderation.moderator, "judge", slow, raising=False)

@@ -254,7 +254,7 @@ async def test_an_ended_batch_stops_what_is_in_flight(bench: Bench) -> None:
 
     async def answer(record: RequestRecord, model: str) -> object:
         begun.append(record.request_id)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return {}
 
     bench.answer = answer

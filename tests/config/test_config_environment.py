@@ -13,6 +13,12 @@ def test_what_is_read_elsewhere_is_no_unknown_setting(monkeypatch: pytest.Monkey
     assert load_config().models[0].name == "kvarn-demo"
 
 
+def test_an_old_name_is_that_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVARN_GATEWAY__TEMPLATE_TIMEOUT_S", "3")
+    warnings: list[str] = []
+    assert load_config(warn=warnings.append).gateway.client_work_timeout_s == 3 and not warnings
+
+
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [

@@ -7,6 +7,7 @@ from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import (
     ConflictError,
+    DiskFullError,
     NotFoundError,
     StorageFullError,
     StoreAwayError,
@@ -73,10 +74,12 @@ def to_api_error(error: Exception) -> ApiError:
         return storage_full(error)
     if isinstance(error, StoreBusyError):
         return unavailable("Too many concurrent writes for your organisation. Try again.", "storage_busy")
+    if isinstance(error, DiskFullError):
+        return unavailable("The server's storage is full. Try again when there is room.", "database_read_only")
     if isinstance(error, StoreReadOnlyError):
-        return unavailable("The database takes no writes at present. Try again.", "database_read_only")
+        return unavailable("The server's storage takes no writes at present. Try again.", "database_read_only")
     if isinstance(error, StoreAwayError):
-        return unavailable("The database does not answer. Try again.", "database_away")
+        return unavailable("The server's storage does not answer. Try again.", "database_away")
     return ApiError(
         500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
+from kvarn.config.gateway import OLD_NAMES
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 
@@ -33,7 +34,7 @@ def read_environment(environment: Mapping[str, str], warn: Callable[[str], None]
     Raises:
         ValueError: A value is not valid JSON.
     """
-    settings = dict(_settings(KvarnConfig, PREFIX))
+    settings = dict(_settings(KvarnConfig, PREFIX)) | {f"{PREFIX}GATEWAY__{old.upper()}": False for old in OLD_NAMES}
     for name, value in sorted(environment.items()):  # a section before the settings in it
         if name in settings:
             try:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kvarn.config.section import Section
 
-_OLD_NAMES: Final = {
+OLD_NAMES: Final = {
     "template_timeout_s": "client_work_timeout_s",
     "template_memory_bytes": "client_work_memory_bytes",
 }
@@ -116,8 +116,8 @@ class GatewayConfig(Section):
     def _rename_old_settings(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        renamed = {_OLD_NAMES.get(name, name): value for name, value in given.items()}
-        for old, name in _OLD_NAMES.items():
+        renamed = {OLD_NAMES.get(name, name): value for name, value in given.items()}
+        for old, name in OLD_NAMES.items():
             if old in given and name in given:
                 raise ValueError(f"{old} is the old name of {name}: give one of them")
         return renamed

@@ -9,10 +9,11 @@ import fsspec
 import pytest
 from sqlalchemy import func, make_url, select
 
+from kvarn.answers.errors import to_api_error
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.blobs import CHUNK_BYTES, Blobs, BlobWriter, blobs_of
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError, StoreAwayError, StoreError
+from kvarn.store.errors import DiskFullError, NotFoundError, StoreAwayError, StoreError
 from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import move_contents, read_content
@@ -217,3 +218,14 @@ def test_contents_lie_beside_sqlite_in_rows_of_postgresql_or_where_the_setting_s
     assert blobs_of(None, postgresql) is None and blobs_of("database", sqlite) is None
     with pytest.raises(StoreError, match=r"store\.blobs names 'nowhere://x', which cannot be used"):
         blobs_of("nowhere://x", sqlite)
+
+
+async def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    blobs = Blobs(str(tmp_path / "files"))
+    await (await blobs.create("first")).close()
+    (tmp_path / "files" / "full").symlink_to("/dev/full")
+    writer = await blobs.create("full")
+    with pytest.raises(DiskFullError) as full:
+        await writer.write(CONTENT)
+    error = to_api_error(full.value)
+    assert error.status == 503 and "storage is full" in error.message
