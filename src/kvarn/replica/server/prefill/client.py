@@ -31,6 +31,8 @@ from kvarn.replica.server.prefill.messages import (
     Forget,
     FromPrefill,
     Greeting,
+    Rejected,
+    Taken,
     Welcome,
     open_socket,
 )
@@ -194,8 +196,12 @@ class PrefillClient:
             raise BadBlockError("frame") from None
         if len(frames) != (3 if isinstance(message, Block) else 1):
             raise BadBlockError("frame")
+        if isinstance(message, Block):
+            peer.send(self._encoder.encode(Taken(1)))
         if isinstance(message, Welcome):
             self._generation = message.generation
+        elif isinstance(message, Rejected):
+            log.error("the prefill engine refused this one; prompts are computed here: %s", message.reason)
         elif message.generation != self._generation:
             self._count("stale")
         else:

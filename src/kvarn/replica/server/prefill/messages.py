@@ -1,8 +1,12 @@
 """Messages between an engine that decodes (a DEALER socket) and one that computes prompts for it (a ROUTER socket).
 
+    Greeting ─▶  ◀─ Welcome, or Rejected       Ask ─▶  ◀─ Block, ...  ◀─ Done
+                                                        ─▶ Taken, ...         (of many jobs at once)
+
 A `Block` is followed by two frames: the header and the contents of its record, as `kvarn.kvstore.record` writes it. Its
-receiver verifies all of it. The process that computes draws a random generation when it starts, and names it in each
-message: what an earlier one has sent is never taken for its answer. The engine that asks numbers its jobs, each once.
+receiver verifies all of it, and says how many it has `Taken`: only so many are on their way. The process that computes
+draws a random generation when it starts, and names it in each message: what an earlier one has sent is never taken for
+its answer. The engine that asks numbers its jobs, each once.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import zmq
 
 from kvarn.wire.messages import Submit
 
-VERSION = 2
+VERSION = 3
 _PING_MS, _SILENT_MS = 2000, 10_000
 """The other end is asked whether it is there; one that says nothing for so long is not."""
 _MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -32,9 +36,15 @@ class Greeting(_Frame, frozen=True):
 
 
 class Welcome(_Frame, frozen=True):
-    """The answer to a greeting."""
+    """The answer to a greeting. It may come again, to find out whether there is still somebody."""
 
     generation: bytes
+
+
+class Rejected(_Frame, frozen=True):
+    """The answer to a greeting of an engine that cannot be served."""
+
+    reason: str
 
 
 class Ask(_Frame, frozen=True):
@@ -50,6 +60,12 @@ class Cancel(_Frame, frozen=True):
     """A job is not waited for any more."""
 
     job: int
+
+
+class Taken(_Frame, frozen=True):
+    """Blocks that have come, used or not."""
+
+    count: int
 
 
 class Forget(_Frame, frozen=True):
@@ -75,8 +91,8 @@ class Done(_Frame, frozen=True):
     problem: str = ""
 
 
-ToPrefill = Greeting | Ask | Cancel | Forget
-FromPrefill = Welcome | Block | Done
+ToPrefill = Greeting | Ask | Cancel | Taken | Forget
+FromPrefill = Welcome | Rejected | Block | Done
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
