@@ -20,8 +20,8 @@ from kvarn.replica.server.prefill.messages import (
     Done,
     FromPrefill,
     Greeting,
+    Received,
     Rejected,
-    Taken,
     ToPrefill,
     Welcome,
     open_socket,
@@ -124,12 +124,12 @@ def test_a_slow_client_is_sent_no_more_blocks_than_it_has_room_for(sockets: Sock
     sockets.store(NAMES[:4])
     request_id = ask(sockets, client, NAMES[:5])
     assert blocks(client) == [0, 1]
-    send(client, Taken(1))
+    send(client, Received(1))
     assert blocks(client) == [2]
     sockets.store(NAMES[4:5])
     sockets.settle(request_id)
     assert blocks(client) == []
-    send(client, Taken(3))
+    send(client, Received(3))
     assert [received(client).index for _ in range(2)] == [3, 4]
     last = received(client)
     assert isinstance(last, Done)
@@ -142,7 +142,7 @@ def test_a_block_that_is_evicted_before_a_slow_client_took_it_ends_the_job(socke
     request_id = ask(sockets, client, NAMES[:3])
     assert blocks(client) == [0, 1]
     sockets.tiers.forget("acme")
-    send(client, Taken(2))
+    send(client, Received(2))
     ended = received(client)
     assert isinstance(ended, Done)
     assert ended.problem == "evicted"

@@ -118,6 +118,8 @@ class Event(NamedTuple):
     at_s: float
     """Seconds, on the clock of the process that keeps the timeline."""
     numbers: Mapping[str, float] = {}
+    turn: int = 0
+    """Number of the turn, from 1 on, if an engine told the event; 0: the gateway's own."""
 
 
 class Timeline:
@@ -132,7 +134,7 @@ class Timeline:
         """Add an event."""
         self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
 
-    def add_engine_events(self, events: Iterable[EngineEvent], accepted_s: float) -> None:
+    def add_engine_events(self, events: Iterable[EngineEvent], accepted_s: float, turn: int) -> None:
         """Add what an engine told of a turn that it accepted at `accepted_s`, on this process's clock."""
         for kind, at_us, numbers in events:
-            self.events.append(Event(f"engine.{kind.name.lower()}", accepted_s + at_us / 1e6, numbers))
+            self.events.append(Event(f"engine.{kind.name.lower()}", accepted_s + at_us / 1e6, numbers, turn))

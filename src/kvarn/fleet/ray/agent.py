@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from kvarn.fleet.channel import Channel, Handlers
 from kvarn.fleet.ray.actor import EngineActor
-from kvarn.fleet.ray.messages import Ended, Host, Kill, Launch, Launched, ListPlaces, Place
+from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0
@@ -46,7 +46,7 @@ class Agent:
     async def run(self, end: socket.socket) -> None:
         """Until the gateway is gone."""
         await asyncio.to_thread(self._sweep)
-        handlers: Handlers = {Host: self._host, Launch: self._launch, ListPlaces: self._list, Kill: self._kill}
+        handlers: Handlers = {Host: self._host, Launch: self._launch, ListPlaces: self._list, StopEngine: self._kill}
         self._channel = await Channel.open(end, handlers)
         await self._channel.closed.wait()
 
@@ -109,7 +109,7 @@ class Agent:
                 places[name] = msgspec.json.decode(ray.get(actor.describe.remote(), timeout=_ASK_S), type=Place)
         return places
 
-    def _kill(self, kill: Kill) -> None:
+    def _kill(self, kill: StopEngine) -> None:
         name = kill.name
         self._killed.add(name)
         self._follow(name)
@@ -117,7 +117,7 @@ class Agent:
         task.add_done_callback(lambda done: done.exception())
 
     def _remove(self, name: str) -> None:
-        """Kill an engine's actor and give its place back."""
+        """StopEngine an engine's actor and give its place back."""
         with contextlib.suppress(ValueError):  # there is none
             ray.kill(ray.get_actor(name, self._namespace), no_restart=True)
         self._sweep(only=name)

@@ -19,7 +19,7 @@ from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
 from kvarn.fleet.placement.places import Places
-from kvarn.fleet.ray.messages import Ended, Host, Kill, Launch, Launched, ListPlaces, Place
+from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -145,7 +145,7 @@ class RayLauncher(Launcher):
 
     def _kill(self, name: str) -> None:
         if self._channel is not None:
-            self._channel.send(Kill(name))
+            self._channel.send(StopEngine(name))
 
     async def _agent(self) -> Channel:
         try:
@@ -193,7 +193,7 @@ class RayLauncher(Launcher):
             for name in self.engines.keys() - running.keys():
                 self._resolve(Ended(name, "it was gone when Ray was back"))
         for name in self._abandoned:
-            channel.send(Kill(name))
+            channel.send(StopEngine(name))
         self._abandoned.clear()
         self._channel = channel
         self.connected.set()

@@ -16,8 +16,8 @@ class ListPlaces(msgspec.Struct, frozen=True):
     """Ask for the places of all engine processes, by name."""
 
 
-class Kill(msgspec.Struct, frozen=True):
-    """Kill an engine process."""
+class StopEngine(msgspec.Struct, frozen=True):
+    """StopEngine an engine process."""
 
     name: str
 

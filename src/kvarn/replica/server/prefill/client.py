@@ -31,8 +31,8 @@ from kvarn.replica.server.prefill.messages import (
     Forget,
     FromPrefill,
     Greeting,
+    Received,
     Rejected,
-    Taken,
     Welcome,
     open_socket,
 )
@@ -197,7 +197,7 @@ class PrefillClient:
         if len(frames) != (3 if isinstance(message, Block) else 1):
             raise BadBlockError("frame")
         if isinstance(message, Block):
-            peer.send(self._encoder.encode(Taken(1)))
+            peer.send(self._encoder.encode(Received(1)))
         if isinstance(message, Welcome):
             self._generation = message.generation
         elif isinstance(message, Rejected):

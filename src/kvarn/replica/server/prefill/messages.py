@@ -1,11 +1,11 @@
 """Messages between an engine that decodes (a DEALER socket) and one that computes prompts for it (a ROUTER socket).
 
-    Greeting ─▶  ◀─ Welcome, or Rejected       Ask ─▶  ◀─ Block, ...  ◀─ Done
-                                                        ─▶ Taken, ...         (of many jobs at once)
+    Greeting ──▶                      Ask ──▶                      Received ──▶
+             ◀── Welcome | Rejected       ◀── Block, ..., Done
 
 A `Block` is followed by two frames: the header and the contents of its record, as `kvarn.kvstore.record` writes it. Its
-receiver verifies all of it, and says how many it has `Taken`: only so many are on their way. The process that computes
-draws a random generation when it starts, and names it in each message: what an earlier one has sent is never taken for
+receiver verifies all of it and answers `Received`: only so many are on their way at a time. The process that computes
+draws a random generation when it starts and names it in each message: what an earlier one has sent is never taken for
 its answer. The engine that asks numbers its jobs, each once.
 """
 
@@ -62,7 +62,7 @@ class Cancel(_Frame, frozen=True):
     job: int
 
 
-class Taken(_Frame, frozen=True):
+class Received(_Frame, frozen=True):
     """Blocks that have come, used or not."""
 
     count: int
@@ -91,7 +91,7 @@ class Done(_Frame, frozen=True):
     problem: str = ""
 
 
-ToPrefill = Greeting | Ask | Cancel | Taken | Forget
+ToPrefill = Greeting | Ask | Cancel | Received | Forget
 FromPrefill = Welcome | Rejected | Block | Done
 
 

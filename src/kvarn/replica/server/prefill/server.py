@@ -42,8 +42,8 @@ from kvarn.replica.server.prefill.messages import (
     Forget,
     FromPrefill,
     Greeting,
+    Received,
     Rejected,
-    Taken,
     ToPrefill,
     Welcome,
     open_socket,
@@ -251,7 +251,7 @@ class PrefillServer:
                 self._take(peer, message)
             case Cancel():
                 self._cancel([job for job in self._jobs.values() if job.peer is peer and job.ask.job == message.job])
-            case Taken():
+            case Received():
                 peer.on_their_way -= message.count
                 self._send_ready(peer)
             case Forget():
