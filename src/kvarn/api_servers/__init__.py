@@ -30,7 +30,6 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, served: ServedVersion) -> Version:
-        """The message about a version."""
         return cls(
             model=served.desired.model.model_dump_json(),
             number=served.desired.version,
@@ -41,7 +40,6 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def served(self) -> ServedVersion:
-        """The version as the receiving process serves it."""
         model = ModelConfig.model_validate_json(self.model)
         desired = Desired(model, self.number, adapters=tuple(self.adapters))
         return ServedVersion(desired, Path(self.directory), self.created, self.is_candidate)

@@ -75,7 +75,6 @@ class GatewayProcesses:
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self.shared = SharedState(self._scripts, self._all_metrics, is_main=True)
-        """For the application of this process."""
 
     def start(self, metrics: GatewayMetrics) -> None:
         """Start the processes; `metrics` are this one's."""
@@ -131,7 +130,6 @@ class GatewayProcesses:
             self._metrics.process_restarts.inc()
 
     async def _run(self, number: int) -> int:
-        """One process from its start to its end; returns its exit status."""
         own_end, other_end = socket.socketpair()
         with other_end:
             process = _spawn(other_end.fileno())
@@ -194,19 +192,15 @@ class GatewayProcesses:
             _log.warning("no metrics from a gateway process: %s", reason, extra={"number": running.number})
 
     async def version_added(self, version: ServedVersion) -> None:
-        """See `FleetListener`."""
         self._send(Version.of(version))
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
-        """See `FleetListener`."""
         supervisor.subscribe(self._send)
 
     def version_removed(self, model: str, version: int) -> None:
-        """See `FleetListener`."""
         self._send(VersionRemoved(model=model, number=version))
 
     def _send(self, message: msgspec.Struct) -> None:
-        """Tell all processes."""
         for each in self._running.values():
             if each.channel is not None:
                 each.channel.send(message)

@@ -108,7 +108,6 @@ async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process; returns its exit status."""
     end = socket.socket(fileno=int(arguments[0]))
     with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         try:

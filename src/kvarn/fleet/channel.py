@@ -101,7 +101,6 @@ class Channel:
             self._write(0, message)
 
     def close(self) -> None:
-        """Close this end."""
         self._writer.close()
 
     async def _read(self) -> None:

@@ -26,28 +26,21 @@ class _RunScript(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """Parts that a gateway process shares with the others of its server."""
-
     scripts: ScriptRunner
-    """Runs the scripts of limits and budgets in the main process."""
     metrics: Callable[[], Awaitable[CollectorRegistry]]
     is_main: bool
     """This process supervises the engines and shows their metrics."""
 
 
 def main_scripts() -> LocalScripts:
-    """The counts of all processes, in the main one."""
     return LocalScripts({COUNTS.name: SlidingWindows().run, BUDGETS.name: BudgetCounts().run})
 
 
 def script_handlers(scripts: LocalScripts) -> Handlers:
-    """Handlers of the calls of other processes."""
     return {_RunScript: lambda call: scripts.run(call.name, call.keys, call.argument)}
 
 
 class RemoteScripts(ScriptRunner):
-    """Scripts run in the main process."""
-
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
@@ -65,7 +58,6 @@ class RemoteScripts(ScriptRunner):
             raise LimitsAwayError(str(error)) from None
 
     def send(self, call: Call) -> None:
-        """Run a script whose answer nobody needs."""
         self._channel.send(_message(call))
 
 

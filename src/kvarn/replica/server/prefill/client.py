@@ -85,14 +85,12 @@ class PrefillClient:
     # The engine's thread ----------------------------------------------------------------------------------------------
 
     def load(self) -> PeerLoad | None:
-        """See `PrefillPeer`."""
         if self._generation is None:
             return None
         with self._lock:
             return PeerLoad(sum([job.tokens for job in self._jobs.values()]), self._token_s)
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
-        """See `PrefillPeer`."""
         request = sequence.request
         if self._generation is None:
             return None
@@ -128,7 +126,6 @@ class PrefillClient:
             return KVTierStats(stored_bytes_total=size, dropped_total=dict(self._dropped))
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
         if not self._send.closed:
             self._send.send(_CLOSE)
             self._thread.join()

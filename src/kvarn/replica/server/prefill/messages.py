@@ -42,14 +42,10 @@ class Welcome(_Frame, frozen=True):
 
 
 class Rejected(_Frame, frozen=True):
-    """The answer to a greeting of an engine that cannot be served."""
-
     reason: str
 
 
 class Ask(_Frame, frozen=True):
-    """Compute a prompt and send these blocks of it."""
-
     job: int
     request: Submit
     names: list[bytes]
@@ -57,8 +53,6 @@ class Ask(_Frame, frozen=True):
 
 
 class Cancel(_Frame, frozen=True):
-    """A job is not waited for any more."""
-
     job: int
 
 
@@ -69,8 +63,6 @@ class Received(_Frame, frozen=True):
 
 
 class Forget(_Frame, frozen=True):
-    """A tenant is deleted."""
-
     tenant: str
 
 

@@ -85,7 +85,6 @@ class _Job:
     unsent: set[int] = field(default_factory=set)
     """Places of the blocks that have not been sent."""
     num_ready: int = 0
-    """Blocks of `_Peer.ready`."""
     is_submitted: bool = False
     is_settled: bool = False
     """No more blocks of it will be stored."""
@@ -175,7 +174,6 @@ class PrefillServer:
             self._tell.send(self._encoder.encode(_Settled(settled)))
 
     def close(self) -> None:
-        """End all connections. Idempotent."""
         if not self._tell.closed:
             self._tell.send(self._encoder.encode(_Close()))
             self._thread.join()
