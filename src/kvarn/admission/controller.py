@@ -83,8 +83,6 @@ class AdmissionController:
         self._rules = rules
         self._load = load
         self._traffic = traffic
-        self._preparing: set[Demand] = set()
-        """Accepted before they were parsed; they come again when they are tokenized."""
         self._late_sought = -math.inf
         self._batch_rows = 0
         self._peak = 0.0
@@ -103,27 +101,18 @@ class AdmissionController:
             self._send(demand, now)
             self._decisions.append((demand, None))
             return None
-        refusal = self._decide(demand, now) or self._make_place(demand, now)
+        self._arrive(demand, now)
+        refusal = self._predict_refusal(demand, now) or self._make_place(demand, now)
         if refusal is not None:
             self.queue.refuse(demand, now)
             return refusal
         self.queue.push(demand)
         return None
 
-    def accept(self, demand: Demand, now: float) -> Refusal | None:
-        """Decide on a request before its prompt is known exactly. One that is not refused is `prepared` later, and then
-        perhaps offered as accepted."""
-        refusal = self._decide(demand, now)
-        if refusal is None:
-            demand.accepted = True
-            self._preparing.add(demand)
-        else:
-            self.queue.refuse(demand, now)
-        return refusal
-
-    def prepared(self, demand: Demand) -> None:
-        """An accepted request is tokenized, or will not be."""
-        self._preparing.discard(demand)
+    def lateness(self, demand: Demand, now: float) -> Refusal | None:
+        """Why a request that came now would be too late; None: it would not. It takes no place in the queue."""
+        self._arrive(demand, now)
+        return self._predict_refusal(demand, now)
 
     def poll(self, now: float) -> Decisions:
         """Decisions on waiting requests since the last call."""
@@ -169,8 +158,7 @@ class AdmissionController:
 
     def would_refuse(self, demand: Demand, now: float) -> bool:
         """Whether a request that came now would be refused. It takes no place in the queue."""
-        self._arrive(demand, now)
-        return len(self.queue) >= self._rules.max_queue or self._predict_refusal(demand, now) is not None
+        return self.lateness(demand, now) is not None or len(self.queue) >= self._rules.max_queue
 
     def predicted_ttft_s(self, demand: Demand, now: float) -> float | None:
         """Seconds from arrival to first token of a request that came now, if it waited its turn; None: unknown. It
@@ -205,7 +193,7 @@ class AdmissionController:
         load, mix = self._situation(demand, now)
         waits_s = 0.0
         ahead = self.queue.ahead_of(demand, now, own=own)
-        before = [*ahead.demands, *(each for each in self._preparing if own or each.tenant != demand.tenant)]
+        before = ahead.demands
         share = self.queue.share(demand, now)
         if before or ahead.unsent_cost or not self._has_place(demand, load, mix):
             row_s = predictor.row_s(max(1, load.rows), mix)
@@ -248,10 +236,6 @@ class AdmissionController:
     def _arrive(self, demand: Demand, now: float) -> None:
         demand.cost = self._traffic.cost(demand.prompt_tokens, demand.output_tokens)
         self.queue.arrive(demand, now)
-
-    def _decide(self, demand: Demand, now: float) -> Refusal | None:
-        self._arrive(demand, now)
-        return None if demand.accepted else self._predict_refusal(demand, now)
 
     def _send(self, demand: Demand, now: float) -> None:
         self._batch_rows += demand.sequences * demand.is_batch

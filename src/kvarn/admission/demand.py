@@ -44,10 +44,6 @@ class Demand:
     """Rows it becomes in a step once its prompt is computed."""
     arrival_s: float
     """Monotonic seconds at which the request came."""
-    accepted: bool = False
-    """It was predicted to be in time, before it was parsed."""
-    body_bytes: int = 0
-    """Length of a body that was not parsed at the decision; 0 where it is not the whole prompt."""
     cost: float = 0.0
     """Weighted tokens that its tenant is charged."""
     predicted_ttft_s: float | None = None

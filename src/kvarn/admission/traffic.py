@@ -7,8 +7,6 @@ from kvarn.admission.predictor import Mix
 
 FADE = 0.02
 """Weight of the latest request in an average: about the last hundred count."""
-FIRST_TOKENS_PER_BYTE = 0.2
-"""Prompt tokens expected of a byte of JSON before any was tokenized."""
 
 _MODEL = ""
 """All requests are of one model."""
@@ -25,7 +23,6 @@ class Traffic:
     def __init__(self, input_cost: float, output_cost: float) -> None:
         self._input_cost = input_cost
         self._output_cost = output_cost
-        self._tokens_per_byte = FIRST_TOKENS_PER_BYTE
         self._prompt = 0.0
         self._pairs = 0.0
         self._cached_share = 0.0
@@ -39,14 +36,6 @@ class Traffic:
     def expected_output(self, tenant: str, max_tokens: int) -> float:
         """Output tokens that a request of this tenant, which may write `max_tokens`, will probably have."""
         return min(float(max_tokens), self._lengths.mean(_MODEL, tenant))
-
-    def tokens_in(self, body_bytes: int) -> float:
-        """Prompt tokens that a body of this length will probably turn out to have."""
-        return body_bytes * self._tokens_per_byte
-
-    def learn_body(self, body_bytes: int, prompt_tokens: int) -> None:
-        """A body was tokenized. One that is short beside its prompt (the template adds to it) says little of others."""
-        self._tokens_per_byte += FADE * (min(1.0, prompt_tokens / body_bytes) - self._tokens_per_byte)
 
     def expected_prompt(self, tokens: float) -> float:
         """Prompt tokens that will probably have to be computed."""

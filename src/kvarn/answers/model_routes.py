@@ -188,9 +188,6 @@ class Attempts:
         if record.turns:
             record.turns[-1].give_up()
         record.reply.headers.pop("x-kvarn-replica", None)
-        if record.early is not None:
-            record.early.forget()
-            record.early = None
         name_of = self._routes.models.name_of
         self._routes.metrics.fallbacks.labels(name_of(self.model), name_of(following), reason).inc()
         choice = record.choice

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvarn.admission.demand import Demand
 from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
@@ -80,17 +79,6 @@ class Deferred:
     batch_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyDemand:
-    """Admission's estimate of a request before its body was parsed."""
-
-    demand: Demand
-    replica: str
-    """The replica that expects it."""
-    forget: Callable[[], None]
-    """Has that replica expect it no longer; may be called again."""
-
-
 class Holdings(AsyncExitStack):
     """Holdings of a request until its answer is over: given back and settled then, last one first."""
 
@@ -115,7 +103,6 @@ class RequestRecord:
     """None: a client waits for it."""
     reply: Reply = field(default_factory=Reply)
     choice: ChosenModel = field(default_factory=ChosenModel)
-    early: EarlyDemand | None = None
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""

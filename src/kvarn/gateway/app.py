@@ -21,7 +21,6 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
-from kvarn.gateway.body import BodyReader
 from kvarn.gateway.build import build_gateway
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
@@ -142,7 +141,7 @@ def create_app(
     )
     app.root_path = config.gateway.root_path  # FastAPI() warns that its argument of this name is deprecated
     app.state.gateway = gateway
-    app.state.bodies = BodyReader(config.gateway, gateway.text, gateway.held, services.admission.check_body)
+    app.state.check_length = services.admission.check_length
     app.state.start_error = None
     app.add_middleware(
         RequestMiddleware,

@@ -1,18 +1,16 @@
-"""FastAPI dependencies of routes: the gateway, the request's record and owner, its JSON body, the administrator."""
+"""FastAPI dependencies of routes: the gateway, the request's record and owner, the administrator."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.body import BodyReader
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import Gateway
@@ -23,7 +21,6 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChang
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 # All are `async`: FastAPI runs others in a thread.
 
@@ -135,15 +132,3 @@ async def current_platform_admin(admin: AdminDep) -> AdminContext:
 PlatformAdminDep = Annotated[AdminContext, Depends(current_platform_admin)]
 
 ADMINISTRATION = [Depends(current_admin), Depends(check_query)]  # dependencies of all routes of administrators
-
-
-class JsonBodyReader(Generic[RequestT]):
-    """Reads the JSON body of a request, bounded in bytes and time; see `BodyReader`."""
-
-    def __init__(self, model: type[RequestT]) -> None:
-        self.model = model
-
-    async def __call__(self, request: Request) -> RequestT:
-        """The validated body."""
-        bodies: BodyReader = request.app.state.bodies
-        return await bodies.read(request, self.model)

@@ -64,7 +64,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_validation(request: Request, error: Exception) -> Response:
-    """A query parameter is wrong, as pydantic says it; bodies are read by `BodyReader`."""
+    """A query parameter is wrong, as pydantic says it; bodies are read by `JsonBody`."""
     assert isinstance(error, RequestValidationError)
     detail = error.errors()[0]
     _, *path = detail["loc"]
