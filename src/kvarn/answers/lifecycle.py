@@ -67,8 +67,9 @@ async def _begin(
     prompt = await question.prompt(serving, record, model)
     record.timeline.mark("prompted", {"tokens": prompt.tokens})
     turn = await take_in(serving, record, prompt)
-    deltas = turn.answer
-    if deltas is None:
+    if turn.answer is not None:
+        deltas = _counted(turn, turn.answer)
+    else:
         await serving.moderation.check_prompt(turn, prompt)
         record.timeline.mark("moderated")
         deltas = prompt.generate(turn)
@@ -98,6 +99,24 @@ async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt
     record.holdings.callback(turn.closing.close)
     record.turns.append(turn)
     return turn
+
+
+async def _counted(turn: Turn, deltas: Deltas) -> Deltas:
+    """A stage's answer, counted to its turn like one that a model generates: the turn is settled by what was read."""
+    usage, running = turn.usage, turn.sequences
+    usage.count(prompt=turn.prompt_tokens)
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                usage.count(completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
+                running -= delta.finish_reason is not None
+                if not running:
+                    usage.pending = 0
+                    turn.record.timeline.mark("generated", {"tokens": usage.completion_tokens})
+                yield delta
+        except Exception:
+            usage.failed = True
+            raise
 
 
 def new_turn(record: RequestRecord, prompt: Prompt) -> Turn:
