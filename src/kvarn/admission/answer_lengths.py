@@ -18,8 +18,6 @@ MAX_PAIRS = 4096
 
 
 class _Lengths:
-    """Answers of one kind."""
-
     __slots__ = ("count", "mean", "recent")
 
     def __init__(self) -> None:
@@ -53,7 +51,6 @@ class AnswerLengths:
         return max(1, sorted(found.recent)[max(0, math.ceil(share * len(found.recent)) - 1)])
 
     def learn(self, model: str, tenant: str, tokens: float) -> None:
-        """An answer has ended."""
         self._models.setdefault(model, _Lengths()).learn(tokens, MODEL_FADE)
         pair = self._pairs.setdefault((model, tenant), _Lengths())
         pair.learn(tokens, TENANT_FADE)

@@ -33,28 +33,22 @@ PREFILL_WINDOW = 0.25
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 LONGEST_RETRY_S = 600
-"""No Retry-After is longer."""
 SEEK_LATE_S = 0.04
 """Seconds between two searches for requests that wait in vain; each looks at all tenants."""
 
 
 class Reason(StrEnum):
-    """Why a request is refused."""
-
     OVERLOADED = "overloaded"
     """Its first token would be late, whoever sent it."""
     OVER_SHARE = "over_share"
     """Its first token would be late because its own tenant has more than its share under way."""
     QUEUE_FULL = "queue_full"
-    """The queue is full."""
     QUEUE_TIMEOUT = "queue_timeout"
     """It has waited for the longest time allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request is refused."""
-
     reason: Reason
     retry_after_s: float
     """Seconds by which it would be late; > 0."""
@@ -91,7 +85,6 @@ class AdmissionController:
         self._decisions: Decisions = []
 
     def update(self, stats: EngineStats, now: float) -> None:
-        """Take the engine's latest statistics."""
         self._load.update(stats, now)
 
     def offer(self, demand: Demand, now: float) -> Refusal | None:
@@ -136,20 +129,11 @@ class AdmissionController:
         return decisions
 
     def withdraw(self, demand: Demand) -> None:
-        """A waiting request's client has left."""
         self.queue.remove(demand)
 
     def ended(self, demand: Demand, now: float, *, prompt: int, cached: int, output: int, finished: bool) -> None:
-        """A request that went to the engine is over.
-
-        Args:
-            demand: The request.
-            now: Monotonic seconds.
-            prompt: Tokens of its prompt.
-            cached: Those found in the prefix cache.
-            output: Tokens of its answer.
-            finished: Its answer is whole, and says what is usual.
-        """
+        """Settle a request that went to the engine, by the tokens it had. `finished`: its answer is whole, and says
+        what is usual."""
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
         demand.reservation.end(now)

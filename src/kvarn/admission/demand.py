@@ -25,13 +25,10 @@ class TenantAccount(Account):
         self.refused_at = float("-inf")
         """Time of the latest refusal of one of its requests."""
         self.refused_priority = 0
-        """Priority of that request."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Demand:
-    """One request, before and while an engine works on it."""
-
     tenant: str
     weight: float = 1.0
     """The tenant's share of a saturated engine; > 0."""
@@ -52,7 +49,6 @@ class Demand:
     order: int = field(init=False)
     """Both are set when it arrives at the queue."""
     reservation: Reservation = field(init=False)
-    """Set when it goes to the engine."""
 
     @property
     def is_interactive(self) -> bool:

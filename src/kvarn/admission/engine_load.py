@@ -19,12 +19,7 @@ SAME_STEP_S = 0.02
 
 
 class EngineLoad:
-    """One engine, as far as this gateway knows.
-
-    Args:
-        config: How it is configured.
-        tpot_target_s: The target that is sent with each request; None: none.
-    """
+    """Load of one engine, as far as this gateway knows. `tpot_target_s` is sent with each request; None: none."""
 
     def __init__(self, config: EngineConfig, tpot_target_s: float | None = None) -> None:
         self.config = config
@@ -38,7 +33,6 @@ class EngineLoad:
         self.reserved_rows = 0
         self.reserved_tokens = 0
         self._tokens_by_priority = Counter[int]()
-        """`reserved_tokens` by priority."""
         self._ended_rows = 0
         """Ended sequences that the statistics still count."""
 
@@ -61,17 +55,14 @@ class EngineLoad:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether requests wait inside the engine."""
         return self.stats.waiting > 0
 
     @property
     def rows(self) -> int:
-        """Sequences that the engine has."""
         return max(0, self.stats.running + self.stats.waiting + self.reserved_rows - self._ended_rows)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of prompts that wait inside the engine."""
         return sum(self.stats.waiting_tokens_by_priority.values())
 
     @property
@@ -114,7 +105,6 @@ class Reservation:
         self._count(1)
 
     def sent(self, now: float) -> None:
-        """The request goes to the engine now."""
         self.sent_s = now
 
     def end(self, ended_s: float | None = None) -> None:

@@ -19,15 +19,12 @@ reach protects nobody."""
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The average request."""
-
     prompt_tokens: float
     """Tokens of its prompt to compute."""
     prompt_pairs: float
     """(query, key) pairs of a prompt."""
     output_tokens: float
     cost: float
-    """Weighted tokens."""
 
     @property
     def context(self) -> float:
@@ -52,13 +49,7 @@ class Load:
 
 
 class Predictor:
-    """Predictions for one engine. All times in seconds.
-
-    Args:
-        times: What its steps take.
-        config: How it is configured.
-        tpot_target_s: The target that its running requests have; None: none.
-    """
+    """Predictions for one engine; all times in seconds. `tpot_target_s` is that of its running requests; None: none."""
 
     def __init__(self, times: StepTimes, config: EngineConfig, tpot_target_s: float | None = None) -> None:
         self.decode_s, self.prompt_s = times.decode_s, times.prompt_s
@@ -101,8 +92,8 @@ class Predictor:
         return self.decode_s(rows, rows * mix.context) / max(1.0, rows)
 
     def service_s(self, demand: Demand | Mix, row_s: float) -> float:
-        """The part of the engine's time that is one request's, or the average one's. Those of all that are served add
-        up to the time that passes: so they say how long a queue takes to drain."""
+        """The part of the engine's time that one request takes, or the average one. The parts of all that are served
+        add up to the time that passes, so they say how long a queue takes to drain."""
         return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
 
     def _prefill(self, token_s: float, rows: float, context: float) -> PrefillSpeed:

@@ -13,12 +13,7 @@ _MODEL = ""
 
 
 class Traffic:
-    """Averages of one model's requests.
-
-    Args:
-        input_cost: Cost of a computed prompt token in a tenant's account.
-        output_cost: The same of an output token.
-    """
+    """Averages of one model's requests. The costs are those of a token in a tenant's account."""
 
     def __init__(self, input_cost: float, output_cost: float) -> None:
         self._input_cost = input_cost
@@ -42,7 +37,6 @@ class Traffic:
         return tokens * (1 - self._cached_share)
 
     def learn(self, tenant: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """A request has ended."""
         computed = prompt_tokens - cached_tokens
         self._ended += 1
         fade = max(FADE, 1 / self._ended)

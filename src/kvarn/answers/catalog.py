@@ -23,17 +23,10 @@ _OPERATIONS = {
     "score": "reranking and scoring",
 }
 _ABLE = {"generate": ("generate",), "embed": ("embed",), "score": ("score", "embed")}
-"""Kinds of models by what they must be able to do."""
 
 
 class Catalog:
-    """Everything that requests may name.
-
-    Args:
-        models: What is served.
-        routes: Names that stand for one of several models.
-        held_requests: Where requests wait for a model's first replica.
-    """
+    """Everything that requests may name: models, and routes, which stand for one of several."""
 
     def __init__(self, models: ModelTable, routes: ModelRoutes, held_requests: HeldRequests) -> None:
         self.models = models
@@ -47,19 +40,12 @@ class Catalog:
         return Attempts(self.routes, record, target if served is None else served.canonical(target), served)
 
     def find(self, record: RequestRecord, name: str) -> ServedModel:
-        """The model that a request names, whether it is ready or not.
-
-        Raises:
-            ApiError: 404 unknown, 403 out of the key's scope.
-        """
+        """The model that a request names, ready or not. Raises `ApiError`: 404 unknown, 403 out of the key's scope."""
         return self._find(record, self.routes.choose(record, name))[0]
 
     def ready(self, record: RequestRecord, name: str, kind: Kind | None = None) -> ReadyModel:
-        """The model that a request names, ready to work; `kind` is what it must be able to do.
-
-        Raises:
-            ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
-        """
+        """The model that a request names, ready to work. Raises `ApiError`: 404 unknown, 403 out of the key's scope,
+        400 of another kind than `kind`, 503 not ready yet."""
         model, adapter = self._find(record, self.routes.choose(record, name))
         return _able(model.require_ready(adapter), name, kind)
 

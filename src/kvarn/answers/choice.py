@@ -54,19 +54,16 @@ class ChoiceDelta:
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
-        """The tool calls among the parts."""
         return [part for part in self.parts or () if isinstance(part, ToolCallDelta)]
 
     @property
     def text_parts(self) -> list[Part]:
-        """Text and reasoning in the order in which the model wrote them."""
         if self.parts is None:
             return [self.text]
         return [part for part in self.parts if not isinstance(part, ToolCallDelta)]
 
     @property
     def reasoning(self) -> str:
-        """The reasoning among the parts."""
         return "".join(part.text for part in self.parts or () if isinstance(part, Reasoning))
 
     @property
@@ -75,7 +72,6 @@ class ChoiceDelta:
         return "".join(map(_written, self.parts)) if self.parts is not None else self.text
 
     def write(self, parts: list[Part]) -> None:
-        """Set what was written."""
         if len(parts) == 1 and isinstance(parts[0], str):  # the usual case
             self.text = parts[0]
             return
@@ -97,9 +93,7 @@ class Choice:
     """Turns the token deltas of one choice into deltas with text."""
 
     index: int
-    """In the answer."""
     detokenizer: IncrementalDetokenizer
-    """Its own, fresh."""
     stop: StopMatcher | None
     """Its own, fresh; None where the request has no stop strings."""
     min_tokens: int
@@ -113,7 +107,6 @@ class Choice:
     prompt_only: bool = False
     """The client wants no answer, only what is known of its prompt: the token drawn is dropped."""
     moderation: OutputModeration | None = None
-    """Its moderation."""
     transform: Callable[[ChoiceDelta], None] | None = None
     """Adds to its deltas what the endpoint needs; may end it by setting the finish reason."""
     ended: bool = False

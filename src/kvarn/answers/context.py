@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class LifecycleSteps:
-    """Whoever has a part in an answer's life; see `kvarn.answers.lifecycle`."""
+    """Stages, generators and observers of answers; see `kvarn.answers.lifecycle`."""
 
     stages: Sequence[Stage]
     """In the order in which they see a turn: those that cost least first, the ledger last."""
@@ -39,7 +39,6 @@ class LifecycleSteps:
     observers: Sequence[Observer] = ()
 
     def generator_of(self, model: ReadyModel) -> Generator:
-        """Whoever generates for a model."""
         return self.external.get(model.name, self.engines)
 
 
@@ -61,12 +60,10 @@ class ServingContext:
 
     @property
     def limits(self) -> GatewayConfig:
-        """Bounds of requests."""
         return self.config.gateway
 
     @property
     def models(self) -> ModelTable:
-        """The served models by name."""
         return self.catalog.models
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:

@@ -46,7 +46,6 @@ def shutting_down() -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """The API error for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefusedError):

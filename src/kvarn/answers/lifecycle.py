@@ -79,13 +79,8 @@ async def _begin(
 
 
 async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt) -> Turn:
-    """Begin a turn: every stage takes it, in order, or one refuses or answers it. It is settled when the record is
-    closed.
-
-    Raises:
-        ApiError: A stage refuses it: a budget, a limit, admission.
-        DegradedError: Another model shall answer.
-    """
+    """Begin a turn, which is settled when the record is closed: every stage takes it, in order, or one refuses or
+    answers it. Raises `ApiError`, or `DegradedError`: another model shall answer."""
     turn = new_turn(record, prompt)
     try:
         for stage in serving.steps.stages:
@@ -145,12 +140,8 @@ def new_turn(record: RequestRecord, prompt: Prompt) -> Turn:
 
 
 async def begun(deltas: Deltas, client_left: ClientLeft) -> Deltas:
-    """Wait for the first delta; returns all of them.
-
-    Raises:
-        ClientDisconnect: The client left meanwhile.
-        Exception: Whatever ended the answer before its beginning.
-    """
+    """Wait for the first delta; returns all of them. Raises `ClientDisconnect`, and what ended the answer before its
+    beginning."""
     first = asyncio.ensure_future(anext(deltas))
     try:
         delta = await until_client_leaves(first, client_left)

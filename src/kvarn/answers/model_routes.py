@@ -35,15 +35,8 @@ PredictTtft = Callable[[str, RequestRecord, RequestFeatures], float | None]
 
 
 class ModelRoutes:
-    """The routes, and a circuit breaker for each model that has fallbacks.
-
-    Args:
-        models: What is served.
-        routes: Those of the configuration.
-        metrics: Where choices are counted.
-        predict_ttft: Seconds to the first token that a model would take now.
-        clock: Monotonic seconds.
-    """
+    """The routes, and a circuit breaker for each model that has fallbacks. `predict_ttft` gives the seconds to the
+    first token that a model would take now."""
 
     def __init__(
         self,
@@ -65,7 +58,6 @@ class ModelRoutes:
         return iter(self._routes.values())
 
     def find(self, name: str) -> RouteConfig | None:
-        """The route of that name."""
         return self._routes.get(name)
 
     def replace(self, routes: Iterable[RouteConfig]) -> None:
@@ -78,12 +70,8 @@ class ModelRoutes:
         name: str,
         question: Question[Any, Any] | None = None,
     ) -> str:
-        """The model that a name stands for, for a request: the name itself unless it is a route's. A request that has
-        been given one keeps it.
-
-        Raises:
-            ApiError: 403, the route is out of the key's scope.
-        """
+        """The model that a name stands for: the name itself unless it is a route's. A request that has been given one
+        keeps it. Raises `ApiError`: 403, the route is out of the key's scope."""
         route, chosen = self._routes.get(name), record.choice
         if route is None:
             return name
@@ -108,12 +96,8 @@ class ModelRoutes:
 
     @contextmanager
     def permitted(self, model: str) -> Generator[None]:
-        """Have an answer begin in the block as far as the model's circuit breaker allows it, which learns of the
-        outcome.
-
-        Raises:
-            ApiError: 503, the model has failed too often.
-        """
+        """Begin an answer in the block as far as the model's circuit breaker allows it, which learns of the outcome.
+        Raises `ApiError`: 503, the model has failed too often."""
         breaker = self._breaker(model)
         permit = breaker.admit(self._clock())
         if permit is None:
@@ -137,18 +121,10 @@ class ModelRoutes:
 
 
 class Attempts:
-    """The models that are tried for one request, one after another.
-
-    Args:
-        routes: Of the gateway.
-        record: The request.
-        model: The first to try.
-        served: The same, where it is a model's name.
-    """
+    """The models that are tried for one request, one after another."""
 
     def __init__(self, routes: ModelRoutes, record: RequestRecord, model: str, served: ServedModel | None) -> None:
         self.model = model
-        """The model that is tried now."""
         self.may_fall_back = False
         """Whether another model may answer where this one does not begin an answer that it has taken."""
         self._routes = routes
@@ -167,16 +143,12 @@ class Attempts:
 
     @contextmanager
     def permitted(self) -> Generator[None]:
-        """See `ModelRoutes.permitted`, for this model."""
         with self._routes.permitted(self.model):
             yield
 
     def fall_back(self, error: Exception) -> None:
-        """Go on to the next model after an error; the turn that failed is settled.
-
-        Raises:
-            Exception: The first error, where no model is left that may help.
-        """
+        """Go on to the next model after an error; the turn that failed is settled. Raises the first error where no
+        model is left."""
         reason, record = reason_of(error), self._record
         if isinstance(error, DegradedError):
             following: str | None = error.model

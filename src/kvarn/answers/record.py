@@ -111,7 +111,6 @@ class RequestRecord:
     """The database keeps its answer."""
 
     def warn(self, warning: str) -> None:
-        """Warn the client, once."""
         if warning not in self.reply.warnings:
             self.reply.warnings.append(warning)
 

@@ -53,7 +53,6 @@ class RequestTimeline(Timeline):
         return at_s
 
     def mark_read(self, size: int) -> None:
-        """Note that the body has come."""
         self.received_s = self.mark("read", {"bytes": size})
 
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
@@ -69,7 +68,6 @@ class RequestTimeline(Timeline):
 
     @property
     def total_s(self) -> float:
-        """Seconds from the first event of the gateway to its last."""
         return next(event.at_s for event in reversed(self.events) if not event.name.startswith(_ENGINE)) - self.began
 
 
@@ -85,7 +83,6 @@ def _readable(flat: Sequence[int]) -> list[EngineEvent]:
 
 
 def parts_of(events: Iterable[Event]) -> dict[str, float]:
-    """Seconds of each part of a request."""
     parts: dict[str, float] = {}
     before: float | None = None
     for name, at_s, _ in events:

@@ -28,8 +28,6 @@ Deltas = AsyncGenerator[ChoiceDelta, None]
 
 
 class Outcome(StrEnum):
-    """The end of a turn."""
-
     FINISHED = "finished"
     ABORTED = "aborted"
     """The client left, or the server went down, before the end of the answer."""
@@ -64,11 +62,9 @@ class TokenUsage:
         return self.prompt_tokens > 0 and (not self.refused or self.completion_tokens > 0)
 
     def as_openai(self) -> Usage:
-        """OpenAI's usage object."""
         return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
 
     def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0, reasoning: int = 0) -> None:
-        """Add tokens."""
         if completion and self.first_token is None:
             self.first_token = SYSTEM_CLOCK.now() if self.timeline is None else self.timeline.mark("first_token")
         self.prompt_tokens += prompt
@@ -139,7 +135,6 @@ class Turn:
     priority: int = 0
     """Tier in the engine; lower runs first, 10 is batch."""
     service_tier: str = "default"
-    """OpenAI's name of that tier."""
     sequences: int = 1
     slo: SloConfig | None = None
     """Its latency targets in the engine; None: it has none."""
@@ -155,7 +150,7 @@ class Turn:
         self.replica, self.replica_choice = choice.replica, choice
 
     def settle_choice(self) -> None:
-        """End its being a replica's load."""
+        """Count it as the load of its replica no more."""
         if self.replica_choice is not None:
             self.replica_choice.end()
 
@@ -168,13 +163,12 @@ class Turn:
             self.release()
 
     def release(self) -> None:
-        """Let go of what it was asked and answered; its usage stays. It and its record refer to each other, so whatever
-        they hold would stay in memory until the next garbage collection."""
+        """Drop the prompt and the answer; the usage stays. Turn and record refer to each other, so what they hold would
+        stay in memory until the next garbage collection."""
         self.prompt = self.answer = self.route_request = None
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome so far."""
         if self.usage.failed:
             return Outcome.FAILED
         return Outcome.ABORTED if self.usage.pending else Outcome.FINISHED
@@ -197,8 +191,7 @@ class Stage(Protocol):
         """Take the turn in, refuse it, or answer it. A stage that takes it says in `turn.closing` how it is settled.
 
         Returns:
-            The whole answer, where the stage has one: no later stage sees the turn, and no model is asked. None: the
-            turn goes on.
+            The whole answer, where the stage has one: no later stage sees the turn, and no model is asked.
 
         Raises:
             ApiError: The turn is refused. This stage holds nothing of it.

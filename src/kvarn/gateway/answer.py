@@ -32,7 +32,6 @@ _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"
 
 
 def json_response(answer: object, status: int = 200) -> Response:
-    """A finished answer: a msgspec struct or plain data."""
     return Response(msgspec.json.encode(answer), status_code=status, media_type="application/json")
 
 
@@ -48,7 +47,6 @@ class WatchedResponse(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, or give it up."""
         record = record_of(scope)
         work = asyncio.create_task(self._answer(record, send))
         gone = asyncio.create_task(client_left(receive))
@@ -145,7 +143,6 @@ class ContentStream(WatchedResponse):
         self._content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the headers, and what follows them if it is asked for."""
         if ANSWERS_HEAD in scope:
             await send(self._start())
             await send(_body(b"", is_last=True))

@@ -81,14 +81,12 @@ def _parse(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]
 
 
 def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str) -> Receive:
-    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so.
-
-    It has `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not
-    waited for.
+    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so. It has
+    `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not waited for.
 
     Raises:
-        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` itself raises 408 (too
-            slow), 413, or 400 (not encoded as announced).
+        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` raises 408 (too slow), 413,
+            or 400 (not encoded as announced).
     """
 
     def check_size(size: int) -> None:

@@ -26,24 +26,20 @@ ResultT = TypeVar("ResultT")
 
 
 async def current_gateway(request: Request) -> Gateway:
-    """The gateway that answers a request."""
     gateway = request.app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway
 
 
 async def current_record(request: Request) -> RequestRecord:
-    """The record of the request."""
     return record_of(request.scope)
 
 
 async def current_principal(request: Request) -> Principal:
-    """The principal of the request."""
     return record_of(request.scope).principal
 
 
 async def current_owner(request: Request) -> Owner:
-    """The project whose objects the request may see."""
     return record_of(request.scope).principal.owner
 
 
@@ -62,11 +58,9 @@ class AdminContext:
 
     @property
     def organization_id(self) -> str:
-        """The organisation that is administered."""
         return self.principal.organization_id
 
     def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """A session for queries."""
         return self.gateway.store.reading()
 
     @asynccontextmanager
@@ -85,31 +79,24 @@ class AdminContext:
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """Run a query of the store in the organisation."""
         async with self.reading() as session:
             return await query(session, self.organization_id, *args, **kwargs)
 
     async def change(
         self, act: Callable[Concatenate[AuditedChange, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """Run an audited change of the organisation."""
         async with self.audited_change() as change:
             return await act(change, self.organization_id, *args, **kwargs)
 
     @property
     def actor(self) -> Actor:
-        """The actor of the audit log."""
         key_id = self.principal.key_id
         name = "anybody (open server)" if key_id is None else f"key {key_id}"
         return Actor(name, key_id, self.organization_id)
 
 
 async def current_admin(gateway: GatewayDep, principal: PrincipalDep) -> AdminContext:
-    """The administrator who sends the request.
-
-    Raises:
-        ApiError: 403, the key is no administrator's.
-    """
+    """The administrator who sends the request. Raises `ApiError`: 403, the key is no administrator's."""
     if principal.role is not Role.ADMIN:
         raise insufficient_permissions("role: admin")
     return AdminContext(gateway, principal)
@@ -119,11 +106,8 @@ AdminDep = Annotated[AdminContext, Depends(current_admin)]
 
 
 async def current_platform_admin(admin: AdminDep) -> AdminContext:
-    """A platform administrator: one of the default organisation, who also looks after the others.
-
-    Raises:
-        ApiError: 403, the key is none of theirs.
-    """
+    """A platform administrator: one of the default organisation, who also looks after the others. Raises `ApiError`:
+    403."""
     if admin.organization_id != DEFAULT_ORGANIZATION:
         raise insufficient_permissions("role: platform administrator (admin of the default organization)")
     return admin

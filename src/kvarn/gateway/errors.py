@@ -45,13 +45,11 @@ _HANDLED: tuple[type[Exception], ...] = (
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
-    """The HTTP answer that carries an error."""
     body = msgspec.json.encode(record.reply.dialect.error_body(error, record.request_id))
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer the errors that routes raise, and those of routing itself."""
     for kind in _HANDLED:
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)

@@ -65,7 +65,6 @@ class JsonRoute(APIRoute):
 
 
 def _read_by(hint: Any) -> Any:
-    """The annotation by which FastAPI reads an argument."""
     if isinstance(hint, type) and issubclass(hint, QueryModel):
         return Annotated[hint, Query()]
     if isinstance(hint, type) and issubclass(hint, RequestModel):
@@ -137,7 +136,6 @@ def _simplify(parameter: dict[str, Any]) -> None:
 
 
 def _errors(path: str) -> dict[str, Any]:
-    """Answers of an operation that refuses a request, or fails."""
     schema = {"$ref": _REF.format(name=dialect_of(path).error_schema["title"])}
     content = {"application/json": {"schema": schema}}
     return {

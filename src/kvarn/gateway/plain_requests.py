@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from starlette.types import Message, Scope, Send
 
 ANSWERS_HEAD = "kvarn.answers_head"
-"""Key of a scope whose answer has no body: whoever would take trouble to make one looks for it."""
+"""Key of a scope whose answer has no body, so that none is made."""
 _SLASHES = re.compile(rb"/{2,}")
 
 

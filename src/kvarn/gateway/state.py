@@ -20,7 +20,7 @@ from kvarn.rollouts.shadow import Shadows
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Whatever decides what runs, and what administrators ask for."""
+    """Deployments, replicas, rollouts and what administrators ask for."""
 
     key_cache: KeyCache
     reports: Reports
@@ -37,11 +37,8 @@ class ControlPlane:
     shadows: Shadows
     rollouts: Rollouts
     external: Sequence[ExternalModel]
-    """Models that other servers run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway(ResponsesContext):
-    """Everything of one gateway that outlives a request."""
-
     control: ControlPlane

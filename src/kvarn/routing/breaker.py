@@ -11,8 +11,6 @@ _SUCCEEDED, _FAILED = 0, 1
 
 
 class BreakerState(StrEnum):
-    """Whether requests go through."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
@@ -45,14 +43,9 @@ class Permit:
 
 
 class CircuitBreaker:
-    """One breaker. Times are monotonic seconds and must not go back.
-
-    Each permit must be given back exactly once, by `succeeded`, `failed` or `cancelled`. Results of requests that
-    began before the breaker's latest change of state are ignored.
-
-    Args:
-        rules: When it opens, and for how long.
-    """
+    """One breaker. Times are monotonic seconds and must not go back. Each permit must be given back exactly once, by
+    `succeeded`, `failed` or `cancelled`. Results of requests that began before the breaker's latest change of state are
+    ignored."""
 
     def __init__(self, rules: BreakerRules) -> None:
         self.rules = rules
@@ -65,7 +58,6 @@ class CircuitBreaker:
         self._trials_succeeded = 0
 
     def state(self, now: float) -> BreakerState:
-        """Its state at this time."""
         if self._opened_at is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._opened_at + self._open_s else BreakerState.HALF_OPEN

@@ -18,15 +18,12 @@ FIRST_SPEED = 5000.0
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """A request that needs a replica."""
-
     prompt_tokens: int
     names: bytes = b""
     """Names of the prompt's full blocks, 8 bytes each; empty where no policy reads them."""
     session: str = ""
     """The conversation that it belongs to; empty where it says of none."""
     adapter: str = ""
-    """Name of the adapter that it needs."""
     sequences: int = 1
     excluded: Collection[str] = ()
     """Names of replicas that shall not have it: they have failed it."""
@@ -67,7 +64,6 @@ class Candidate(EngineLoad):
         """Room for which no cached block must go."""
 
     def update(self, stats: EngineStats, now: float) -> bool:
-        """See `EngineLoad.update`."""
         if not super().update(stats, now):
             return False
         self.queue_tokens = stats.prefill_tokens + self.waiting_tokens

@@ -52,13 +52,10 @@ class RequestSubject:
     session: str = ""
     """The client's name of its session."""
     request: str = ""
-    """The request's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The model that was chosen, and what decided."""
-
     model: str
     reason: Literal["pin", "rule", "weight"]
 
@@ -78,16 +75,9 @@ def choose_model(
 
 
 def choose_target(salt: str, targets: Sequence[TargetConfig], unit: str) -> str:
-    """The target of a unit: the same unit gets the same one for as long as the weights stay.
-
-    When one target's weight grows, units only move to that one, when it shrinks only away from it (weighted rendezvous
-    hashing: Schindelhauer and Schomaker 2005). Over all units each target gets its weight's part.
-
-    Args:
-        salt: Makes the assignments of several routes independent.
-        targets: With their weights, not all 0.
-        unit: Who or what is assigned.
-    """
+    """The target of a unit: the same unit gets the same one for as long as the weights stay. When one target's weight
+    grows, units only move to that one, when it shrinks only away from it (weighted rendezvous hashing: Schindelhauer
+    and Schomaker 2005). `salt` makes the assignments of several routes independent."""
 
     def cost(target: TargetConfig) -> float:
         if not target.weight:
@@ -125,14 +115,8 @@ def next_fallback(
     ladders: Mapping[str, Sequence[FallbackConfig]],
     tried: Collection[str],
 ) -> str | None:
-    """The next target after a model could not begin.
-
-    Args:
-        reason: Why it could not.
-        owners: Whose ladders count, in this order: the model's, then those of what it stands for.
-        ladders: The fallbacks of models and routes, by name.
-        tried: Models that are not tried again.
-    """
+    """The next target after a model could not begin. `owners`: names whose ladders count, in this order: the model's,
+    then those of what it stands for."""
     steps = (step for owner in owners for step in ladders.get(owner, ()))
     return next((step.model for step in steps if reason in step.on and step.model not in tried), None)
 

@@ -31,7 +31,6 @@ class Situation:
     """Facts for a policy besides the candidates."""
 
     now: float
-    """Monotonic seconds."""
     chance: random.Random
     last: str | None = None
     """Name of the replica that answered the request's conversation before."""
@@ -109,12 +108,10 @@ def by_load(request: RouteRequest, candidates: Sequence[Candidate], situation: S
 
 
 def in_turn(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """The one that was picked longest ago."""
     return min(candidates, key=lambda each: each.picked)
 
 
 def at_random(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """Any."""
     return situation.chance.choice(candidates)
 
 

@@ -11,8 +11,6 @@ _REQUEST, _RETRY = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """Number of allowed retries."""
-
     share: float = 0.2
     """Share of the requests in the window."""
     min_retries: int = 3
@@ -28,7 +26,6 @@ class RetryBudget:
         self._counts = SlidingCounts(rules.window_s, 2)
 
     def request(self, now: float) -> None:
-        """A request came, for the first time."""
         self._counts.add(_REQUEST, now)
 
     def retry(self, now: float) -> bool:

@@ -90,6 +90,5 @@ def windows(size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
 
 @cache
 def load_classifier() -> Classifier:
-    """The classifier in the package, read once."""
     tensors = load((files("kvarn") / "assets" / "moderation.safetensors").read_bytes())
     return Classifier(tensors["weights"], tensors["scale"], tensors["bias"])

@@ -35,12 +35,10 @@ class Verdict:
 
     @property
     def categories(self) -> dict[str, bool]:
-        """Whether each category is flagged."""
         return {name: score >= self.threshold for name, score in self.scores.items()}
 
     @property
     def flagged(self) -> tuple[str, ...]:
-        """The flagged categories."""
         return tuple(name for name, score in self.scores.items() if score >= self.threshold)
 
 

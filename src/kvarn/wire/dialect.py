@@ -39,5 +39,4 @@ class Dialect:
     """Follows the last item of a stream that is whole."""
 
     def owns(self, path: str) -> bool:
-        """Whether this path is one of its own operations."""
         return any(path == own or path.startswith(own + "/") for own in self.paths)

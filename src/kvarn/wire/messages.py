@@ -20,8 +20,6 @@ from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended."""
-
     STOP = "stop"
     LENGTH = "length"
 
@@ -58,8 +56,6 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """Generate from a prompt."""
-
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
@@ -201,13 +197,11 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> PositionLogprobs:
-        """Pack them."""
         pack = _PACKED_LOGPROB.pack
         return cls(b"".join([pack(each.token_id, each.rank, each.logprob) for each in (chosen, *top)]))
 
     @property
     def chosen(self) -> TokenLogprob:
-        """Log-probability of the token that stands there."""
         return self.entries()[0]
 
     @property
@@ -322,14 +316,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The model is loaded and the loop runs."""
-
     card: ModelCard
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """Loading goes on."""
-
     stage: str
     fraction: float
 

@@ -9,16 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RolloutCommand(BaseModel):
-    """A command for a rollout under way."""
-
     model_config = ConfigDict(extra="forbid")
 
     action: Literal["pause", "resume", "promote", "rollback"]
 
 
 class RolloutDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision of a rollout, with its time and reason."""
-
     at: float
     """Unix seconds."""
     action: str
@@ -31,8 +27,6 @@ class RolloutDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout as it is now."""
-
     object: str = "rollout"
     model: str
     stable: str
@@ -40,7 +34,6 @@ class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):
     phase: Literal["shadow", "canary", "promoted", "rolled_back"]
     paused: bool
     share: float
-    """Share of the requests that the new version answers."""
     answered: int
     """Requests that it has answered in this step."""
     waits_for: str

@@ -12,7 +12,6 @@ _MARK = "\ue000"
 
 
 def event(data: object) -> bytes:
-    """One event that carries data as JSON."""
     return b"data: " + encode_json(data) + b"\n\n"
 
 
@@ -22,11 +21,8 @@ def named_event(name: str, data: object) -> bytes:
 
 
 class TextEvents:
-    """Events that carry nothing new but text: nearly all of a stream. All but the text is encoded once.
-
-    Args:
-        make: Gives the event's data for a text; called once.
-    """
+    """Events that carry nothing new but text: nearly all of a stream. All but the text is encoded once, by the data
+    that `make` gives for a text."""
 
     __slots__ = ("_after", "_before")
 
@@ -34,5 +30,4 @@ class TextEvents:
         self._before, _, self._after = event(make(_MARK)).rpartition(encode_json(_MARK))
 
     def event(self, text: str) -> bytes:
-        """The event for a text."""
         return self._before + encode_json(text) + self._after

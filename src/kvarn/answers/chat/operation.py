@@ -28,12 +28,8 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 async def start_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, context: Sequence[int] = ()
 ) -> ChatRun:
-    """Begin the answer to a chat. `context`: tokens that stand before the prompt.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    """Begin the answer to a chat. `context`: tokens that stand before the prompt. Raises `ApiError`, or
+    `ChatTemplateError`: the model's template refuses the messages."""
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
     record.choice.session = record.choice.session or request.prompt_cache_key or ""
@@ -112,7 +108,6 @@ def _markers(request: ChatCompletionRequest, text: ModelText) -> list[str]:
 def _splitters(
     request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]
 ) -> Callable[[], ReasoningSplitter | None]:
-    """Makes who tells reasoning from content, for each choice."""
     kind = model.text.reasoning_format
     if kind is None:
         return lambda: None

@@ -11,12 +11,7 @@ from kvarn.wire.openai.tokenize import RenderedChat
 
 
 async def render_only(serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest) -> RenderedChat:
-    """Check a chat as if it were answered, and show what its engine would get.
-
-    Raises:
-        ApiError: It could not be answered as asked, or another server tokenizes it.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    """Check a chat as if it were answered, and show what its engine would get. Raises as `start_chat` does."""
     model = serving.catalog.ready(record, request.model, "generate")
     text = model.text
     checked = await serving.run(

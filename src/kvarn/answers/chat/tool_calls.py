@@ -25,9 +25,7 @@ class ToolCallReader:
     beginning has been given out, the last delta says so (`cut_call`)."""
 
     use: ToolUse
-    """Which tools the request has, and how they may be called."""
     parser: ToolCallParser
-    """Its own, fresh."""
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
     """Name and arguments of each call so far."""
 

@@ -50,10 +50,7 @@ async def start_embedding(
     serving: ServingContext, record: RequestRecord, request: EmbeddingRequest
 ) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
     """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
+    Raises `ApiError`."""
     model = await serving.catalog.wait_for(record, request.model, "embed")
     inputs, size = as_list(request.input), model.card.embedding_size
     _check_count(serving, len(inputs), "input")
@@ -116,7 +113,6 @@ async def start_rerank(
 async def start_score(
     serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
-    """Begin to score pairs of texts. Raises as `start_embedding` does."""
     model = await serving.catalog.wait_for(record, request.model, "score")
     left, right = request.text_1, request.text_2
     _check_count(serving, len(left), "text_1")

@@ -59,11 +59,8 @@ class _Block:
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Writes one message."""
-
     id: str
     model: str
-    """Name of the model that answers."""
     tokens: TokenUsage
     applied_edits: list[AppliedEdit] | None = None
     """Edits that left something out of the prompt; None: none was asked for."""
@@ -81,7 +78,6 @@ class MessageWriter:
         return [Event(type="message_start", message=self.message()), Event(type="ping")]
 
     def take(self, delta: ChoiceDelta) -> list[Event]:
-        """Write the next delta; the last one ends the message."""
         events: list[Event] = []
         for each in [delta.text] if delta.parts is None else delta.parts:
             if isinstance(each, ToolCallDelta):
@@ -93,7 +89,6 @@ class MessageWriter:
         return events
 
     def message(self) -> Message:
-        """The message as far as it is written."""
         blocks = self.blocks[:-1] if self.cut_call else self.blocks
         return Message(
             id=self.id,
@@ -148,7 +143,6 @@ class MessageWriter:
         return [*signed, self._block_event("stop")]
 
     def _block_event(self, kind: str, **fields: Any) -> Event:
-        """An event of the last block."""
         return Event(type=f"content_block_{kind}", index=len(self.blocks) - 1, **fields)
 
     def _end(self, delta: ChoiceDelta) -> list[Event]:

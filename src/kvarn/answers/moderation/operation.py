@@ -24,11 +24,6 @@ _BYTES_PER_TOKEN = 4
 async def start_moderation(
     serving: ServingContext, record: RequestRecord, request: ModerationRequest
 ) -> Coroutine[None, None, ModerationList]:
-    """Check a request and take it in; what comes back does the turn.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
     name = serving.moderation.moderator.name
     if request.model is not None and request.model not in ALIASES and request.model != name:
         raise model_not_found(request.model[:200], [name, *sorted(ALIASES)])

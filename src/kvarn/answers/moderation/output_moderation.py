@@ -38,11 +38,8 @@ class OutputModeration:
         """Characters since the last look."""
 
     async def look(self, delta: ChoiceDelta) -> ChoiceDelta | None:
-        """Take the choice's next delta; returns what may be shown now, joined. A flagged choice ends with it.
-
-        Raises:
-            ApiError: The answer cannot be looked at now.
-        """
+        """Take the choice's next delta; returns what may be shown now, joined. A flagged choice ends with it. Raises
+        `ApiError`: the answer cannot be looked at now."""
         self._held.append(delta)
         written = delta.written
         self._text += written

@@ -11,17 +11,9 @@ _ROOM = 0.75
 
 
 def without_oldest(messages: Sequence[Message], prompt_tokens: int, limit: int) -> list[Message] | None:
-    """The messages without so many of the oldest that what is left has about three quarters of `limit` tokens; at least
-    one is left out. Instructions and the last message stay, and the results of calls go with them.
-
-    Args:
-        messages: Of the conversation.
-        prompt_tokens: Those of all of it.
-        limit: Tokens of the model's context.
-
-    Returns:
-        None where there is nothing to leave out.
-    """
+    """The messages without so many of the oldest that the rest has about three quarters of `limit` tokens (all have
+    `prompt_tokens`); None where none can be left out. Instructions and the last message stay, and the results of calls
+    go with them."""
     groups: list[list[Message]] = []
     for message in messages:
         if message.role == "tool" and groups:

@@ -15,16 +15,13 @@ from kvarn.wire.ollama.answers import Details, ListedModel, ShowAnswer
 from kvarn.wire.openai.models import Model
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""Date at which a model that stays is to be unloaded."""
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
-"""Ollama's names of sampling parameters."""
 
 
 def listed(model: Model, served: ServedModel) -> ListedModel:
-    """An entry of `/api/tags`. `model` is what clients see of it, `served` what runs it."""
     name, card = shown_name(model.id), served.card
     return ListedModel(
         name=name,
@@ -38,7 +35,6 @@ def listed(model: Model, served: ServedModel) -> ListedModel:
 
 
 def running(model: Model, served: ServedModel) -> ListedModel:
-    """An entry of `/api/ps`."""
     name, size = shown_name(model.id), _size(served.card)
     return ListedModel(
         name=name,
@@ -53,7 +49,6 @@ def running(model: Model, served: ServedModel) -> ListedModel:
 
 
 def shown(model: Model, served: ServedModel) -> ShowAnswer:
-    """The answer of `/api/show`."""
     card, text = served.card, served.text
     family = _family(card)
     info: dict[str, Any] = {"general.architecture": family, "general.basename": model.id}
@@ -80,7 +75,6 @@ def shown(model: Model, served: ServedModel) -> ShowAnswer:
 
 
 def capabilities(served: ServedModel) -> list[str]:
-    """Capabilities of a model, in Ollama's words."""
     card, text = served.card, served.text
     if card is not None and card.kind != "generate":
         return ["embedding"]

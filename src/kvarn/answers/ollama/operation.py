@@ -44,7 +44,6 @@ class OllamaRun:
     deltas: Deltas
     writer: AnswerWriter
     held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as lines of JSON; the last one carries nothing but counts."""
@@ -58,7 +57,6 @@ class OllamaRun:
         return lines
 
     async def collect(self) -> Answer:
-        """The answer as one object."""
         written, last = Written(), ChoiceDelta(0)
         async with aclosing(self.deltas) as deltas:
             async for last in deltas:
@@ -69,12 +67,8 @@ class OllamaRun:
 
 async def start_ollama_chat(serving: ServingContext, record: RequestRecord, request: ChatRequest) -> OllamaRun | Answer:
     """Check a chat and take it in; without messages its model is made ready, and the answer is there at once. Where the
-    messages are longer than the context, the oldest are left out, unless the client will not have it.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    messages are longer than the context, the oldest are left out, unless `truncate` is false. Raises as `start_chat`
+    does."""
     name = served_name(serving, request.model)
     if not request.messages:
         return await _load(serving, record, request, name, is_chat=True)
@@ -98,7 +92,6 @@ async def start_ollama_chat(serving: ServingContext, record: RequestRecord, requ
 async def start_ollama_generate(
     serving: ServingContext, record: RequestRecord, request: GenerateRequest
 ) -> OllamaRun | Answer:
-    """Start an answer to one prompt, which is not cut. Raises as `start_ollama_chat` does."""
     name = served_name(serving, request.model)
     if not request.prompt:
         return await _load(serving, record, request, name, is_chat=False)

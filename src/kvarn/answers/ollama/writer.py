@@ -33,7 +33,6 @@ class Written:
         return any((*self.texts, *self.thoughts, self.calls, self.logprobs))
 
     def add(self, other: Written) -> None:
-        """Append what was written later."""
         self.texts += other.texts
         self.thoughts += other.thoughts
         self.calls += other.calls
@@ -46,7 +45,6 @@ class AnswerWriter:
 
     record: RequestRecord
     model: str
-    """Name of the model that answers."""
     usage: TokenUsage
     is_chat: bool
     context: list[int] | None = None
@@ -78,7 +76,6 @@ class AnswerWriter:
         return new
 
     def line(self, new: Written) -> Answer:
-        """A line of the stream."""
         return self._answer(new, {"done": False})
 
     def last(self, written: Written, delta: ChoiceDelta) -> Answer:

@@ -34,13 +34,7 @@ _MESSAGES = {
 
 
 class AdmissionStage:
-    """Admits requests to replicas.
-
-    Args:
-        config: The whole configuration.
-        models: What is served, by name.
-        metrics: Where decisions are counted.
-    """
+    """Admits requests to replicas."""
 
     name = "admission"
 
@@ -89,13 +83,9 @@ class AdmissionStage:
             raise self._refused(demand, refusal, record.choice.name, generates=True)
 
     async def enter(self, turn: Turn) -> None:
-        """Wait until the engine can take the work; what the gateway answers by itself does not wait.
-
-        Raises:
-            DegradedError: It would be late, and a smaller model would answer in time.
-            ApiError: 429 where its tenant has more than its share under way, else 503; both with Retry-After.
-            ClientDisconnect: The client left while it waited.
-        """
+        """Wait until the engine can take the work; turns of built-in models do not wait. Raises `DegradedError`: it
+        would be late, and a smaller model would answer in time; `ApiError`: 429 where its tenant has more than its
+        share under way, else 503; `ClientDisconnect`."""
         if turn.model not in self._models:
             return
         replica = self._replica_for(turn)
@@ -114,7 +104,6 @@ class AdmissionStage:
         raise self._refused(demand, refusal, turn.model, generates=turn.max_output_tokens > 0)
 
     async def close(self) -> None:
-        """The server stops."""
         await asyncio.gather(*[replica.close() for replica in self._replicas.values()])
 
     def _refused(self, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:

@@ -23,14 +23,7 @@ MANY_TOKENS = 1 << 20
 
 
 class ReplicaAdmission:
-    """Admission to one replica of a model. Belongs to one event loop.
-
-    Args:
-        config: The whole configuration.
-        model: Of which the replica is one.
-        replica: Its name.
-        metrics: Where decisions are counted.
-    """
+    """Admission to one replica of a model. Belongs to one event loop."""
 
     def __init__(self, config: KvarnConfig, model: ServedModel, replica: str, metrics: AdmissionMetrics) -> None:
         client = model.replicas[replica]
@@ -90,11 +83,7 @@ class ReplicaAdmission:
         )
 
     async def enter(self, demand: Demand, client_left: ClientLeft) -> Refusal | None:
-        """Wait for admission; None once the request may go to the engine.
-
-        Raises:
-            ClientDisconnect: The client left meanwhile.
-        """
+        """Wait for admission; None once the request may go to the engine. Raises `ClientDisconnect`."""
         refusal = self.controller.offer(demand, self.update())
         if refusal is not None:
             return refusal
@@ -117,7 +106,6 @@ class ReplicaAdmission:
             raise
 
     def leave(self, demand: Demand, turn: Turn) -> None:
-        """A request that was admitted is over."""
         usage = turn.usage
         ttft_s = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         if demand.predicted_ttft_s is not None and ttft_s is not None:
@@ -134,7 +122,6 @@ class ReplicaAdmission:
             self._poll()
 
     async def close(self) -> None:
-        """Poll no more; those that wait are cancelled by their callers."""
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)

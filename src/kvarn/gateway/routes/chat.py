@@ -35,8 +35,6 @@ PlainCompletion = Annotated[dict[str, Any], ChatCompletion]  # a completion as i
 
 
 class StoredCompletionsQuery(OrderedOldestFirstQuery):
-    """Which stored completions."""
-
     model: Text | None = Field(None, description="Select completions of this model.")
     metadata: dict[Annotated[Text, Field(max_length=64)], Text] = Field(
         default_factory=dict,

@@ -72,8 +72,6 @@ _OPENAIS = frozenset({"purpose", "order", "after"})
 
 
 class _Content(ContentStream):
-    """The bytes of a file."""
-
     media_type = "application/octet-stream"
 
 

@@ -86,11 +86,7 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Annot
 
 
 def find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
-    """One of these, which the record notes.
-
-    Raises:
-        ApiError: 404 `model_not_found`: it is not served, or not in scope.
-    """
+    """A model, adapter or route. Raises `ApiError`: 404 `model_not_found`, it is not served, or not in scope."""
 
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)

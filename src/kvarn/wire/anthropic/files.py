@@ -8,8 +8,6 @@ import msgspec
 
 
 class FileMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, without its content."""
-
     id: str
     created_at: datetime
     filename: str

@@ -19,7 +19,5 @@ class Listed(msgspec.Struct, Generic[ItemT], frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a deletion."""
-
     id: str
     type: str

@@ -37,8 +37,6 @@ _SHOWN_CHARS = 40
 
 
 class UserMessage(RequestModel):
-    """Message of the user, and results of tools."""
-
     role: Literal["user"]
     content: str | Annotated[list[UserBlock], Field(fail_fast=True)]
 
@@ -79,8 +77,6 @@ class Thinking(LenientModel):
 
 
 class JsonFormat(RequestModel):
-    """JSON that a schema describes."""
-
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
@@ -89,8 +85,6 @@ Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class OutputConfig(LenientModel):
-    """Effort and format of the answer."""
-
     effort: Annotated[Effort | None, only(*get_args(Effort))] = None
     format: JsonFormat | None = None
     task_budget: Annotated[
@@ -99,8 +93,6 @@ class OutputConfig(LenientModel):
 
 
 class Metadata(RequestModel):
-    """Metadata of a request."""
-
     model_config = ConfigDict(extra="ignore")
 
     user_id: str | None = Field(None, max_length=4096)
@@ -184,13 +176,10 @@ class MessagesPrompt(LenientModel):
 
     @property
     def format(self) -> JsonFormat | None:
-        """The form that the answer shall have."""
         return self.output_format if self.output_config is None else self.output_config.format or self.output_format
 
 
 class MessagesRequest(MessagesPrompt):
-    """The body of a request to `/v1/messages`."""
-
     max_tokens: int = Field(ge=1)
 
 

@@ -10,8 +10,6 @@ from kvarn.wire.openai.models import Model
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model."""
-
     id: str
     display_name: str
     created_at: str  # RFC 3339
@@ -26,8 +24,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the models."""
-
     data: list[ModelInfo]
     has_more: bool
     first_id: str | None
@@ -35,7 +31,6 @@ class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_info(model: Model) -> ModelInfo:
-    """A model in Anthropic's shape."""
     return ModelInfo(
         id=model.id,
         display_name=model.id,

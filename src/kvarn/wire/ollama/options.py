@@ -119,13 +119,10 @@ class ModelRequest(RequestModel):
 
     @property
     def model_name(self) -> str:
-        """The model's name, as the client writes it."""
         return self.model or self.name or ""
 
 
 class WorkRequest(LenientModel):
-    """A request that a model answers."""
-
     model: str = Field(min_length=1)
     options: Options | None = None
     keep_alive: int | float | str | None = None  # of no effect: the server decides which models are loaded
@@ -138,8 +135,6 @@ class WorkRequest(LenientModel):
 
 
 class AnswerRequest(WorkRequest):
-    """A request for text."""
-
     fields_that_may_be_empty = frozenset({"format"})
 
     stream: bool | None = None  # as lines of JSON, unless it is false
@@ -152,10 +147,8 @@ class AnswerRequest(WorkRequest):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes in pieces."""
         return self.stream is not False
 
     @property
     def sampling(self) -> Options:
-        """Its options."""
         return self.options or Options()

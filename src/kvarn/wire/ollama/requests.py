@@ -17,8 +17,6 @@ Images = Annotated[None, refused("the models of this server read text")]
 
 
 class CalledFunction(RequestModel):
-    """A function's name and its arguments."""
-
     model_config = _ECHO
 
     name: str
@@ -26,8 +24,6 @@ class CalledFunction(RequestModel):
 
 
 class EarlierCall(RequestModel):
-    """A call the model made in an earlier turn."""
-
     model_config = _ECHO
 
     id: str | None = None
@@ -35,8 +31,6 @@ class EarlierCall(RequestModel):
 
 
 class Message(RequestModel):
-    """A turn of a chat."""
-
     model_config = _ECHO
 
     role: Annotated[
@@ -52,8 +46,6 @@ class Message(RequestModel):
 
 
 class Function(RequestModel):
-    """A function the model may call."""
-
     model_config = _ECHO
 
     name: str
@@ -62,8 +54,6 @@ class Function(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool the model may use."""
-
     model_config = _ECHO
 
     type: Literal["function"] | None = None
@@ -98,7 +88,6 @@ class EmbedRequest(WorkRequest):
 
     @property
     def texts(self) -> list[str]:
-        """The inputs."""
         return ([self.input] if self.input else []) if isinstance(self.input, str) else self.input or []
 
 

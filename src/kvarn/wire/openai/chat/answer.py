@@ -34,23 +34,17 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A function's name and its arguments as JSON text."""
-
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call the model makes."""
-
     id: str
     function: FunctionCall
     type: str = "function"
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the answer."""
-
     content: str | None
     role: str = "assistant"
     reasoning: str | UnsetType = UNSET
@@ -63,8 +57,6 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
-
     index: int
     message: AnswerMessage
     finish_reason: FinishReason
@@ -75,8 +67,6 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a chat completion request."""
-
     id: str
     created: int
     model: str
@@ -110,8 +100,6 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a message."""
-
     role: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -122,8 +110,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """More of one answer."""
-
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None

@@ -24,8 +24,6 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(RequestModel):
-    """A text in a message or in a call's result."""
-
     type: Literal["input_text"]
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
@@ -47,7 +45,6 @@ class ImagePart(RequestModel):
 
     @property
     def text(self) -> str:
-        """Text in its place, for the model."""
         return f"[{self.type.removeprefix('input_')}: this model reads text only]"
 
 
@@ -62,8 +59,6 @@ class OutputText(RequestModel):
 
 
 class Refusal(RequestModel):
-    """A refusal the model wrote."""
-
     type: Literal["refusal"]
     refusal: str
 
@@ -90,8 +85,6 @@ _Caller = Annotated[dict[str, Any] | None, only({"type": "direct"}, why="Calls a
 
 
 class FunctionCallItem(RequestModel):
-    """A call the model made."""
-
     type: Literal["function_call"]
     call_id: CallId
     name: str
@@ -103,8 +96,6 @@ class FunctionCallItem(RequestModel):
 
 
 class FunctionCallOutputItem(RequestModel):
-    """Result of a call."""
-
     type: Literal["function_call_output"]
     call_id: CallId
     output: str | ResultParts
@@ -129,8 +120,6 @@ class CustomToolCallItem(RequestModel):
 
 
 class CustomToolCallOutputItem(RequestModel):
-    """Output of a custom tool's call."""
-
     type: Literal["custom_tool_call_output"]
     call_id: CallId
     output: str | ResultParts
@@ -278,27 +267,19 @@ NewItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_NEW_I
 
 
 class CreateConversationRequest(RequestModel):
-    """The body of a request for a new conversation."""
-
     items: NewItems | None = None
     metadata: Metadata | None = None
 
 
 class UpdateConversationRequest(RequestModel):
-    """The body of a request to change a conversation."""
-
     metadata: Metadata | None  # replaces what was there
 
 
 class CreateItemsRequest(RequestModel):
-    """The body of a request to add items to a conversation."""
-
     items: NewItems
 
 
 class ConversationAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation."""
-
     id: str
     created_at: int
     metadata: dict[str, str]
