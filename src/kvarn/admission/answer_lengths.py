@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-FIRST_GUESS = 128.0
-"""Tokens expected of an answer before any has ended."""
-MODEL_FADE = 0.02
-"""Weight of the latest answer in a model's average: about the last hundred count."""
-TENANT_FADE = 0.1
-"""The same among a tenant's own."""
-REMEMBERED = 100
-"""Answers of one tenant and model that quantiles are taken of."""
-MAX_PAIRS = 4096
-"""Pairs of tenant and model; the one not seen for longest is forgotten first."""
+FIRST_GUESS = 128.0  # tokens expected of an answer before any has ended
+MODEL_FADE = 0.02  # weight of the latest answer in a model's average: about the last hundred count
+TENANT_FADE = 0.1  # the same among a tenant's own
+REMEMBERED = 100  # answers of one tenant and model that quantiles are taken of
+MAX_PAIRS = 4096  # pairs of tenant and model; the one not seen for longest is forgotten first
 
 
 class _Lengths:

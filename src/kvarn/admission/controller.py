@@ -24,34 +24,27 @@ from kvarn.wire.messages import EngineStats
 
 WAIT_MARGIN = 0.6
 """`MARGIN` on arrival: a request that may wait is not refused later, when others with a better claim have come."""
-BATCH_SHARE = 0.8
-"""Share of the engine up to which batch work is admitted; the rest is kept for interactive requests."""
-PEAK_S = 30.0
-"""Batch work leaves the rows that other requests had lately: a peak fades to a third in this time."""
+BATCH_SHARE = 0.8  # share of the engine up to which batch work is admitted; the rest is kept for interactive requests
+PEAK_S = 30.0  # batch work leaves the rows that other requests had lately: a peak fades to a third in this time
 PREFILL_WINDOW = 0.25
 """Share of the TTFT target for which prompts may wait inside the engine, where their order is fixed."""
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 LONGEST_RETRY_S = 600
-SEEK_LATE_S = 0.04
-"""Seconds between two searches for requests that wait in vain; each looks at all tenants."""
+SEEK_LATE_S = 0.04  # seconds between two searches for requests that wait in vain; each looks at all tenants
 
 
 class Reason(StrEnum):
-    OVERLOADED = "overloaded"
-    """Its first token would be late, whoever sent it."""
-    OVER_SHARE = "over_share"
-    """Its first token would be late because its own tenant has more than its share under way."""
+    OVERLOADED = "overloaded"  # its first token would be late, whoever sent it
+    OVER_SHARE = "over_share"  # its first token would be late because its own tenant has more than its share under way
     QUEUE_FULL = "queue_full"
-    QUEUE_TIMEOUT = "queue_timeout"
-    """It has waited for the longest time allowed."""
+    QUEUE_TIMEOUT = "queue_timeout"  # it has waited for the longest time allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     reason: Reason
-    retry_after_s: float
-    """Seconds by which it would be late; > 0."""
+    retry_after_s: float  # seconds by which it would be late; > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +58,7 @@ class Rules:
     max_queue_s: float | None
 
 
-Decisions = list[tuple[Demand, Refusal | None]]
-"""None: the request goes to the engine now."""
+Decisions = list[tuple[Demand, Refusal | None]]  # None: the request goes to the engine now
 
 
 class AdmissionController:
@@ -79,8 +71,7 @@ class AdmissionController:
         self._traffic = traffic
         self._late_sought = -math.inf
         self._batch_rows = 0
-        self._peak = 0.0
-        """Rows that were not batch work's, at most, lately."""
+        self._peak = 0.0  # rows that were not batch work's, at most, lately
         self._peak_at = 0.0
         self._decisions: Decisions = []
 

@@ -19,10 +19,8 @@ reach protects nobody."""
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    prompt_tokens: float
-    """Tokens of its prompt to compute."""
-    prompt_pairs: float
-    """(query, key) pairs of a prompt."""
+    prompt_tokens: float  # tokens of its prompt to compute
+    prompt_pairs: float  # (query, key) pairs of a prompt
     output_tokens: float
     cost: float
 
@@ -36,16 +34,11 @@ class Mix:
 class Load:
     """Work of an engine at one moment."""
 
-    rows: int
-    """Sequences that decode, or will once their prompts are computed."""
-    decoding: int
-    """Sequences that decode beside the prompts that are computed next."""
-    context: float
-    """Tokens of all of them."""
-    prefill_tokens: float
-    """Tokens of prompts that come before a new one."""
-    free_kv_tokens: float = math.inf
-    """Room in the KV cache that no sequence is about to need."""
+    rows: int  # sequences that decode, or will once their prompts are computed
+    decoding: int  # sequences that decode beside the prompts that are computed next
+    context: float  # tokens of all of them
+    prefill_tokens: float  # tokens of prompts that come before a new one
+    free_kv_tokens: float = math.inf  # room in the KV cache that no sequence is about to need
 
 
 class Predictor:

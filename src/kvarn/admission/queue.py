@@ -16,10 +16,8 @@ from kvarn.fairness.queue import FairQueue
 
 CREDIT_REQUESTS = 4
 """A tenant that keeps asking may lag behind the others by the cost of so many of its requests, and catch up later."""
-ACTIVE_S = 10.0
-"""Seconds after a refusal for which a tenant still counts as asking."""
-INSISTENT_S = 1.0
-"""Seconds after a refusal for which a tenant is expected to have more to send at once."""
+ACTIVE_S = 10.0  # seconds after a refusal for which a tenant still counts as asking
+INSISTENT_S = 1.0  # seconds after a refusal for which a tenant is expected to have more to send at once
 MAX_ACCOUNTS = 1024
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from kvarn.admission.answer_lengths import AnswerLengths
 from kvarn.admission.predictor import Mix
 
-FADE = 0.02
-"""Weight of the latest request in an average: about the last hundred count."""
+FADE = 0.02  # weight of the latest request in an average: about the last hundred count
 
-_MODEL = ""
-"""All requests are of one model."""
+_MODEL = ""  # all requests are of one model
 
 
 class Traffic:

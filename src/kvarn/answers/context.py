@@ -30,10 +30,8 @@ ResultT = TypeVar("ResultT")
 class LifecycleSteps:
     """Stages, generators and observers of answers; see `kvarn.answers.lifecycle`."""
 
-    stages: Sequence[Stage]
-    """In the order in which they see a turn: those that cost least first, the ledger last."""
-    engines: Generator
-    """Generates with the engines of this server."""
+    stages: Sequence[Stage]  # in the order in which they see a turn: those that cost least first, the ledger last
+    engines: Generator  # generates with the engines of this server
     external: Mapping[str, Generator] = field(default_factory=dict)
     """Generators of models that other servers run, by the model's name."""
     observers: Sequence[Observer] = ()
@@ -55,8 +53,7 @@ class ServingContext:
     text: TextPool
     grammars: GrammarPool
     metrics: GatewayMetrics
-    held: ByteBudget
-    """Memory of bodies and answers that requests may take together."""
+    held: ByteBudget  # memory of bodies and answers that requests may take together
 
     @property
     def limits(self) -> GatewayConfig:

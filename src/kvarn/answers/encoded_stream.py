@@ -14,7 +14,5 @@ class EncodedStream(Generic[ItemT]):
     """Items, and functions that encode them: a generator of its own for that would run once more for each token."""
 
     items: AsyncGenerator[ItemT, None]
-    encode: Callable[[ItemT], bytes]
-    """Bytes of an item; empty where it has nothing to send."""
-    last: Callable[[], bytes] = bytes
-    """Bytes behind all items, where these ended without an error."""
+    encode: Callable[[ItemT], bytes]  # bytes of an item; empty where it has nothing to send
+    last: Callable[[], bytes] = bytes  # bytes behind all items, where these ended without an error

@@ -17,8 +17,7 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.wire.openai.errors import ApiError
 
 _TIMES_FREE = 3
-_MODEL_BYTES = 256
-"""Bytes of an object of a body as a validated model, beyond those it took as a dictionary."""
+_MODEL_BYTES = 256  # bytes of an object of a body as a validated model, beyond those it took as a dictionary
 _RETRY_AFTER = {"retry-after": "1"}
 
 

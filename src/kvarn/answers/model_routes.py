@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 _CODES: dict[str | None, FallbackReason] = {"model_not_ready": "not_ready", "replica_lost": "error"}
 _NOT_BEGUN: tuple[FallbackReason, ...] = ("error", "timeout", "overload", "not_ready")
-_ROUTE = ""
-"""Key of a route's fallbacks among those of models: a rollout's route has the name of a model."""
-BYTES_PER_TOKEN = 4
-"""About so many has a token of a prompt that is not tokenized yet."""
+_ROUTE = ""  # key of a route's fallbacks among those of models: a rollout's route has the name of a model
+BYTES_PER_TOKEN = 4  # about so many has a token of a prompt that is not tokenized yet
 PredictTtft = Callable[[str, RequestRecord, RequestFeatures], float | None]
 
 

@@ -42,8 +42,7 @@ class RequestTimeline(Timeline):
 
     def __init__(self) -> None:
         super().__init__()
-        self._on_the_way: dict[float, float] = {}
-        """Seconds to an engine and back, by when its turn was sent."""
+        self._on_the_way: dict[float, float] = {}  # seconds to an engine and back, by when its turn was sent
         self.began = self.received_s = self.mark("received")
 
     def mark(self, name: str, numbers: Mapping[str, float] | None = None) -> float:

@@ -170,8 +170,7 @@ class _Outbox:
     """
 
     def __init__(self, send: Send) -> None:
-        self.begun = False
-        """Whether there ever was a message."""
+        self.begun = False  # whether there ever was a message
         self._send = send
         self._unsent: deque[Message] = deque()
 

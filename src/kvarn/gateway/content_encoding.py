@@ -36,10 +36,8 @@ class _Decoding:
         self._receive = receive
         self._encoding = encoding
         self._decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
-        self._rest = b""
-        """Bytes that have come and are not decoded yet."""
-        self._pending = False
-        """Whether more can be made of what has come."""
+        self._rest = b""  # bytes that have come and are not decoded yet
+        self._pending = False  # whether more can be made of what has come
         self._more_body = True
 
     async def receive(self) -> Message:

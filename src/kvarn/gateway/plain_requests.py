@@ -7,8 +7,7 @@ from urllib.parse import unquote
 
 from starlette.types import Message, Scope, Send
 
-ANSWERS_HEAD = "kvarn.answers_head"
-"""Key of a scope whose answer has no body, so that none is made."""
+ANSWERS_HEAD = "kvarn.answers_head"  # key of a scope whose answer has no body, so that none is made
 _SLASHES = re.compile(rb"/{2,}")
 
 

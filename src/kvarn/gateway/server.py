@@ -26,8 +26,7 @@ _GC_THRESHOLDS = (20_000, 20, 50)
 _FIRST_INHERITED = 3
 _LAST_REQUESTS_S = 0.5
 """Seconds for the last connections to send their requests, after another server has taken over the socket."""
-_LAST_BYTES_S = 1.0
-"""Seconds for slow readers after all requests were ended."""
+_LAST_BYTES_S = 1.0  # seconds for slow readers after all requests were ended
 _OTHER_FILES = 512  # files and sockets of this process that are not clients: databases, engines, logs
 
 _log = logging.getLogger("kvarn.gateway")

@@ -19,8 +19,7 @@ from typing import Protocol
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_events import NAME_BYTES
 
-MAX_REPLICAS = 64
-"""Replicas of one index: masks have as many bits."""
+MAX_REPLICAS = 64  # replicas of one index: masks have as many bits
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +52,7 @@ class PlainBlockIndex:
     """The index without a compiler, and the reference for the compiled one."""
 
     def __init__(self) -> None:
-        self._replicas: dict[int, int] = {}
-        """Bit masks by name."""
+        self._replicas: dict[int, int] = {}  # bit masks by name
 
     def insert(self, replica: int, names: bytes) -> None:
         bit, replicas = 1 << _checked(replica), self._replicas

@@ -13,8 +13,7 @@ from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig, Rul
 
 _RANGE = float(2**64)
 
-PredictTtft = Callable[[str], float | None]
-"""Seconds to the first token that a model would take now; None: unknown."""
+PredictTtft = Callable[[str], float | None]  # seconds to the first token that a model would take now; None: unknown
 
 
 def version_name(model: str, version: int) -> str:
@@ -32,10 +31,8 @@ def split_version(name: str) -> tuple[str, int | None]:
 class RequestFeatures:
     """Features of a request that decide which model answers it."""
 
-    prompt_tokens: int = 0
-    """About so many."""
-    max_output_tokens: int | None = None
-    """None: the request does not say."""
+    prompt_tokens: int = 0  # about so many
+    max_output_tokens: int | None = None  # None: the request does not say
     tools: bool = False
     reasoning_effort: str | None = None
 
@@ -47,10 +44,8 @@ class RequestSubject:
     organization: str = ""
     project: str = ""
     key: str = ""
-    user: str = ""
-    """The client's name of its own user."""
-    session: str = ""
-    """The client's name of its session."""
+    user: str = ""  # the client's name of its own user
+    session: str = ""  # the client's name of its session
     request: str = ""
 
 

@@ -11,10 +11,8 @@ _REQUEST, _RETRY = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    share: float = 0.2
-    """Share of the requests in the window."""
-    min_retries: int = 3
-    """Allowed in each window, however few requests there are."""
+    share: float = 0.2  # share of the requests in the window
+    min_retries: int = 3  # allowed in each window, however few requests there are
     window_s: float = 10.0
 
 

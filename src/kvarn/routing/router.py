@@ -24,10 +24,8 @@ MAX_SESSIONS = 65536
 @dataclass(frozen=True, slots=True)
 class ReplicaChoice:
     replica: str
-    cached_tokens: int | None = None
-    """Tokens of its prompt that are cached; None where the replica's cache is unknown."""
-    reservation: Reservation | None = None
-    """None where there was nothing to choose."""
+    cached_tokens: int | None = None  # tokens of its prompt that are cached; None where the replica's cache is unknown
+    reservation: Reservation | None = None  # None where there was nothing to choose
 
     def sent(self, now: float) -> None:
         if self.reservation is not None:
@@ -43,8 +41,7 @@ class ReplicaBlocks:
 
     def __init__(self, candidate: Candidate, index: BlockIndex, number: int) -> None:
         self.number = number
-        self.count = 0
-        """Blocks that it has."""
+        self.count = 0  # blocks that it has
         self._candidate = candidate
         self._index = index
 
@@ -70,8 +67,7 @@ class Router:
 
     def __init__(self, policy: str = "prefix", seed: int | None = None) -> None:
         self._policy: Policy = POLICIES[policy]
-        self.reads_names = policy in READS_NAMES
-        """Whether it needs to know what the replicas have cached."""
+        self.reads_names = policy in READS_NAMES  # whether it needs to know what the replicas have cached
         self.candidates: dict[str, Candidate] = {}
         self._blocks: dict[str, ReplicaBlocks] = {}
         self._index: BlockIndex | None = None

@@ -18,11 +18,9 @@ class StageTimeouts:
     """Seconds that each stage may take; None: as long as it takes."""
 
     connect_s: float | None = None
-    first_token_s: float | None = None
-    """From the sending of the request."""
+    first_token_s: float | None = None  # from the sending of the request
     between_tokens_s: float | None = None
-    total_s: float | None = None
-    """From the sending of the request to the end of its answer."""
+    total_s: float | None = None  # from the sending of the request to the end of its answer
 
     def seconds(self, stage: TimeoutStage) -> float | None:
         limit: float | None = getattr(self, f"{stage}_s")

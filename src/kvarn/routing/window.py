@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-_SLICES = 10
-"""A window moves in steps of a tenth of its length."""
+_SLICES = 10  # a window moves in steps of a tenth of its length
 
 
 class SlidingCounts:
@@ -14,8 +13,7 @@ class SlidingCounts:
 
     def __init__(self, window_s: float, kinds: int) -> None:
         self._slice_s = window_s / _SLICES
-        self._slices: deque[tuple[int, list[int]]] = deque()
-        """Number of the slice, oldest first, and the counts in it."""
+        self._slices: deque[tuple[int, list[int]]] = deque()  # number of the slice, oldest first, and the counts in it
         self._totals = [0] * kinds
 
     def add(self, kind: int, now: float) -> None:

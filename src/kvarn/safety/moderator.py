@@ -26,8 +26,7 @@ class Claim:
 
     tenant: str
     weight: float = 1.0
-    priority: int = 0
-    """Tier in the engine; lower runs first."""
+    priority: int = 0  # tier in the engine; lower runs first
 
 
 class TextThreads(Protocol):

@@ -13,8 +13,7 @@ import re2
 
 from kvarn.safety.errors import SafetyError
 
-_MAX_MEMORY = 8 << 20
-"""Bytes one expression's automaton may take."""
+_MAX_MEMORY = 8 << 20  # bytes one expression's automaton may take
 
 
 class RuleList:

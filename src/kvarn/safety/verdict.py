@@ -22,8 +22,7 @@ CATEGORIES = (
 )
 """OpenAI's names."""
 
-RULE = "rule"
-"""The category of texts that match one of the operator's rules."""
+RULE = "rule"  # the category of texts that match one of the operator's rules
 
 
 @dataclass(frozen=True, slots=True)

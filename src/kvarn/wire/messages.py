@@ -36,8 +36,7 @@ class RefusalReason(StrEnum):
     INVALID = "invalid"
 
 
-OWN_PROCESS = -1
-"""Number by which an engine's own process asks it, instead of a gateway process's."""
+OWN_PROCESS = -1  # number by which an engine's own process asks it, instead of a gateway process's
 
 # To the engine ---------------------------------------------------------------------------------------------------
 
@@ -248,8 +247,7 @@ class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
     loaded_bytes_total: int = 0
     load_s_total: float = 0.0  # seconds spent reading
     evictions_total: int = 0  # blocks that made room for others
-    dropped_total: dict[str, int] = {}
-    """Blocks that were not stored, or not used, by the reason."""
+    dropped_total: dict[str, int] = {}  # blocks that were not stored, or not used, by the reason
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

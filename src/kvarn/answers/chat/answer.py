@@ -52,8 +52,7 @@ class ChatRun:
     deltas: Deltas
     choices: int
     turn: Turn
-    held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
+    held: HeldBytes  # counts what of the answer is gathered before it is sent
     store: StoreAnswer | None = None
 
     @property
@@ -146,8 +145,7 @@ class _ChunkEncoder:
         self._index = index
         self._legacy = run.legacy
         self._with_token_ids = run.request.return_token_ids
-        self._opening = self._event(Delta(role="assistant", content=run.opening))
-        """Sent before the first delta."""
+        self._opening = self._event(Delta(role="assistant", content=run.opening))  # sent before the first delta
         self._texts = TextEvents(lambda text: run.chunk([ChunkChoice(index=index, delta=Delta(content=text))]))
 
     def encode(self, delta: ChoiceDelta) -> bytes:
@@ -203,8 +201,7 @@ class _Collector:
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs | Raw] | None = None
     token_ids: list[int] = field(default_factory=list)
-    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
-    """Id, name and arguments of each."""
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name and arguments of each
     warnings: list[str] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop_reason: int | str | None = None

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt(GeneratedPrompt):
-    shown: list[int]
-    """Its tokens; empty where another server tokenizes it."""
+    shown: list[int]  # its tokens; empty where another server tokenizes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ class ToolCallReader:
 
     use: ToolUse
     parser: ToolCallParser
-    calls: list[tuple[str, list[str]]] = field(default_factory=list)
-    """Name and arguments of each call so far."""
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)  # name and arguments of each call so far
 
     def read(self, delta: ChoiceDelta) -> None:
         """Set the parts, text and finish reason of a delta. The choice ends when all calls that were asked for are

@@ -44,8 +44,7 @@ class CompletionRun:
     deltas: Deltas
     readers: Sequence[ChunkReader]
     usage: TokenUsage
-    held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
+    held: HeldBytes  # counts what of the answer is gathered before it is sent
 
     async def collect(self) -> Completion:
         chunks: list[list[CompletionChoice]] = [[] for _ in self.readers]

@@ -38,8 +38,7 @@ class ShownPrompt:
     """A prompt as its choices show it."""
 
     token_ids: list[int]
-    text: str
-    """Put before the answer by `echo`; empty without it."""
+    text: str  # put before the answer by `echo`; empty without it
     positions: list[PositionLogprobs | None] | None = None
     """Log-probabilities of its tokens, once the engine has sent them."""
 
@@ -105,8 +104,7 @@ class CompletionReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPrompt(GeneratedPrompt):
-    readers: Sequence[ChunkReader]
-    """One for each choice of each prompt."""
+    readers: Sequence[ChunkReader]  # one for each choice of each prompt
 
 
 @dataclass(frozen=True, slots=True)

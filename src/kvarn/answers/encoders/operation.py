@@ -38,12 +38,9 @@ from kvarn.wire.openai.encoders import (
 )
 from kvarn.wire.openai.errors import invalid_request
 
-_BYTES = 64
-"""Memory of a number of an answer: as float32, as Python's object, and as JSON."""
-_SIZE_UNKNOWN = 4096
-"""Numbers in a vector of a model of which that is not known yet, at most as a rule."""
-_BYTES_IN_BASE64 = 16
-"""Memory of a number where vectors are sent in base64."""
+_BYTES = 64  # memory of a number of an answer: as float32, as Python's object, and as JSON
+_SIZE_UNKNOWN = 4096  # numbers in a vector of a model of which that is not known yet, at most as a rule
+_BYTES_IN_BASE64 = 16  # memory of a number where vectors are sent in base64
 
 
 async def start_embedding(

@@ -65,10 +65,8 @@ class MessageWriter:
     applied_edits: list[AppliedEdit] | None = None
     """Edits that left something out of the prompt; None: none was asked for."""
     blocks: list[_Block] = field(default_factory=list)
-    open: bool = False
-    """Whether the last block goes on."""
-    cut_call: bool = False
-    """Whether the last call was not finished: the whole message is without it."""
+    open: bool = False  # whether the last block goes on
+    cut_call: bool = False  # whether the last call was not finished: the whole message is without it
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     warnings: list[str] = field(default_factory=list)

@@ -17,8 +17,7 @@ from kvarn.safety.verdict import Verdict
 from kvarn.wire.openai.encoders import EmbeddingUsage, ModerationList, ModerationRequest, ModerationResult
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
 
-_BYTES_PER_TOKEN = 4
-"""The classifier knows no tokens: a text's bytes are counted as so many."""
+_BYTES_PER_TOKEN = 4  # the classifier knows no tokens: a text's bytes are counted as so many
 
 
 async def start_moderation(

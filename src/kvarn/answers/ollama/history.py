@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from kvarn.wire.ollama.requests import Message
 
-_ROOM = 0.75
-"""Share of the context that the messages may take: the rest is for the answer."""
+_ROOM = 0.75  # share of the context that the messages may take: the rest is for the answer
 
 
 def without_oldest(messages: Sequence[Message], prompt_tokens: int, limit: int) -> list[Message] | None:

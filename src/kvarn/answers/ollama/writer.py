@@ -47,12 +47,9 @@ class AnswerWriter:
     model: str
     usage: TokenUsage
     is_chat: bool
-    context: list[int] | None = None
-    """Tokens of prompt and answer; None: not sent."""
-    started: float = field(default_factory=SYSTEM_CLOCK.now)
-    """Monotonic seconds at which the engine got it."""
-    _open: tuple[str, str, list[str]] | None = None
-    """Id, name and arguments of the call that is being written."""
+    context: list[int] | None = None  # tokens of prompt and answer; None: not sent
+    started: float = field(default_factory=SYSTEM_CLOCK.now)  # monotonic seconds at which the engine got it
+    _open: tuple[str, str, list[str]] | None = None  # id, name and arguments of the call that is being written
     _calls: int = 0
 
     def read(self, delta: ChoiceDelta) -> Written:

@@ -18,8 +18,7 @@ from kvarn.observe.admission import AdmissionMetrics
 POLL_S = 0.01
 """Period of looks at waiting requests. An end is noticed at once; this is for the prompts that an engine has
 computed meanwhile, and for those that wait too long."""
-MANY_TOKENS = 1 << 20
-"""More than any answer has."""
+MANY_TOKENS = 1 << 20  # more than any answer has
 
 
 class ReplicaAdmission:

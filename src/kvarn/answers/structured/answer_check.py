@@ -26,8 +26,7 @@ class _Written:
     """Text and calls that a choice has written so far."""
 
     text: list[str] = field(default_factory=list)
-    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
-    """Name and arguments by the call's index."""
+    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict)  # name and arguments by the call's index
 
     def add(self, delta: ChoiceDelta) -> None:
         self.text.append(delta.text)

@@ -15,10 +15,8 @@ from kvarn.sandbox.pool import SandboxPool
 from kvarn.sandbox.process import SandboxLimits
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
-_PROCESSES = 4
-"""At most; each takes 50 MB. A tenant's work takes two of them at most."""
-_KEPT_BYTES = 16 * 1024 * 1024
-"""Size of the grammars kept for requests that ask for the same: those used last."""
+_PROCESSES = 4  # at most; each takes 50 MB. A tenant's work takes two of them at most.
+_KEPT_BYTES = 16 * 1024 * 1024  # size of the grammars kept for requests that ask for the same: those used last
 
 
 class GrammarPool:

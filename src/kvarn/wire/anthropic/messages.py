@@ -71,8 +71,7 @@ class Thinking(LenientModel):
     budget_tokens: Annotated[
         int | None, ignored("ignored 'thinking.budget_tokens', the model decides how much it thinks")
     ] = None
-    display: Literal["summarized", "omitted", "updates"] | None = None
-    """Whether the thinking is sent: if so, as it is."""
+    display: Literal["summarized", "omitted", "updates"] | None = None  # whether the thinking is sent: if so, as it is
     block_binding: dict[str, Any] | None = None  # signatures are not checked
 
 

@@ -15,17 +15,14 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int | None, BeforeValidator(_whole)]
-"""A whole number, which clients may write as `128.0`."""
-Hint = object
-"""Says how Ollama loads a model: there is nothing of it to decide here."""
+Whole = Annotated[int | None, BeforeValidator(_whole)]  # a whole number, which clients may write as `128.0`
+Hint = object  # says how Ollama loads a model: there is nothing of it to decide here
 
 _WHOLE_TEXT = "ignored 'options.repeat_last_n', penalties look at the whole text"
 _OTHER_SAMPLER = "ignored 'options.{}', this server does not draw so"
 
 
-_LEAST_TOP_P = 1e-6
-"""Keeps the likeliest token only, as 0 does in Ollama."""
+_LEAST_TOP_P = 1e-6  # keeps the likeliest token only, as 0 does in Ollama
 
 
 def _between(least: float, most: float) -> AfterValidator:

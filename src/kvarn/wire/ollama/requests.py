@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from kvarn.wire.ollama.options import AnswerRequest, WorkRequest
 from kvarn.wire.openai.common import RequestModel, Strings, TokenIds, refused
 
-_ECHO = ConfigDict(extra="ignore")
-"""Clients send back what they have added to an answer."""
+_ECHO = ConfigDict(extra="ignore")  # clients send back what they have added to an answer
 
 
 Images = Annotated[None, refused("the models of this server read text")]

@@ -140,8 +140,7 @@ class ScoreRequest(LenientModel):
     model: str
     text_1: OneOrMore
     text_2: OneOrMore
-    instruction: str | None = Field(None, min_length=1)
-    """Meaning of relevance; see `RerankRequest`."""
+    instruction: str | None = Field(None, min_length=1)  # meaning of relevance; see `RerankRequest`
     user: str | None = None
 
     truncate_prompt_tokens: Refused = None

@@ -18,8 +18,7 @@ MAX_CONTAINERS = 20_000
 """Objects and arrays in a body at most. Validating one takes some 4 us, during which nothing else runs: a hundred
 thousand tiny messages in 3 MB would hold up every other request for half a second."""
 
-_MAX_COMPLAINTS = 100
-"""Pydantic errors examined for one body: an object of 100,000 unknown fields has as many."""
+_MAX_COMPLAINTS = 100  # pydantic errors examined for one body: an object of 100,000 unknown fields has as many
 
 _CODES = {
     "extra_forbidden": "unknown_parameter",

@@ -47,10 +47,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     role: str = "assistant"
-    reasoning: str | UnsetType = UNSET
-    """Reasoning before the answer (vLLM's extension)."""
-    reasoning_content: str | UnsetType = UNSET
-    """The same by the name that vLLM gave it at first, as DeepSeek does."""
+    reasoning: str | UnsetType = UNSET  # reasoning before the answer (vLLM's extension)
+    reasoning_content: str | UnsetType = UNSET  # the same by the name that vLLM gave it at first, as DeepSeek does
     refusal: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET  # where the request spoke of functions

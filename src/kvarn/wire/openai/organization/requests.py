@@ -9,8 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.wire.openai.common import Refused, RequestModel, disagreement
 
-UNLIMITED = 2**53 - 1
-"""Number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps."""
+UNLIMITED = 2**53 - 1  # number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps
 
 _KINDS_OF_SCOPE = ("models", "endpoints", "adapters")
 
