@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from kvarn.answers.model_routes import Attempts, ModelRoutes
+from kvarn.answers.model_routes import ModelRoutes
 from kvarn.answers.record import FoundModel, RequestRecord
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReadyModel, ServedModel
 from kvarn.identity.scopes import check_adapter, check_model, may_see_adapter, may_use_model
 from kvarn.wire.openai.errors import invalid_request
-
-if TYPE_CHECKING:
-    from kvarn.answers.question import Question
 
 Kind = Literal["generate", "embed", "score"]
 
@@ -32,12 +29,6 @@ class Catalog:
         self.models = models
         self.routes = routes
         self.held_requests = held_requests
-
-    def attempts(self, record: RequestRecord, question: Question[Any, Any]) -> Attempts:
-        """The models that may answer a question, in order. Raises `ApiError`: the route is out of the key's scope."""
-        target = self.routes.choose(record, question.request.model, question)
-        served = self.models.named(target)
-        return Attempts(self.routes, record, target if served is None else served.canonical(target), served)
 
     def find(self, record: RequestRecord, name: str) -> ServedModel:
         """The model that a request names, ready or not. Raises `ApiError`: 404 unknown, 403 out of the key's scope."""

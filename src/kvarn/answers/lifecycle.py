@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
+from kvarn.answers.model_routes import Attempts
 from kvarn.answers.observer import observed, tell_not_begun
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
@@ -39,7 +40,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
         ApiError: Refused: it cannot be answered as asked, or not now.
         Exception: Whatever ended the answer before its beginning.
     """
-    attempts = serving.catalog.attempts(record, question)
+    attempts = Attempts(serving.catalog.routes, record, question)
     if record.choice.route is not None and any(each.needs_seed(record) for each in serving.steps.observers):
         question = question.with_seed()
     while True:
@@ -48,7 +49,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
             record.timeline.mark("resolved")
             if not attempts.may_fall_back:
                 return await _begin(serving, record, question, model)
-            with attempts.permitted():
+            with serving.catalog.routes.permitted(attempts.model):
                 return await _begin(serving, record, question, model, await_first=True)
         except Exception as error:
             tell_not_begun(serving.steps.observers, record, attempts.model, error)
@@ -81,7 +82,25 @@ async def _begin(
 async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt) -> Turn:
     """Begin a turn, which is settled when the record is closed: every stage takes it, in order, or one refuses or
     answers it. Raises `ApiError`, or `DegradedError`: another model shall answer."""
-    turn = new_turn(record, prompt)
+    model, own, deferred = prompt.model, record.principal.priority, record.deferred
+    best = own if deferred is None else max(own, deferred.priority)
+    priority, number = priority_of(prompt.service_tier, prompt.priority, best), len(record.turns)
+    turn = Turn(
+        engine_id=f"{record.id}.{number}" if number else record.id,
+        record=record,
+        model=model.name,
+        model_version=model.version,
+        adapter=model.adapter if isinstance(model, ReadyModel) else "",
+        replica=model.replica_name,
+        prompt=prompt,
+        prompt_tokens=prompt.tokens,
+        max_output_tokens=prompt.max_output_tokens,
+        output_bounded=prompt.output_bounded,
+        priority=priority,
+        service_tier=tier_of(priority) if deferred is None else BATCH_TIER,
+        sequences=prompt.sequences,
+        usage=TokenUsage(pending=prompt.prompts, timeline=record.timeline),
+    )
     try:
         for stage in serving.steps.stages:
             turn.answer = await stage.enter(turn)
@@ -112,31 +131,6 @@ async def _counted(turn: Turn, deltas: Deltas) -> Deltas:
         except Exception:
             usage.failed = True
             raise
-
-
-def new_turn(record: RequestRecord, prompt: Prompt) -> Turn:
-    """The next turn of a request, not taken in yet."""
-    model, own, deferred = prompt.model, record.principal.priority, record.deferred
-    priority = priority_of(
-        prompt.service_tier, prompt.priority, own if deferred is None else max(own, deferred.priority)
-    )
-    number = len(record.turns)
-    return Turn(
-        engine_id=f"{record.id}.{number}" if number else record.id,
-        record=record,
-        model=model.name,
-        model_version=model.version,
-        adapter=model.adapter if isinstance(model, ReadyModel) else "",
-        replica=model.replica_name,
-        prompt=prompt,
-        prompt_tokens=prompt.tokens,
-        max_output_tokens=prompt.max_output_tokens,
-        output_bounded=prompt.output_bounded,
-        priority=priority,
-        service_tier=tier_of(priority) if deferred is None else BATCH_TIER,
-        sequences=prompt.sequences,
-        usage=TokenUsage(pending=prompt.prompts, timeline=record.timeline),
-    )
 
 
 async def begun(deltas: Deltas, client_left: ClientLeft) -> Deltas:

@@ -10,7 +10,6 @@ from kvarn.answers.generator import GeneratorFailedError
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import DegradedError
 from kvarn.catalog.model_table import ModelTable
-from kvarn.catalog.models import ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig
@@ -121,28 +120,25 @@ class ModelRoutes:
 class Attempts:
     """The models that are tried for one request, one after another."""
 
-    def __init__(self, routes: ModelRoutes, record: RequestRecord, model: str, served: ServedModel | None) -> None:
-        self.model = model
+    def __init__(self, routes: ModelRoutes, record: RequestRecord, question: Question[Any, Any]) -> None:
+        target = routes.choose(record, question.request.model, question)
+        served = routes.models.named(target)
+        self.model = target if served is None else served.canonical(target)
         self.may_fall_back = False
         """Whether another model may answer where this one does not begin an answer that it has taken."""
         self._routes = routes
         self._record = record
-        self._tried = [model]
+        self._tried = [self.model]
         self._first_error: Exception | None = None
         self._ladders: Mapping[str, Sequence[FallbackConfig]] = {}
         route = record.choice.route
-        own = served is not None and served.name == model and served.config.fallbacks
+        own = served is not None and served.name == self.model and served.config.fallbacks
         # A batch waits for the model that its line asks for.
         if record.deferred is None and (route is not None or own):
             self._ladders = {each.name: each.config.fallbacks for each in routes.models}
             if route is not None:
                 self._ladders = {**self._ladders, _ROUTE: route.fallback}
             self._look_ahead()
-
-    @contextmanager
-    def permitted(self) -> Generator[None]:
-        with self._routes.permitted(self.model):
-            yield
 
     def fall_back(self, error: Exception) -> None:
         """Go on to the next model after an error; the turn that failed is settled. Raises the first error where no

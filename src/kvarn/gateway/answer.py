@@ -14,12 +14,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.errors import shutting_down, to_api_error
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.plain_requests import ANSWERS_HEAD
-from kvarn.gateway.record import client_left, record_of
+from kvarn.gateway.record import ANSWERS_HEAD, client_left, record_of
+from kvarn.wire.sse import EncodedStream
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -16,7 +16,7 @@ from kvarn.store.models import File
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import find_file, list_files
 from kvarn.store.repositories.pages import Cursor, Page
-from kvarn.wire.anthropic.files import FileMetadata, FilePage
+from kvarn.wire.anthropic.objects import FileMetadata, FilePage
 from kvarn.wire.openai.errors import invalid_request
 
 DEFAULT_LIMIT = 20

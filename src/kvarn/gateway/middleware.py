@@ -15,8 +15,7 @@ from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
-from kvarn.gateway.plain_requests import plain_request, without_body
-from kvarn.gateway.record import client_left, new_record
+from kvarn.gateway.record import client_left, new_record, plain_request, without_body
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics

@@ -1,10 +1,14 @@
-"""Server-sent events."""
+"""Server-sent events, and answers as streams of bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
+
+ItemT = TypeVar("ItemT")
 
 encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -31,3 +35,12 @@ class TextEvents:
 
     def event(self, text: str) -> bytes:
         return self._before + encode_json(text) + self._after
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedStream(Generic[ItemT]):
+    """Items, and functions that encode them: a generator of its own for that would run once more for each token."""
+
+    items: AsyncGenerator[ItemT, None]
+    encode: Callable[[ItemT], bytes]  # bytes of an item; empty where it has nothing to send
+    last: Callable[[], bytes] = bytes  # bytes behind all items, where these ended without an error

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.tiers import tier_of
 from kvarn.answers.turn import Deltas, Turn
@@ -33,7 +32,7 @@ from kvarn.wire.openai.chat.answer import (
 )
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.usage import Usage
-from kvarn.wire.sse import TextEvents, event
+from kvarn.wire.sse import EncodedStream, TextEvents, event
 
 StoreAnswer = Callable[[ChatCompletion], Awaitable[list[str]]]
 

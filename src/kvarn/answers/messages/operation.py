@@ -14,7 +14,6 @@ from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.messages.context_edits import apply_edit, needs_tokens
 from kvarn.answers.messages.request import chat_request, has_late_instructions, in_anthropic_terms
 from kvarn.answers.messages.writer import MessageWriter
@@ -25,7 +24,7 @@ from kvarn.wire.anthropic.context_management import ClearToolUses
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesPrompt, MessagesRequest
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
-from kvarn.wire.sse import named_event
+from kvarn.wire.sse import EncodedStream, named_event
 
 ResultT = TypeVar("ResultT")
 PromptT = TypeVar("PromptT", bound=MessagesPrompt)

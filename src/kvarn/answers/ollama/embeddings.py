@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from kvarn.answers.context import ServingContext
 from kvarn.answers.encoders.operation import start_embedding
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.ollama.names import served_name
+from kvarn.answers.ollama.models import served_name
 from kvarn.answers.ollama.request import in_ollama_terms
 from kvarn.answers.ollama.writer import nanoseconds
 from kvarn.answers.record import RequestRecord

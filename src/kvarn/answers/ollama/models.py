@@ -1,4 +1,4 @@
-"""Served models, as Ollama describes them."""
+"""Served models, as Ollama names and describes them: names have a tag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from kvarn.answers.ollama.names import shown_name
+from kvarn.answers.context import ServingContext
 from kvarn.catalog.models import ServedModel
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.ollama.answers import Details, ListedModel, ShowAnswer
@@ -17,8 +17,21 @@ from kvarn.wire.openai.models import Model
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+_LATEST = ":latest"
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
+
+
+def served_name(serving: ServingContext, name: str) -> str:
+    """The name of what is served, for a name that may end in the tag Ollama adds where there is none."""
+    plain = name.removesuffix(_LATEST) or name
+    is_own = serving.catalog.routes.find(name) is not None or serving.models.named(name) is not None
+    return name if is_own or serving.models.find_adapter(name) is not None else plain
+
+
+def shown_name(name: str) -> str:
+    """The name with a tag: clients compare names so."""
+    return name if ":" in name else name + _LATEST
 
 
 def listed(model: Model, served: ServedModel) -> ListedModel:

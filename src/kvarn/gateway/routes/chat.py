@@ -8,8 +8,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
-from kvarn.answers.chat.operation import start_chat
-from kvarn.answers.chat.render import render_only
+from kvarn.answers.chat.operation import render_only, start_chat
 from kvarn.answers.chat.stored import describe_completion, stored_messages
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep

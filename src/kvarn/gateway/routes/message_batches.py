@@ -25,7 +25,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
 from kvarn.store.repositories.pages import Cursor, Page
 from kvarn.wire.anthropic.batches import MessageBatch, MessageBatchRequest
-from kvarn.wire.anthropic.lists import Deleted, Listed
+from kvarn.wire.anthropic.objects import Deleted, Listed
 from kvarn.wire.openai.common import disagreement
 
 router = APIRouter(

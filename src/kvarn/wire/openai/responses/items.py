@@ -84,43 +84,28 @@ class MessageItem(RequestModel):
 _Caller = Annotated[dict[str, Any] | None, only({"type": "direct"}, why="Calls are made by the model itself.")]
 
 
-class FunctionCallItem(RequestModel):
-    type: Literal["function_call"]
+class _Call(RequestModel):
     call_id: CallId
     name: str
-    arguments: str
     id: OptionalId = None
     status: ItemStatus | None = None
     namespace: str | None = None  # of the function
     caller: _Caller = None
 
 
-class FunctionCallOutputItem(RequestModel):
-    type: Literal["function_call_output"]
-    call_id: CallId
-    output: str | ResultParts
-    id: OptionalId = None
-    status: ItemStatus | None = None
-    name: str | None = None
-    namespace: str | None = None
-    caller: _Caller = None
+class FunctionCallItem(_Call):
+    type: Literal["function_call"]
+    arguments: str
 
 
-class CustomToolCallItem(RequestModel):
+class CustomToolCallItem(_Call):
     """A call the model made of a tool whose input is plain text."""
 
     type: Literal["custom_tool_call"]
-    call_id: CallId
-    name: str
     input: str
-    id: OptionalId = None
-    status: ItemStatus | None = None
-    namespace: str | None = None
-    caller: _Caller = None
 
 
-class CustomToolCallOutputItem(RequestModel):
-    type: Literal["custom_tool_call_output"]
+class _CallOutput(RequestModel):
     call_id: CallId
     output: str | ResultParts
     id: OptionalId = None
@@ -128,6 +113,14 @@ class CustomToolCallOutputItem(RequestModel):
     name: str | None = None
     namespace: str | None = None
     caller: _Caller = None
+
+
+class FunctionCallOutputItem(_CallOutput):
+    type: Literal["function_call_output"]
+
+
+class CustomToolCallOutputItem(_CallOutput):
+    type: Literal["custom_tool_call_output"]
 
 
 def _check_summary(value: str) -> str:
