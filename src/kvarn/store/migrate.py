@@ -37,8 +37,8 @@ async def upgrade(store: Store, revision: str = "head") -> None:
         )
     if found is not None and found < _OLDEST:
         raise StoreError(
-            f"the database's schema is at {found}, this Kvarn upgrades from {_OLDEST} on: run `kvarn store upgrade` of a "
-            "Kvarn of November 2026 first"
+            f"the database's schema is at {found}, this Kvarn upgrades from {_OLDEST} on: run "
+            "`kvarn store upgrade` of a Kvarn of November 2026 first"
         )
     if found != newest or revision not in ("head", newest):
         async with store.migrating() as connection:
