@@ -86,21 +86,17 @@ class FleetController:
             supervisor.subscribe(self._changed)
 
     def listen(self, listener: FleetListener) -> None:
-        """Tell a listener of later changes."""
         self._versions.listeners.append(listener)
 
     @property
     def versions(self) -> list[ServedVersion]:
-        """All versions that are served or leave."""
         return list(self._versions.known.values())
 
     @property
     def problems(self) -> dict[str, str]:
-        """The reason why a version is not as desired, by its name."""
         return self._versions.problems
 
     def start(self) -> None:
-        """Look after the fleet from now on."""
         self._loop.start()
 
     async def stop(self) -> None:
@@ -131,7 +127,6 @@ class FleetController:
 
     @property
     def observed(self) -> list[Observed]:
-        """The replicas that are there."""
         return [
             Observed(
                 name=name,
@@ -232,7 +227,6 @@ class FleetController:
                 self._unclaimed.discard(replica)
 
     async def _abandon(self) -> None:
-        """Leave the fleet to another process."""
         if self._holds:
             log.warning("another gateway has taken over the fleet")
         self._holds = False
@@ -347,7 +341,6 @@ class FleetController:
         self._versions.keep({(each.model, each.version) for each in targets} | there, self._pending())
 
     def _running(self, model: str) -> int:
-        """Replicas of a model that take requests, or will."""
         own = [each for each in self.observed if each.model == model]
         return sum(not each.in_pool and each.state not in LEAVING for each in own)
 

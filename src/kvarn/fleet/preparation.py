@@ -39,12 +39,8 @@ class Preparations(Generic[ResultT]):
         self._works: dict[Hashable, _Work[ResultT]] = {}
 
     def result(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        """The result of the work, once; begins the work if need be.
-
-        Raises:
-            PreparingError: It is under way.
-            Exception: It has failed with this, and is done again.
-        """
+        """The result of the work, once; begins the work if need be. Raises `PreparingError` while it is under way, and
+        what it failed with."""
         found = self._works.get(key)
         if found is None:
             self._works[key] = _Work(self._begin(work))
@@ -65,7 +61,6 @@ class Preparations(Generic[ResultT]):
             self._works.pop(key).task.cancel()
 
     async def stop(self) -> None:
-        """Give up all work."""
         tasks = [each.task for each in self._works.values()]
         self.keep(())
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -41,11 +41,7 @@ class FleetListener(Protocol):
     """Hears what is served. Every version is told before its first replica."""
 
     async def version_added(self, version: ServedVersion) -> None:
-        """A version of a model will have replicas.
-
-        Raises:
-            Exception: It cannot be served, and gets none; what was served goes on.
-        """
+        """A version of a model will have replicas. One for which this raises is not served; what was served goes on."""
         ...
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
@@ -76,7 +72,6 @@ class VersionTable:
         self._starting = Preparations[Checkpoints](on_ended)
 
     async def stop(self) -> None:
-        """Find nothing any more."""
         await self._finding.stop()
         await self._starting.stop()
 
@@ -101,7 +96,6 @@ class VersionTable:
         return served[-1] if served else None
 
     def keep(self, used: set[tuple[str, int]], wanted: set[tuple[str, int]]) -> None:
-        """Forget all other versions."""
         self._finding.keep(wanted - self.known.keys())
         self.problems = {name: why for name, why in self.problems.items() if split_version(name) in used | wanted}
         for key in [*self.known.keys() - used - wanted]:
@@ -150,12 +144,7 @@ class VersionTable:
         self.problems.pop(version_name(*key), None)
 
     async def _bound(self, desired: Desired) -> Checkpoints:
-        """The files that a version was deployed with, which its replicas load.
-
-        Raises:
-            TextError: Something cannot be found.
-            VersionChangedError: The files are others.
-        """
+        """The files that a version was deployed with, which its replicas load."""
         found = await asyncio.to_thread(find_checkpoints, desired.model)
         await asyncio.to_thread(check_binding, desired.fingerprints, found)
         if desired.version and desired.fingerprints is None and self._bind is not None:

@@ -97,8 +97,6 @@ class ResponseEnding:
     _last_events: list[StreamEvent] = field(default_factory=list)
 
     async def finish(self, finish_reason: FinishReason, now: int) -> None:
-        """It has come to its end at second `now`."""
-
         def close() -> list[StreamEvent]:
             closing = self.writer.close(finish_reason)
             self.writer.finish(finish_reason, self.usage(), now)

@@ -43,7 +43,7 @@ class RolloutObserver(Observer):
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        """See `Observer`: an answer is heard where a rollout gave it its version."""
+        """Hear an answer whose version a rollout chose."""
         rollout = None if turn.record.choice.route is None else self._compared(turn.record)
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return None
@@ -51,7 +51,6 @@ class RolloutObserver(Observer):
         return None if side is None else _Heard(partial(self._heard, rollout, side), turn)
 
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
-        """See `Observer`."""
         rollout = self._compared(record)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error):
             self._answered(rollout, RequestOutcome(prompt_tokens=0, failed=True))
@@ -64,7 +63,6 @@ class RolloutObserver(Observer):
         prompt_tokens: int,
         error: BaseException | None,
     ) -> None:
-        """An answer has ended."""
         if error is not None:
             if isinstance(error, Exception) and is_fault(error) and side == "candidate":
                 self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
@@ -114,7 +112,6 @@ class _Heard(ComparedAnswer):
         self._turn = turn
 
     def end(self, error: BaseException | None) -> None:
-        """See `AnswerListener`."""
         self._ended(self, self._turn.prompt_tokens, error)
 
 

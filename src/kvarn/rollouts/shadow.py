@@ -35,9 +35,7 @@ class AnswerRun(Protocol):
     """An answer that has begun."""
 
     @property
-    def deltas(self) -> Deltas:
-        """The deltas of the answer."""
-        ...
+    def deltas(self) -> Deltas: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +51,6 @@ class ComparedAnswer:
     finish_reason: str | None = None
 
     def take(self, delta: ChoiceDelta) -> None:
-        """Take a delta."""
         now = SYSTEM_CLOCK.now()
         self.first_s = now - self.began if self.first_s is None else self.first_s
         self.total_s = now - self.began
@@ -100,16 +97,14 @@ class Shadows(Observer):
         self._running: dict[str, set[asyncio.Task[None]]] = {}
 
     def needs_seed(self, record: RequestRecord) -> bool:
-        """See `Observer`: the copy has the same seed."""
+        """Whether a copy is made, which has the same seed."""
         return _shadow_of(record) is not None
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        """See `Observer`."""
         record, shadow = turn.record, _shadow_of(turn.record)
         return None if shadow is None or record.choice.degraded_from else _Copied(self, record, shadow, question)
 
     async def stop(self) -> None:
-        """Give up all copies."""
         tasks = [task for tasks in self._running.values() for task in tasks]
         for task in tasks:
             task.cancel()
@@ -171,7 +166,7 @@ class _Copied(ComparedAnswer):
         self._copy = partial(shadows.copy, record, shadow, self, question)
 
     def end(self, error: BaseException | None) -> None:
-        """See `AnswerListener`: nothing is copied whose reader has left."""
+        """Copy the request, unless its reader has left."""
         if error is None:
             self._copy()
 

@@ -28,11 +28,8 @@ _FOLDER = ".files"
 
 
 def blobs_of(setting: str | None, database: URL) -> Blobs | None:
-    """The place that the setting `store.blobs` names; None: rows of the database.
-
-    Raises:
-        StoreError: The URL cannot be used, such as without the package that it needs.
-    """
+    """The place that the setting `store.blobs` names; None: rows of the database. Raises `StoreError` where it cannot
+    be used."""
     if setting == IN_DATABASE or (setting is None and database.get_backend_name() != "sqlite"):
         return None
     if setting is None:
@@ -54,11 +51,7 @@ class Blobs:
         self._files: tuple[Any, str] | None = None
 
     def open(self) -> tuple[Any, str]:
-        """The file system and the folder in it, made if missing. fsspec is imported here: most starts need no file.
-
-        Raises:
-            StoreError: The URL cannot be used.
-        """
+        """The file system and the folder in it, made if missing. fsspec is imported here: most starts need no file."""
         if self._files is None:
             from fsspec.core import url_to_fs
 
@@ -72,7 +65,7 @@ class Blobs:
         return self._files
 
     async def create(self, name: str) -> BlobWriter:
-        """Begin a blob, in place of one of that name. Raises `StoreAwayError`."""
+        """Begin a blob, in place of one of that name."""
 
         def create() -> BlobWriter:
             files, root = self.open()
@@ -84,12 +77,7 @@ class Blobs:
         return await _in_thread(create)
 
     async def read(self, name: str, begin: int = 0) -> AsyncGenerator[bytes, None]:
-        """A blob's content from a byte on, piece by piece.
-
-        Raises:
-            NotFoundError: There is none of that name.
-            StoreAwayError: It cannot be read.
-        """
+        """A blob's content from a byte on, piece by piece. Raises `NotFoundError` where there is none."""
 
         def start() -> Any:
             files, root = self.open()
@@ -108,7 +96,7 @@ class Blobs:
             await _in_thread(file.close)
 
     async def rename(self, name: str, to: str) -> None:
-        """Give a blob another name, in place of one that has it. Raises `StoreAwayError`."""
+        """Give a blob another name, in place of one that has it."""
 
         def rename() -> None:
             files, root = self.open()
@@ -119,7 +107,7 @@ class Blobs:
         await _in_thread(rename)
 
     async def delete(self, name: str) -> None:
-        """Delete a blob; nothing happens where there is none. Raises `StoreAwayError`."""
+        """Delete a blob; nothing happens where there is none."""
 
         def delete() -> None:
             files, root = self.open()
@@ -141,11 +129,10 @@ class BlobWriter:
         self._folder = folder
 
     async def write(self, data: bytes) -> None:
-        """Append to it. Raises `StoreAwayError`."""
         await _in_thread(lambda: self._file.write(data))
 
     async def close(self) -> None:
-        """End it; it outlives a power failure then. May be called again. Raises `StoreAwayError`."""
+        """End it; it outlives a power failure then. May be called again."""
 
         def close() -> None:
             if self._file.closed:

@@ -26,10 +26,7 @@ _log = logging.getLogger("kvarn.store")
 
 async def upgrade(store: Store, revision: str = "head") -> None:
     """Bring the schema up to `revision`. Several may call it at once: one works, the others wait and find it done.
-
-    Raises:
-        StoreError: There is no such revision, or the database is at one that this Kvarn does not know.
-    """
+    Raises `StoreError` where there is no such revision, or this Kvarn does not know that of the database."""
     found, newest = await _found(store), head()
     if found is not None and found > newest:
         raise StoreError(
@@ -54,11 +51,8 @@ async def downgrade(store: Store, revision: str) -> None:
 
 
 async def check(store: Store) -> None:
-    """Make sure that the schema is the one this version of Kvarn works with.
-
-    Raises:
-        StoreError: It is older or newer; the message says what to do.
-    """
+    """Raise `StoreError` where the schema is older or newer than this version of Kvarn works with; it says what to
+    do."""
     found, newest = await _found(store), head()
     if found != newest:
         raise StoreError(
@@ -73,7 +67,6 @@ def head() -> str:
 
 
 async def _found(store: Store) -> str | None:
-    """The revision that the database is at. Raises StoreAwayError."""
     with store.explained():
         async with store.reading() as session:
             return await (await session.connection()).run_sync(_version)

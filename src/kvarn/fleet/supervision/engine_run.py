@@ -96,12 +96,10 @@ class EngineRun:
         self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
-        """Report to the engine that a gateway process is gone."""
         self._gone.append(gateway)
         self._transport.send(Leave(gateways=[gateway]))
 
     async def wait(self) -> RunEnd:
-        """Wait until the process has ended or is given up."""
         exited = self.engine.exited
         watching = asyncio.create_task(self._find_hang())
         broken: str | None = None
@@ -152,11 +150,9 @@ class EngineRun:
                 self._failed = message.message
 
     async def _find_hang(self) -> str:
-        """Wait until the process has to be killed; returns the reason.
-
-        Silence is counted in turns of this loop, not in time: after the gateway itself was held up (or the machine
-        slept), waiting messages are read before the next turn.
-        """
+        """Wait until the process has to be killed, for the returned reason. Silence is counted in turns of this loop,
+        not in time: after the gateway itself was held up (or the machine slept), waiting messages are read before the
+        next turn."""
         config = self._config
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
         allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
@@ -194,7 +190,6 @@ class EngineRun:
         return self._start.passed(passed_s, is_seen=is_here)
 
     def _repeat(self) -> None:
-        """Send the supervisor's address, and the last command again."""
         messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._state)]
         if self._gone:
             messages.append(Leave(gateways=self._gone))

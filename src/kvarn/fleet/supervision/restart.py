@@ -46,14 +46,8 @@ async def keep_running(
     first_backoff_s: float,
     on_failure: Callable[[str | None, float], None],
 ) -> None:
-    """Run again and again until `stopping` is set, with `RestartPauses` of up to half a minute between.
-
-    Args:
-        run: One run; returns why it ended.
-        stopping: Ends it after the present run, or in a pause.
-        first_backoff_s: The first pause.
-        on_failure: Given the reason and the seconds of each pause.
-    """
+    """Run again and again until `stopping` is set, with `RestartPauses` of up to half a minute between. `run` returns
+    why it ended; `on_failure` is given that and the seconds of each pause."""
     pauses = RestartPauses(first_backoff_s, _MAX_BACKOFF_S)
     while not stopping.is_set():
         began = SYSTEM_CLOCK.now()

@@ -71,7 +71,6 @@ class EngineSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """The engine process's id while there is one."""
         engine = self._engines.get(self.lifecycle.run) or self._launched
         return engine.pid if engine is not None else None
 
@@ -81,11 +80,7 @@ class EngineSupervisor:
         listener(self.status)
 
     def launch(self, process: EngineProcess | None = None) -> EngineProcess:
-        """Start the engine on this machine; `process` is one that was spawned before its model was known.
-
-        Raises:
-            OSError: No process can be started.
-        """
+        """Start the engine on this machine; `process` is one that was spawned before its model was known."""
         engine = launch_local(self.spec, process)
         self._launched = engine
         return engine.process
@@ -98,11 +93,8 @@ class EngineSupervisor:
             self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.status.replica}")
 
     async def wait_until_ready(self) -> ModelCard:
-        """Wait until requests are taken.
-
-        Raises:
-            ReplicaLostError: The engine failed to start; the message says why. The supervisor goes on trying.
-        """
+        """Wait until requests are taken. Raises `ReplicaLostError` where the engine failed to start; the supervisor
+        goes on trying."""
         while self.status.state is not ReplicaState.READY:
             if self.status.state is ReplicaState.DOWN:
                 raise ReplicaLostError(self.status.stage)
@@ -148,7 +140,6 @@ class EngineSupervisor:
         await self._until_gone()
 
     async def restart(self, timeout_s: float) -> None:
-        """Drain the engine, and start it again."""
         await self.drain(timeout_s)
         self._update(state=ReplicaState.STARTING, stage="start the engine process")
         self.start()

@@ -31,12 +31,8 @@ def add_chunks(session: AsyncSession, file_id: str, position: int, data: bytes) 
 
 
 async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
-    """The content of a file, chunk by chunk; between two chunks no connection is held.
-
-    Raises:
-        NotFoundError: The file was deleted meanwhile.
-        StoreAwayError: Its content lies at a `store.blobs` that is not configured, or that cannot be read.
-    """
+    """The content of a file, chunk by chunk; between two chunks no connection is held. Raises `NotFoundError` where the
+    file is deleted meanwhile."""
     read = 0
     if not file.in_blobs:
         async with aclosing(_read_rows(store, file.id)) as chunks:
@@ -70,7 +66,6 @@ def _blobs_of(store: Store, file_id: str) -> Blobs:
 
 
 async def delete_content(store: Store, file_id: str) -> None:
-    """Delete the content of a file that nobody sees, in steps of bounded size."""
     if store.blobs is not None:
         await store.blobs.delete(file_id)
     await _delete_rows(store, file_id)
