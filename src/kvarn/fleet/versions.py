@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.preparation import Preparations, PreparingError
@@ -61,15 +61,18 @@ class VersionTable:
         bind: See `BindVersion`.
     """
 
-    def __init__(self, on_ended: Callable[[], None], bind: BindVersion | None = None) -> None:
+    def __init__(
+        self, on_ended: Callable[[], None], bind: BindVersion | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.known: dict[tuple[str, int], ServedVersion] = {}
         """By model and number."""
         self.problems: dict[str, str] = {}
         """The reason why a version is not as desired, by its name."""
         self.listeners: list[FleetListener] = []
         self._bind = bind
-        self._finding = Preparations[None](on_ended)
-        self._starting = Preparations[Checkpoints](on_ended)
+        self._clock = clock
+        self._finding = Preparations[None](on_ended, clock)
+        self._starting = Preparations[Checkpoints](on_ended, clock)
 
     async def stop(self) -> None:
         await self._finding.stop()
@@ -133,7 +136,7 @@ class VersionTable:
         """Find the files of a version, tell the listeners and enter it. `keep` removes it again if it is not wanted any
         more."""
         found, key = await self._bound(desired), (desired.model.name, desired.version)
-        version = ServedVersion(desired, found.directory, int(SYSTEM_CLOCK.time()), is_candidate)
+        version = ServedVersion(desired, found.directory, int(self._clock.time()), is_candidate)
         try:
             for listener in self.listeners:
                 await listener.version_added(version)

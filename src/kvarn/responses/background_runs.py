@@ -80,7 +80,9 @@ class BackgroundResponses(Worker[BackgroundRun]):
             try:
                 await run_to_completion(conversations.unlock_conversation(self.store, lock))
             except StoreAwayError as error:
-                _log.warning("conversation %s stays locked for a while: %s", lock.conversation_id, error)
+                _log.warning(
+                    "unlocking conversation %s failed; its lock expires by itself: %s", lock.conversation_id, error
+                )
 
     async def claim(self, free: int) -> Sequence[BackgroundRun]:
         """Take over one response: each may be megabytes to decode."""
@@ -89,7 +91,7 @@ class BackgroundResponses(Worker[BackgroundRun]):
         row = await stored.claim_response(self.store, self.gateway_id, self.config.lease_s, self.running)
         if row is None:
             return []
-        _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
+        _log.warning("restarting background response %s (attempt %d)", row.id, row.attempts)
         size = len(msgspec.json.encode((row.request, row.input_items)))
         return [BackgroundRun(row.id, row.organization_id, Owner(row.organization_id, row.project_id), row, size)]
 

@@ -11,6 +11,7 @@ import msgspec
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Turn
+from kvarn.clock import Clock
 from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.outcomes import is_fault, outcome_of
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
@@ -38,6 +39,7 @@ class RolloutObserver(Observer):
     ) -> None:
         self._rollout_of = rollout_of
         self._report = report
+        self._clock = shadows.clock
         self._pairs: dict[tuple[str, float], MatchedPairs] = {}
         """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
@@ -48,7 +50,7 @@ class RolloutObserver(Observer):
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return None
         side = side_of(rollout, turn.record.choice.target)
-        return None if side is None else _Heard(partial(self._heard, rollout, side), turn)
+        return None if side is None else _Heard(self._clock, partial(self._heard, rollout, side), turn)
 
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
         rollout = self._compared(record)
@@ -106,8 +108,10 @@ class RolloutObserver(Observer):
 class _Heard(ComparedAnswer):
     """Hears one answer of a rollout's version."""
 
-    def __init__(self, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn) -> None:
-        super().__init__(turn.record.timeline.received_s)
+    def __init__(
+        self, clock: Clock, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn
+    ) -> None:
+        super().__init__(clock, turn.record.timeline.received_s)
         self._ended = ended
         self._turn = turn
 

@@ -71,10 +71,13 @@ class Blobs:
             files, root = self.open()
             folder = Path(root) if self._is_local(files) else None
             if folder is not None:
+                if "/" in name:
+                    (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).touch(mode=0o600)
             return BlobWriter(files.open(f"{root}/{name}", "wb"), folder)
 
-        return await _in_thread(create)
+        # Closed before its creator deletes it: one that is closed after that may write itself anew.
+        return await _in_thread(create, undo=lambda writer: writer.file.close())
 
     async def read(self, name: str, begin: int = 0) -> AsyncGenerator[bytes, None]:
         """A blob's content from a byte on, piece by piece. Raises `NotFoundError` where there is none."""
@@ -116,6 +119,16 @@ class Blobs:
 
         await _in_thread(delete)
 
+    async def delete_folder(self, name: str) -> None:
+        """Delete all blobs whose names begin with a folder's."""
+
+        def delete() -> None:
+            files, root = self.open()
+            with suppress(FileNotFoundError):
+                files.rm(f"{root}/{name}", recursive=True)
+
+        await _in_thread(delete)
+
     @staticmethod
     def _is_local(files: Any) -> bool:
         return "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,))
@@ -125,35 +138,37 @@ class BlobWriter:
     """A blob that is being written."""
 
     def __init__(self, file: Any, folder: Path | None) -> None:
-        self._file = file
+        self.file = file
         self._folder = folder
 
     async def write(self, data: bytes) -> None:
-        await _in_thread(lambda: self._file.write(data))
+        await _in_thread(lambda: self.file.write(data))
 
     async def close(self) -> None:
         """End it; it outlives a power failure then. May be called again."""
 
         def close() -> None:
-            if self._file.closed:
+            if self.file.closed:
                 return
             if self._folder is not None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
+                self.file.flush()
+                os.fsync(self.file.fileno())
+            self.file.close()
             if self._folder is not None:
                 sync_directory(self._folder)
 
         await _in_thread(close)
 
 
-async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
-    """Do blocking work to its end, also where the caller is cancelled meanwhile."""
+async def _in_thread(work: Callable[[], ResultT], undo: Callable[[ResultT], object] = lambda _: None) -> ResultT:
+    """Do blocking work to its end, also where the caller is cancelled meanwhile: its result is undone then."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
+        if task.exception() is None:
+            await asyncio.to_thread(undo, task.result())
         raise
     except StoreError:
         raise

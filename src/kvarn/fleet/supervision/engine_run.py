@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launch.launcher import LaunchedEngine
 from kvarn.fleet.supervision.start_progress import StartProgress
@@ -54,6 +54,7 @@ class EngineRun:
         engine: LaunchedEngine,
         config: ReplicaConfig,
         on_message: Callable[[EngineReport], None],
+        clock: Clock = SYSTEM_CLOCK,
         *,
         adopted: bool = False,
     ) -> None:
@@ -61,6 +62,7 @@ class EngineRun:
         """Last reported state of the engine."""
         self.engine = engine
         self._config = config
+        self._clock = clock
         self._start_begins()
         self._on_message = on_message
         self._received = self._has_answered = False
@@ -92,7 +94,7 @@ class EngineRun:
 
     def _start_begins(self) -> None:
         config = self._config
-        self._starts_by = SYSTEM_CLOCK.now() + config.start_timeout_s
+        self._starts_by = self._clock.now() + config.start_timeout_s
         self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
@@ -182,7 +184,7 @@ class EngineRun:
 
     async def _check_start(self, passed_s: float) -> str | None:
         """The reason to give up a start; None: it goes on."""
-        if SYSTEM_CLOCK.now() > self._starts_by:
+        if self._clock.now() > self._starts_by:
             return f"the engine was not ready after {self._config.start_timeout_s:g} s"
         is_here = bool(self.engine.endpoint.directory)
         if is_here:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.engine_process import EngineProcess
@@ -46,7 +46,13 @@ class EngineSupervisor:
     """
 
     def __init__(
-        self, spec: ReplicaSpec, config: ReplicaConfig, launcher: Launcher | None = None, *, last_run: int = 0
+        self,
+        spec: ReplicaSpec,
+        config: ReplicaConfig,
+        launcher: Launcher | None = None,
+        *,
+        last_run: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         model = spec.model_config.name
         name = spec.replica or replica_names(model, 1)[0]
@@ -56,6 +62,8 @@ class EngineSupervisor:
         self.spec = spec
         self.lifecycle = self._new_lifecycle(config, last_run, in_pool=spec.warm)
         self._config = config
+        self._clock = clock
+        self._now = clock.now
         self._launcher = launcher or LocalLauncher()
         self._launched: LaunchedEngine | None = None
         """Started before there was a loop."""
@@ -248,7 +256,7 @@ class EngineSupervisor:
             )
         try:
             followed = self._runs[run] = EngineRun(
-                engine, self._config, lambda message: self._on_message(run, message), adopted=adopted
+                engine, self._config, lambda message: self._on_message(run, message), self._clock, adopted=adopted
             )
             end = await followed.wait()
             failure, gone = end.reason, end.gone
@@ -361,7 +369,3 @@ class EngineSupervisor:
             in_pool=in_pool,
             last_run=last_run,
         )
-
-    @staticmethod
-    def _now() -> float:
-        return SYSTEM_CLOCK.now()
