@@ -22,7 +22,6 @@ class StepWork:
 
     @property
     def num_bytes(self) -> float:
-        """Bytes read in all."""
         return self.weight_bytes + self.kv_bytes
 
     @property

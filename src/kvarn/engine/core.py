@@ -151,7 +151,6 @@ class EngineCore:
             self._recorder.aborts += 1
 
     def abort_all(self) -> list[str]:
-        """Abort every request; returns their ids."""
         aborted = list(self._requests)
         for request_id in aborted:
             self.abort(request_id)
@@ -162,7 +161,6 @@ class EngineCore:
         self.scheduler.memory.adapters.retire(adapter)
 
     def keep_adapter(self, adapter: str) -> None:
-        """New requests may name an adapter again that was retired."""
         self.scheduler.memory.adapters.keep(adapter)
 
     def forget_tenant(self, tenant: str) -> None:
@@ -172,11 +170,9 @@ class EngineCore:
             self.scheduler.speculation.forget_tenant(tenant)
 
     def start_draining(self) -> None:
-        """Refuse new requests from now on; those that are here go on."""
         self._admission.draining = True
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
         return bool(self._requests) or self.scheduler.num_in_flight > 0 or self.scheduler.memory.has_transfers
 
     def step(self) -> EngineOutput:
@@ -224,7 +220,6 @@ class EngineCore:
 
     @property
     def num_collected(self) -> int:
-        """Steps whose results were taken."""
         return self.scheduler.totals.steps - self.scheduler.num_in_flight
 
     @property
@@ -234,11 +229,9 @@ class EngineCore:
 
     @property
     def cache(self) -> PrefixCache:
-        """The cached blocks."""
         return self.scheduler.memory.cache
 
     def stats(self) -> EngineStats:
-        """Gauges and totals now."""
         return self._recorder.stats(len(self._preparing))
 
     def check_integrity(self) -> None:
@@ -276,7 +269,6 @@ class EngineCore:
         return refused
 
     def _start_prepared(self, now: float) -> None:
-        """Let requests wait for their turn whose masks are ready now."""
         if self._preparing:
             for request in [each for each in self._preparing if each.mask is not None and _is_usable(each.mask)]:
                 self._preparing.remove(request)
@@ -284,7 +276,6 @@ class EngineCore:
                 self.scheduler.add(request)
 
     def _refuse_unmaskable(self) -> list[Refused]:
-        """Give up requests whose masks cannot be made."""
         refused: list[Refused] = []
         for request in list(self._masked.values()):
             problem = request.mask.problem if request.mask is not None else None
@@ -295,7 +286,6 @@ class EngineCore:
         return refused
 
     def _withdraw(self, request: Request) -> None:
-        """Forget a request wherever it is."""
         if request in self._preparing:
             self._preparing.remove(request)
         else:

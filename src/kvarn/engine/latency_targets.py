@@ -63,7 +63,6 @@ class LatencyTargets:
 
     @property
     def usual_cost(self) -> float:
-        """Weighted tokens of the average request."""
         return self._cost(self._computed * self._prompt, self._output)
 
     def cost(self, sequence: Sequence) -> float:
@@ -87,7 +86,6 @@ class LatencyTargets:
         self._taken_s += PACE_FADE * (seconds - self._taken_s)
 
     def learn(self, request: Request) -> None:
-        """A request has ended."""
         self._ended += 1
         fade = max(FADE, 1 / self._ended)
         prompt, computed = len(request.prompt), len(request.prompt) - request.cached_tokens

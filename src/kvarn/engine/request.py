@@ -50,23 +50,19 @@ class TokenMask(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it can be asked; its request does not start before."""
-        ...
 
     @property
     def problem(self) -> str | None:
         """Why the request cannot be answered, or not to its end; it is refused then."""
-        ...
 
     def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
         """Tokens that must come next: at each of their positions the mask allows one alone."""
-        ...
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> RowMasks:
         """Masks for the token after the output of choice `index`, and for those after each proposal.
 
         Behind a proposal that is not allowed itself anything may stand. A mask always allows at least one token.
         """
-        ...
 
 
 class Request:
@@ -144,7 +140,6 @@ class Request:
         """Choices that are still to be forked."""
 
     def fork(self) -> list[Sequence]:
-        """Begin the choices that are still to be forked."""
         siblings, self.siblings = self.siblings, []
         for sibling in siblings:
             sibling.num_charged = sibling.num_prompt
@@ -229,7 +224,6 @@ class Sequence:
 
     @property
     def num_outputs(self) -> int:
-        """Tokens drawn so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -241,22 +235,18 @@ class Sequence:
 
     @property
     def account(self) -> TenantAccount:
-        """Its tenant's."""
         return self.request.account
 
     @property
     def priority(self) -> int:
-        """Its request's; lower goes first."""
         return self.request.priority
 
     @property
     def arrival_s(self) -> float:
-        """Arrival of its request."""
         return self.request.arrival_s
 
     @property
     def order(self) -> tuple[int, int]:
-        """Arrival number of its request, then its own."""
         return (self.request.order, self.index)
 
     @property
@@ -282,7 +272,6 @@ class Sequence:
         return drawn
 
     def forget_memory(self) -> None:
-        """Back to nothing computed; the tokens stay."""
         self.num_computed_tokens = 0
         self.num_pending = 0
         self.blocks = []

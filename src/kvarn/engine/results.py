@@ -80,7 +80,6 @@ class StepResults:
         return update
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """End a running sequence: its slot and blocks are free."""
         self._memory.release(sequence)
         self._running.leave(sequence, now)
         if self._speculation is not None:
@@ -166,7 +165,6 @@ def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta 
 
 
 def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
-    """The request's first: it carries what is told once."""
     request = sequence.request
     return TokenDelta(
         request_id=request.request_id,

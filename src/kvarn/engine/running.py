@@ -23,11 +23,9 @@ class SlotAllocator:
 
     @property
     def num_free(self) -> int:
-        """Slots that can be taken now."""
         return len(self._free)
 
     def take(self) -> int:
-        """The lowest free slot."""
         return heapq.heappop(self._free)
 
     def release(self, slot: int) -> None:
@@ -36,12 +34,10 @@ class SlotAllocator:
         self._released.append(slot)
 
     def drain_released(self) -> list[int]:
-        """Slots released since the last call, in order."""
         released, self._released = self._released, []
         return released
 
     def check_integrity(self, taken: list[int]) -> None:
-        """Compare with the slots that running sequences say they have. Raises `IntegrityError`."""
         if sorted(self._free + taken) != list(range(self._num_slots)):
             raise IntegrityError(f"slots {sorted(taken)} are taken and {sorted(self._free)} are free")
 
@@ -56,7 +52,6 @@ class RunningSequences:
         """Steps planned whose results are not there, the oldest first."""
 
     def enter(self, sequence: Sequence) -> None:
-        """Give a sequence a slot."""
         sequence.slot = self.slots.take()
         self.sequences[sequence] = None
 
@@ -71,7 +66,6 @@ class RunningSequences:
             step.discarded.add(sequence)
 
     def check_integrity(self) -> None:
-        """Recount the slots. Raises `IntegrityError`."""
         running = list(self.sequences)
         self.slots.check_integrity([sequence.slot for sequence in running if sequence.slot is not None])
         if any(sequence.slot is None or sequence.finish_reason is not None for sequence in running):

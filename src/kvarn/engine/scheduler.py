@@ -78,7 +78,6 @@ class Scheduler:
     # What waits ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
         self.queue.push(request.sequences[0], new=True)
         self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)
@@ -97,7 +96,6 @@ class Scheduler:
                 self.speculation.forget(sequence)
 
     def drain_started(self) -> list[Request]:
-        """Requests that had their first step since the last call."""
         started, self._started = self._started, []
         return started
 
@@ -105,12 +103,10 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned whose result was not taken."""
         return len(self._in_flight)
 
     @property
     def needs_results(self) -> bool:
-        """Whether the next step shall not be planned before the results of those in flight are there."""
         return self.speculation is not None and self.speculation.needs_results
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -237,7 +233,6 @@ class Scheduler:
             self._charge(sequence, charged)
 
     def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
-        """Undo a row of this step, its charge included."""
         self._charge(sequence, -step.remove(sequence))
 
     def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
@@ -328,7 +323,6 @@ class Scheduler:
         return Phase.WAIT_STEP
 
     def _start(self, sequence: Sequence, match: PrefixMatch, now: float) -> None:
-        """Give a waiting sequence its slot and the blocks it shares."""
         sequence.tier = self.queue.tier(sequence, now)
         self.queue.start(sequence, self._targets.cost(sequence))
         self.memory.place(sequence, match)
@@ -349,7 +343,6 @@ class Scheduler:
             sequence.num_charged = max(sequence.num_charged, min(sequence.num_computed_tokens, sequence.num_prompt))
 
     def check_integrity(self) -> None:
-        """Recount slots, blocks and queue. Valid between steps. Raises `IntegrityError`."""
         self._running.check_integrity()
         self.memory.check_integrity(list(self.running))
         self.queue.check_integrity()

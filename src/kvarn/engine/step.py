@@ -84,20 +84,17 @@ class StepBuilder:
         return min(granted, max(in_time, self._config.min_prefill_chunk - self.shape.prefill_tokens))
 
     def _longest_s(self) -> float:
-        """Seconds that the step may take."""
         if not self._step_time.is_settled:
             return self._config.tpot_target_ms / 1000
         decodes_s = self._step_time.times.decode_s(self.shape.decode_rows, self.shape.decode_context)
         return longest_step_s(self._config, decodes_s, self._limit_s())
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """Put a row into the step."""
         self.rows[sequence] = num_tokens
         self.tokens_left -= num_tokens
         self.shape.add(sequence.num_computed_tokens, num_tokens)
 
     def extra(self, sequence: Sequence) -> RowExtras:
-        """The extras of a sequence's row."""
         found = self.extras.get(sequence)
         if found is None:
             found = self.extras[sequence] = RowExtras()

@@ -60,7 +60,6 @@ class StepTimeModel:
 
     @classmethod
     def knowing(cls, times: StepTimes) -> StepTimeModel:
-        """A model that starts from known coefficients."""
         return cls(expected=[(shape, times.seconds(shape)) for shape in typical_steps()])
 
     @property

@@ -44,7 +44,6 @@ class TenantAccounts:
         return account
 
     def close(self, account: TenantAccount) -> None:
-        """One of the tenant's requests ended."""
         account.live_requests -= 1
         if account.live_requests == 0:
             self._idle[account.name] = None
@@ -58,7 +57,6 @@ class TenantAccounts:
         account.charge(tokens * self._input_cost)
 
     def charge_output(self, account: TenantAccount, tokens: int) -> None:
-        """Charge tokens drawn."""
         account.served_tokens += tokens
         account.charge(tokens * self._output_cost)
 

@@ -32,7 +32,6 @@ class QueueWaits:
         self._since_us = 0
 
     def hold(self, reason: Phase, now: float) -> None:
-        """They wait for this reason from now on."""
         self._hold(reason, _us(now))
 
     def read(self, now_us: int) -> tuple[int, ...]:
@@ -87,7 +86,6 @@ class TurnRecorder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was scheduled."""
         return self._phase is not None and self._phase >= Phase.PROMPT
 
     def wait(self, reason: Phase | None, now: float) -> None:
@@ -96,7 +94,6 @@ class TurnRecorder:
             self._enter(reason, now)
 
     def fetch_begun(self, blocks: int, now: float) -> None:
-        """Its blocks are brought near."""
         if not self.has_begun:
             self._add(now, EngineEventKind.FETCH_BEGUN, blocks)
 
@@ -114,12 +111,10 @@ class TurnRecorder:
             self._add(now, EngineEventKind.RESUMED, recomputed_tokens)
 
     def preempted(self, computed_tokens: int, now: float) -> None:
-        """A choice has given up its slot."""
         self.preemptions += 1
         self._add(now, EngineEventKind.PREEMPTED, computed_tokens)
 
     def stop(self, now: float) -> None:
-        """A choice runs no more."""
         self.num_running -= 1
         if not self.num_running:
             self._enter(Phase.PREEMPTED, now)

@@ -28,7 +28,6 @@ def validator(schema: str) -> Callable[[Any], bool]:
 
 
 def check_answer(answered: Answered) -> Checked:
-    """Whether each part is JSON of its schema."""
     for schema, text in answered.parts:
         try:
             if not validator(schema)(exact(text)):

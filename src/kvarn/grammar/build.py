@@ -19,7 +19,6 @@ _MAX_JOINED_BYTES = 16 * MAX_GRAMMAR_BYTES
 
 
 def build(asked: Asked) -> AnswerGrammar | Refusal:
-    """The grammar, or why there is none."""
     try:
         content = None if asked.wanted is None else _content(asked.wanted, asked)
         schema = _schema_text(asked.wanted)
@@ -103,7 +102,6 @@ def _schemas(calls: Calls) -> tuple[dict[str, Any], list[str]]:
 
 
 def _checked_schema(schema: dict[str, Any] | bool) -> str:
-    """The grammar of a schema by which a finished answer can be checked."""
     validator(json.dumps(schema))  # first: what follows expects a valid schema
     return from_json_schema(schema)
 

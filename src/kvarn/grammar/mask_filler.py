@@ -52,12 +52,10 @@ class Fill:
         return len(self.proposals) + 1
 
     def __getitem__(self, position: int) -> memoryview:
-        """See `RowMasks`."""
         self.wait()
         return memoryview(self._masks[position])
 
     def wait(self) -> None:
-        """Until they are filled."""
         self._filled.wait()
 
     def take(self, masks: npt.NDArray[np.int32]) -> None:
@@ -94,7 +92,6 @@ class MaskFiller:
         self._thread.start()
 
     def submit(self, fill: Fill) -> None:
-        """Fill these soon."""
         self._queue.put(fill)
 
     def shutdown(self) -> None:

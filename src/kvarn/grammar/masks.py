@@ -39,7 +39,6 @@ class GrammarMasks:
         self._filler = None if isinstance(vocabulary, str) else MaskFiller(vocabulary.vocab_size, num_threads)
 
     def __call__(self, message: Submit) -> GrammarMask | None:
-        """The mask of a request, to be asked when it is ready."""
         if message.grammar is None:
             return None
         if isinstance(self._vocabulary, str) or self._filler is None:
@@ -47,7 +46,6 @@ class GrammarMasks:
         return GrammarMask(message.grammar, self._vocabulary, self._matcher(message.grammar.text), self._filler)
 
     def shutdown(self) -> None:
-        """End the threads."""
         self._builders.shutdown(cancel_futures=True)
         if self._filler is not None:
             self._filler.shutdown()
@@ -86,7 +84,6 @@ class GrammarMask:
 
     @classmethod
     def impossible(cls, problem: str) -> GrammarMask:
-        """The mask of a request that will be refused."""
         mask = cls.__new__(cls)
         mask._problem = problem
         mask._matcher = Future()
@@ -94,12 +91,10 @@ class GrammarMask:
 
     @property
     def ready(self) -> bool:
-        """Whether the grammar is built."""
         return self._matcher.done()
 
     @property
     def problem(self) -> str | None:
-        """Why the answer cannot be kept to the grammar."""
         if self._problem is None and self._matcher.done() and (error := self._matcher.exception()) is not None:
             self._problem = f"The grammar cannot be enforced: {error}."
         return self._problem
@@ -229,11 +224,9 @@ class _RowMasks:
         """Source of each position's mask, and the position in it."""
 
     def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
-        """Add the masks of the next positions."""
         self._sources += [(source, place) for place in range(len(source))]
 
     def __getitem__(self, position: int) -> memoryview:
-        """See `RowMasks`."""
         source, place = self._sources[position]
         found = source[place]
         return found if isinstance(found, memoryview) else np.ascontiguousarray(found).data

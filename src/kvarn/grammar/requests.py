@@ -52,7 +52,6 @@ def chat_asked(
 
 
 def _markers_in(wanted: Wanted | None, markers: Mapping[str, int]) -> dict[str, int]:
-    """Those that matter to it."""
     return dict(markers) if wanted is not None and wanted.kind == "structural_tag" else {}
 
 

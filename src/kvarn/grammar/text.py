@@ -63,7 +63,6 @@ def with_options(schema: dict[str, Any] | bool) -> dict[str, Any]:
 
 
 def from_lark(lark: str) -> str:
-    """A grammar in Lark's syntax, as llguidance knows it."""
     return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
@@ -73,7 +72,6 @@ def from_regex(regex: str) -> str:
 
 
 def from_choices(choices: Sequence[str]) -> str:
-    """One of these strings."""
     if not choices or len(choices) > MAX_CHOICES:
         raise GrammarError(f"there must be 1 to {MAX_CHOICES} choices, not {len(choices)}")
     if not all(choices):
@@ -175,7 +173,6 @@ class _Bytes:
 
 @cache
 def bytes_as_tokens() -> LLTokenizer:
-    """A vocabulary of the bytes, and an end token."""
     return LLTokenizer(TokenizerWrapper(_Bytes()))
 
 

@@ -30,7 +30,6 @@ class SandboxPool:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that run."""
         return [each.pid for each in self._processes if each.pid is not None]
 
     async def call(self, tenant: str, request: bytes) -> bytes:

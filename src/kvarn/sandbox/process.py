@@ -59,7 +59,6 @@ class SandboxProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None where it does not run."""
         return None if self._process is None else self._process.pid
 
     async def call(self, request: bytes) -> bytes:

@@ -43,7 +43,6 @@ class ChatTemplate:
     def __init__(
         self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: SandboxLimits | None = None
     ) -> None:
-        """Hold the sources by name (`default`, `tool_use`) and the special tokens they may write."""
         self.source = "\n".join(sources.values())
         """The text of all its variants: tells what the model was trained to write."""
         setup = json.dumps({"sources": dict(sources)}).encode()
@@ -88,7 +87,6 @@ class ChatTemplate:
             _read_reply(reply)
 
     async def close(self) -> None:
-        """End its processes; nothing is rendered from here on."""
         await self.processes.close()
 
     def request(

@@ -69,7 +69,6 @@ def resolve_adapter(path: str, *, progress: Progress | None = None) -> Path:
 
 
 def packaged_adapter(name: str) -> Path:
-    """The directory of an adapter that comes with Kvarn."""
     return Path(kvarn.__file__).parent / "assets" / "adapters" / name
 
 

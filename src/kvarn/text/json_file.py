@@ -34,7 +34,6 @@ def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def read_json_value(path: Path) -> Any:
-    """The value in a JSON file. Raises as `read_json`."""
     try:
         check_size(path, MAX_JSON_BYTES)
         return json.loads(path.read_text(encoding="utf-8"))

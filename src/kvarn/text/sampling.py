@@ -194,7 +194,6 @@ def at_most(name: str, value: IntT, highest: int, why: str = "") -> IntT:
 
 
 def _token_ids(name: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """The ids, each once, in order."""
     unique = sorted(set(ids))
     wrong = next((token_id for token_id in unique[:1] + unique[-1:] if not tokenizer.has_token(token_id)), None)
     if wrong is not None:

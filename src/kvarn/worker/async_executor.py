@@ -76,7 +76,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @property
     def max_in_flight(self) -> int:
-        """One step runs while the next is planned."""
         return IN_FLIGHT
 
     @torch.inference_mode()
@@ -99,7 +98,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @property
     def num_in_flight(self) -> int:
-        """Steps submitted and not collected."""
         return len(self._running)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
@@ -116,7 +114,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def submit_ahead(self, plan: StepPlan) -> None:
-        """Give a plan to the device whose tokens it draws."""
         started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
         self._count_admissions(plan)
         running = _Running(plan, started, first_uses, self.transfer_blocks(plan))
@@ -126,7 +123,6 @@ class AsyncExecutor(InProcessExecutor):
         self._running.append(running)
 
     def transfer_blocks(self, plan: StepPlan) -> float:
-        """Store and load a plan's blocks between two steps; returns the seconds that took."""
         if not plan.kv_stores and not plan.kv_loads:
             return 0.0
         self._end_all()
@@ -148,7 +144,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def send_last_tokens(self) -> None:
-        """Copy the tokens that slots drew last to the device."""
         self._drawn[:-1].copy_(torch.from_numpy(self.runner.slots.last_token))
 
     def _count_admissions(self, plan: StepPlan) -> None:
@@ -156,7 +151,6 @@ class AsyncExecutor(InProcessExecutor):
             self._admissions[sequence.slot] += 1
 
     def _start(self, running: _Running) -> None:
-        """Send a step to the device, which draws its tokens."""
         runner, sampler, drawn = self.runner, self.sampler, self._drawn
         batch = runner.prepare(running.plan.rows, knows_tokens=False)
         slots, spare = batch.sampled_slots, len(drawn) - 1

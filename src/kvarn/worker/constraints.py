@@ -59,7 +59,6 @@ class TokenCounts:
 
     @property
     def ids(self) -> Ids:
-        """[n] distinct tokens."""
         return self._ids[: len(self._places)]
 
     @property
@@ -68,7 +67,6 @@ class TokenCounts:
         return self._counts[: len(self._places)]
 
     def add(self, token: int) -> None:
-        """Count one more token of the output."""
         place = self._place(token)  # first: it may put a larger array in the place of this one
         self._counts[place] += 1
 
@@ -99,12 +97,10 @@ class BadWords:
         self._trim()
 
     def add(self, token: int) -> None:
-        """Append a token of the output."""
         self._tail.append(token)
         self._trim()
 
     def banned(self) -> list[int]:
-        """Tokens that would complete a bad word now."""
         if not self._tail:
             return self._always
         matches = self._after.get(self._tail[-1], [])
@@ -139,7 +135,6 @@ class TokenConstraints:
             self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1.0 else (), output)
 
     def add(self, token: int) -> None:
-        """Append a drawn token."""
         self.num_output += 1
         if self._bad_words is not None:
             self._bad_words.add(token)

@@ -20,16 +20,13 @@ class EncoderRunner:
         self._token_budget = token_budget
 
     def compile_ahead(self, threads: int) -> None:
-        """Begin to compile the kernels of passes of all sizes, in threads, the smallest first."""
         self._model.kernels.device.compile_ahead(self.launch_all_sizes, threads)
 
     def shutdown(self) -> None:
-        """End the threads that compile."""
         self._model.kernels.device.stop_compiling()
 
     @torch.inference_mode()
     def launch_all_sizes(self) -> None:
-        """Passes of all sizes for which kernels differ."""
         longest = self._model.spec.max_context_length
         for power in range(self._token_budget.bit_length()):
             length = min(1 << power, longest)

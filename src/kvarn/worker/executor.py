@@ -69,7 +69,6 @@ class InProcessExecutor(SynchronousExecutor):
         self.runner.compile_ahead(token_budget, threads)
 
     def shutdown(self) -> None:
-        """End the thread that loads adapters, and those that compile."""
         self.runner.shutdown()
 
 
@@ -90,7 +89,6 @@ def _results(
 
 
 def _with_forced(row: Row, drawn: list[int]) -> list[int]:
-    """Tokens that a row drew, after those that it was forced to."""
     if not row.num_forced:
         return drawn
     first = len(row.token_ids) - row.num_proposals

@@ -56,13 +56,11 @@ class GraphRunner(ModelRunner):
 
     @property
     def first_uses(self) -> int:
-        """Count of first uses, with the captures."""
         return super().first_uses + self.graphs.num_captures
 
     def launch(
         self, kind: str, batch: StepBatch, others: Sequence[npt.NDArray[Any]], compute: Compute
     ) -> tuple[torch.Tensor, ...]:
-        """Send a step's arrays, and others, and have it computed or repeated: see `ModelRunner.launch`."""
         key = (batch.key, kind)
         is_checked = self.checks_allocations and key in self.graphs
         allocations = device_allocations(self.device) if is_checked else 0
@@ -80,7 +78,6 @@ class GraphRunner(ModelRunner):
         return results
 
     def last_hidden(self, batch: StepBatch, hidden_states: HiddenStates | None) -> torch.Tensor:
-        """See `ModelRunner.last_hidden`."""
         if batch.bucket is None:
             return super().last_hidden(batch, hidden_states)
         kept = self._kept_hidden

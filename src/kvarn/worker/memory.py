@@ -65,7 +65,6 @@ class GpuBudget:
         return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
 
     def __str__(self) -> str:
-        """Use of the memory, for messages."""
         memory = self.memory
         return (
             f"of {self.share:g} of a GPU's {memory.total / GIB:.1f} GiB (gpu_memory_utilization) the weights take "

@@ -102,7 +102,6 @@ class ModelRunner:
         self.model.kernels.device.compile_ahead(partial(launch_steps, self.model, self.cache, sizes), threads)
 
     def shutdown(self) -> None:
-        """End the thread that loads adapters, and those that compile."""
         self.adapters.close()
         self.model.kernels.device.stop_compiling()
 
@@ -160,7 +159,6 @@ class ModelRunner:
         return batch
 
     def run(self, rows: Sequence[Row]) -> StepLogits:
-        """Compute rows up to the logits from which tokens are drawn."""
         batch = self.prepare(rows)
         hidden_states = None if self.eagle is None else self.eagle.hidden_states()
         hidden = self.last_hidden(batch, hidden_states)[: batch.num_logits]

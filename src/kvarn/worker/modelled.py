@@ -29,7 +29,6 @@ def successor(token: int, _sequence: NewSequence | None = None) -> int:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """The shape of a plan's step."""
     shape = StepShape()
     for row in plan.rows:
         known = len(row.token_ids) - row.num_proposals
@@ -76,14 +75,12 @@ class ModelledExecutor:
         """By slot."""
 
     def submit(self, plan: StepPlan) -> None:
-        """See `Executor.submit`."""
         elapsed_s = self._seconds(shape_of(plan))
         if self._clock is not None:
             self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
         self._submitted.append((plan, elapsed_s, self._free_at))
 
     def collect(self) -> StepResult:
-        """See `Executor.collect`."""
         if not self._submitted:
             raise ProtocolError("no plan was submitted: there is no result to collect")
         plan, elapsed_s, ends = self._submitted.popleft()
@@ -97,7 +94,6 @@ class ModelledExecutor:
         return StepResult(plan.step, rows, elapsed_s)
 
     def shutdown(self) -> None:
-        """See `Executor.shutdown`."""
         self._submitted.clear()
         self._sequences.clear()
 

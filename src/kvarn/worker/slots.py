@@ -81,7 +81,6 @@ class SlotTable:
         """Prompt and number of most likely tokens to report, of slots that report on their prompt."""
 
     def release(self, slot: int) -> None:
-        """Forget a sequence."""
         self._check(slot, occupied=True)
         self.occupied[slot] = False
         self.constraints.pop(slot, None)
@@ -107,7 +106,6 @@ class SlotTable:
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 
     def update_blocks(self, rows: Sequence[Row]) -> None:
-        """Enter the new blocks of a step's rows."""
         updates = [
             (row.slot, update.index, update.block) for row in rows if row.block_updates for update in row.block_updates
         ]
@@ -116,7 +114,6 @@ class SlotTable:
             self.block_tables[slots, indices] = blocks
 
     def check_rows(self, slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Refuse rows of unknown slots and tokens past the longest context."""
         if not self.occupied[slots].all():
             raise PlanError(f"slots {slots[~self.occupied[slots]].tolist()} have a row but no admitted sequence")
         if ends.max(initial=0) > self._max_context_length:
@@ -133,7 +130,6 @@ class SlotTable:
                     constraints.add(token)
 
     def record_drawn(self, slot: int, tokens: list[int]) -> None:
-        """Add the tokens drawn for a slot, at least one."""
         self.num_output[slot] += len(tokens)
         self.last_token[slot] = tokens[-1]
         constraints = self.constraints.get(slot)
@@ -142,7 +138,6 @@ class SlotTable:
                 constraints.add(token)
 
     def record_forced(self, rows: Sequence[Row]) -> None:
-        """Add the tokens that rows are forced to draw first."""
         for row in rows:
             if row.num_forced:
                 first = len(row.token_ids) - row.num_proposals

@@ -147,7 +147,6 @@ class StepBatch:
 
     @property
     def sampled_slots(self) -> Ints:
-        """[len(sampled_rows)] the slots for which a token is drawn."""
         return self.row_slots[self.sampled_rows]
 
     @property
@@ -294,5 +293,4 @@ class StepBatch:
 
 
 def filled(array: npt.NDArray[Any], more: int, value: Any) -> npt.NDArray[Any]:
-    """The array with `more` such values behind it."""
     return np.concatenate([array, np.full(more, value, dtype=array.dtype)]) if more else array

@@ -10,7 +10,6 @@ from kvarn.wire.block_events import NAME_BYTES
 
 
 def packed(names: Iterable[bytes]) -> bytes:
-    """The first bytes of these names, one behind the other."""
     return b"".join([name[:NAME_BYTES] for name in names])
 
 
@@ -28,7 +27,6 @@ class BlockInventory:
         self._removed: dict[bytes, None] = {}
 
     def add(self, name: bytes) -> None:
-        """A block is in one place more."""
         with self._lock:
             places = self._places[name] = self._places.get(name, 0) + 1
             if places > 1:
@@ -39,7 +37,6 @@ class BlockInventory:
                 self._stored[name] = None
 
     def drop(self, name: bytes) -> None:
-        """A block is in one place less."""
         with self._lock:
             places = self._places[name] = self._places[name] - 1
             if places:
@@ -78,4 +75,3 @@ class BlockPlace(Protocol):
 
     def report_to(self, held: BlockInventory | None) -> None:
         """Add what is held here and, from now on, add and drop what comes and goes; or no more."""
-        ...

@@ -18,7 +18,6 @@ from kvarn.shapes import BLOCK_SIZE
 
 
 def blocks_for(num_tokens: int) -> int:
-    """Blocks that hold this many tokens."""
     return -(-num_tokens // BLOCK_SIZE)
 
 
@@ -99,7 +98,6 @@ class KVCacheManager:
         return sequence.num_tokens - 1
 
     def _loadable(self, sequence: Sequence, limit: int, first: int) -> list[bytes]:
-        """Names of blocks from entry `first` on that are loaded when the sequence starts now."""
         if self.tiers is None:
             return []
         if self._reuse:
@@ -125,14 +123,12 @@ class KVCacheManager:
         return self.tiers.must_wait(sequence, now)
 
     def count_lookup(self, sequence: Sequence) -> None:
-        """Count what a new prompt, which was just placed, looked for in the tiers, and what it found there."""
         if self.tiers is not None and self._reuse:
             cached = len(sequence.nodes) * BLOCK_SIZE
             self.tiers.queries += max(0, sequence.num_prompt - cached)
             self.tiers.hits += sequence.num_computed_tokens - cached
 
     def leave_queue(self, sequence: Sequence) -> None:
-        """The sequence waits no more, and for no blocks."""
         if self.tiers is not None:
             self.tiers.end_fetch(sequence)
 
@@ -217,7 +213,6 @@ class KVCacheManager:
             self.snapshots.publish(sequence)
 
     def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
-        """Copies of recurrent states in a step that computes so many tokens of each sequence."""
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
 
     def release(self, sequence: Sequence) -> None:
@@ -240,11 +235,9 @@ class KVCacheManager:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether there are blocks or adapters for the next plan to store or load."""
         return self.adapters.has_loads or (self.tiers is not None and self.tiers.has_transfers)
 
     def drain_transfers(self) -> tuple[list[BlockTransfer], list[BlockTransfer], list[AdapterLoad], list[str]]:
-        """Blocks to store and to load, adapters to load and to drop, for the next plan."""
         stores, loads = self.tiers.drain() if self.tiers is not None else ([], [])
         return stores, loads, *self.adapters.drain()
 
@@ -260,7 +253,6 @@ class KVCacheManager:
         sequence.pending_updates.append(BlockUpdate(index, block))
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Recount everything from the block tables. Raises `IntegrityError` at the first contradiction."""
         references: dict[int, int] = {}
         for sequence in running:
             if len(sequence.blocks) < blocks_for(sequence.num_computed_tokens):

@@ -96,7 +96,6 @@ class PrefixCache:
         return node
 
     def evict(self, block: int) -> None:
-        """Free an idle block; see `BlockOwner`."""
         node = self._by_block.pop(block)
         if node.children:
             raise IntegrityError(f"block {block} was to be evicted before the blocks that follow it")
@@ -114,11 +113,9 @@ class PrefixCache:
                 self._pool.uncache(node.block)
 
     def names(self) -> Iterator[bytes]:
-        """Names of all blocks."""
         return (node.hash for node in self._by_block.values())
 
     def report_to(self, held: BlockInventory | None) -> None:
-        """See `BlockPlace`."""
         self._held = held
         if held is not None:
             for name in self.names():
@@ -137,7 +134,6 @@ class PrefixCache:
             del self._roots[parent.scope]
 
     def check_integrity(self) -> None:
-        """Walk the tree and compare it with the pool. Raises `IntegrityError` at the first contradiction."""
         found = 0
         for node in self._walk(self._roots.values()):
             found += 1

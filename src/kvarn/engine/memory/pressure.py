@@ -34,7 +34,6 @@ class GrowthReserve:
         self.share = self.START
 
     def observe(self, preempted: bool) -> None:
-        """A step was planned, with or without running out of memory."""
         if preempted:
             self.share = min(1.0, self.share + self.RISE)
         else:
@@ -108,11 +107,9 @@ class Preemption(Protocol):
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
         """The running sequence that gives way. `running` is not empty."""
-        ...
 
     def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
         """Take the sequence's blocks. Its tokens stay; it must be able to go on from them later."""
-        ...
 
 
 class RecomputePreemption:
@@ -127,7 +124,6 @@ class RecomputePreemption:
         return max(running, key=lambda sequence: sequence.rank)
 
     def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
-        """Release all blocks."""
         memory.release(sequence)
 
 

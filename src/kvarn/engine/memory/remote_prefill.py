@@ -40,14 +40,12 @@ class PrefillPeer(Protocol):
 
     def load(self) -> PeerLoad | None:
         """Its load; None where it cannot be reached."""
-        ...
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
         """Have a prompt computed up to the last of the blocks named, and these sent; None where that is not possible.
 
         See `KVConnector.fetch`.
         """
-        ...
 
 
 class RemotePrefill:

@@ -94,7 +94,6 @@ class KVTiers:
         return False
 
     def end_fetch(self, sequence: Sequence) -> None:
-        """The sequence does not wait for blocks any more."""
         pending, sequence.fetch.pending = sequence.fetch.pending, None
         if pending is not None:
             pending.release()
@@ -103,7 +102,6 @@ class KVTiers:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether there is anything for the next plan."""
         return bool(self._stores or self._loads)
 
     def store(self, block: int, name: bytes, scope: PrefixScope) -> None:
@@ -112,7 +110,6 @@ class KVTiers:
             self._stores.append(BlockTransfer(block, name, scope.tenant, root_hash(scope, self._namespace)))
 
     def load(self, block: int, name: bytes) -> None:
-        """Have a reserved block loaded."""
         self._loads.append(BlockTransfer(block, name))
 
     def suspend(self, sequence: Sequence, computed: int) -> list[bytes]:
@@ -128,13 +125,11 @@ class KVTiers:
         return names
 
     def drain(self) -> tuple[list[BlockTransfer], list[BlockTransfer]]:
-        """Blocks to store and blocks to load."""
         stores, self._stores = self._stores, []
         loads, self._loads = self._loads, []
         return stores, loads
 
     def observe(self, num_transfers: int, result: StepResult) -> None:
-        """Learn what transfers cost."""
         if num_transfers:
             seconds = result.transfer_s / num_transfers
             self._transfer_s += (seconds - self._transfer_s) * (_SMOOTHING if self._transfer_s else 1.0)

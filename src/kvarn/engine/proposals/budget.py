@@ -33,7 +33,6 @@ class StepPrices:
     pair_s: float
 
     def proposal_s(self, context: int) -> float:
-        """Seconds of a proposal at position `context`."""
         return max(self.token_s + self.pair_s * context, 1e-12)
 
 

@@ -29,7 +29,6 @@ class Acceptance:
             tried[place] = keep * tried[place] + 1
 
     def weight(self, now: int) -> float:
-        """Weight of the observations in step `now`."""
         return self._fade ** (now - self._last)
 
 

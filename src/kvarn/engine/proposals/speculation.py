@@ -80,7 +80,6 @@ class Speculation:
                 self._propose(candidate, Guess(guess.tokens[:length], guess.grade), step, memory)
 
     def observe(self, sequence: Sequence, proposed: int, accepted: int) -> None:
-        """A row's proposals were verified."""
         totals, record, prices = self.totals, sequence.guesses, self._budget.prices
         totals.rows += 1
         totals.proposed += proposed
@@ -95,12 +94,10 @@ class Speculation:
         self._throttle.observe(record, self._now, saved_s)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended."""
         self._proposer.forget(sequence)
         sequence.guesses = None
 
     def forget_tenant(self, tenant: str) -> None:
-        """The tenant is deleted."""
         self._proposer.forget_tenant(tenant)
 
     def _candidates(self, step: StepBuilder) -> list[Candidate]:

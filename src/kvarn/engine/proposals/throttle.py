@@ -33,7 +33,6 @@ class ProposalThrottle:
     """Steps after which all are asked for again at the latest."""
 
     def __init__(self, always: bool) -> None:
-        """`always`: ask in each step."""
         self.next_step = 0
         """Step in which the next guess is due."""
         self._always = always
@@ -55,7 +54,6 @@ class ProposalThrottle:
         self.next_step = now + self.LONGEST_PAUSE
 
     def due(self, step: int) -> None:
-        """A guess is due in that step."""
         self.next_step = min(self.next_step, step)
 
     def add(self, record: GuessRecord, now: int) -> None:
@@ -88,7 +86,6 @@ class ProposerBackoff:
     """Steps without the proposer."""
 
     def __init__(self, never: bool) -> None:
-        """`never`: never pause it."""
         self._never = never
         self._balance_s = 0.0
         self._steps = 0

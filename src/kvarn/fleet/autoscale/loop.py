@@ -30,11 +30,11 @@ class ScaledModel(Protocol):
     """A served model, or a version of one."""
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         ...
 
     @property
-    def config(self) -> ModelConfig:  # noqa: D102
+    def config(self) -> ModelConfig:
         ...
 
     @property

@@ -57,7 +57,6 @@ class ReasoningFormat:
         return ReasoningPhase.INSIDE if self.opened or ending.endswith(self.starts) else ReasoningPhase.BEFORE
 
     def phase_after_prompt(self, prompt: Sequence[int], tokenizer: Tokenizer, begun: str = "") -> ReasoningPhase:
-        """The phase in which the answer to a prompt of token ids begins; see `phase_after`."""
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
 

@@ -34,7 +34,6 @@ ToolEvent = TextDelta | ToolCallStart | ToolCallArguments
 
 
 def new_call_id() -> str:
-    """A call's id as OpenAI writes it."""
     return f"call_{secrets.token_hex(12)}"
 
 

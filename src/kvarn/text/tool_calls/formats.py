@@ -55,7 +55,6 @@ class ToolFormat:
         max_calls: int | None = None,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ToolCallParser:
-        """A parser for one choice of one answer; see `ToolCallParser`."""
         return self.parser(names, opening=opening, max_calls=max_calls, parameters=parameters, new_id=self.new_id)
 
 

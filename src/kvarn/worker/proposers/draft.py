@@ -40,7 +40,6 @@ class _Draft:
     """Guessed tokens that are in the cache behind those."""
 
     def settle(self, tokens: list[int]) -> None:
-        """Count the guesses that came true as computed; at least the last token is left to compute."""
         for guessed, token in zip(self.guess, tokens[self.num_computed :], strict=False):
             if guessed != token:
                 break
@@ -113,11 +112,9 @@ class DraftProposer:
         self.call_s = max(0.0, one - a_pass) + self.PREPARE_S
 
     def seconds(self, num_sequences: int) -> float:
-        """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free what is held of the sequence."""
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self._free.extend(draft.table[: draft.num_blocks].tolist())

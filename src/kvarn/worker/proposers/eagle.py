@@ -78,7 +78,6 @@ class EagleProposer:
         return HiddenStates(self._head.aux_layers)
 
     def admit(self, new: NewSequence) -> None:
-        """Follow a sequence that enters a slot."""
         self._followed.pop(new.slot, None)
         self._entered[new.slot] = new
 
@@ -147,7 +146,6 @@ class EagleProposer:
     # Called by the engine --------------------------------------------------------------------------------------------
 
     def seconds(self, num_sequences: int) -> float:
-        """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
@@ -219,7 +217,6 @@ class EagleProposer:
         return tables
 
     def _batch(self, positions: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
-        """One token of each sequence."""
         return PagedBatch.of(positions, np.arange(len(positions) + 1), tables, self._device)
 
 

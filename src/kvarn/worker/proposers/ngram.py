@@ -45,7 +45,6 @@ class TokenLog:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
         return self._array.nbytes
 
     def extend(self, tokens: list[int]) -> None:
@@ -131,19 +130,16 @@ class NgramProposer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all tokens held."""
         texts = sum(text.log.nbytes for text in self._texts.values())
         return texts + sum(answers.nbytes for answers in self._answers.values())
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`."""
         began = SYSTEM_CLOCK.now()
         guesses = [self._guess(sequence, limit) for sequence, limit in wanted]
         self._times.observe(1, (SYSTEM_CLOCK.now() - began) / max(1, len(wanted)))
         return guesses
 
     def seconds(self, num_sequences: int) -> float:
-        """Seconds to look up the guesses of `num_sequences` sequences."""
         return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:

@@ -61,7 +61,6 @@ def block_parts(layout: RankLayout, copies: int, sizes: Sequence[int]) -> list[B
 
 
 def slot_bytes(parts: Sequence[BlockPart]) -> int:
-    """Bytes of a whole block."""
     return sum(part.num_bytes for part in parts if part.stores)
 
 
@@ -74,7 +73,6 @@ def anonymous_file() -> int:
 
 
 def map_memory(file: int, num_bytes: int) -> memoryview:
-    """Map `num_bytes` of such a file."""
     return memoryview(mmap.mmap(file, num_bytes))
 
 

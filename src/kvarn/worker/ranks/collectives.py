@@ -36,20 +36,16 @@ class RankLayout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
         return self.stage_size * self.pipeline_parallel_size
 
     @property
     def stage_size(self) -> int:
-        """Ranks of a stage."""
         return self.tensor_parallel_size * self.prefill_context_parallel_size
 
     def stage(self, rank: int) -> int:
-        """Index of the stage of a rank."""
         return self.pipeline_parallel_size - 1 - rank // self.stage_size
 
     def shard(self, rank: int) -> int:
-        """Place of a rank among those that share its layers."""
         return rank % self.tensor_parallel_size
 
     def context(self, rank: int) -> int:
@@ -100,13 +96,11 @@ class RankGroup:
                     self._groups[peers] = group
 
     def leave(self) -> None:
-        """Close the connections. Idempotent."""
         if self._groups:
             self._groups = {}
             dist.destroy_process_group()
 
     def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
-        """See `Collectives.exchange`."""
         ours, other = tensor.contiguous(), self._peers[peer]
         theirs = torch.empty_like(ours)
         group = self._groups[tuple(self._peers)]  # as the others: each group has buffers of its own on a GPU
@@ -117,11 +111,9 @@ class RankGroup:
         return theirs
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """See `Collectives.all_gather`."""
         return self._all_gather(tensor, self._peers)
 
     def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """See `Collectives.all_to_all`."""
         taken = rows.new_empty((sum(received), *rows.shape[1:]))
         with _lost():
             dist.all_to_all_single(
@@ -134,12 +126,10 @@ class RankGroup:
         return self._all_gather(tensor, self._context_peers)
 
     def send(self, tensor: torch.Tensor) -> None:
-        """See `Neighbours.send`."""
         with _lost():
             dist.send(tensor.contiguous(), self._rank - self._layout.stage_size)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `Neighbours.receive`."""
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         with _lost():
             dist.recv(tensor, self._rank + self._layout.stage_size)

@@ -11,7 +11,6 @@ _LENGTH = struct.Struct("<Q")
 
 
 def send_frame(pipe: IO[bytes], message: bytes) -> None:
-    """Write a message with its length. Raises RankLostError if the other end is closed."""
     try:
         pipe.write(_LENGTH.pack(len(message)) + message)
         pipe.flush()

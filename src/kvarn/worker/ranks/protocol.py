@@ -64,14 +64,12 @@ class RankProtocol:
         return [] if result is None else [(row.slot, row.token_ids) for row in result.rows if row.token_ids]
 
     def receive_tokens(self, drawn: DrawnTokens) -> None:
-        """Enter the tokens that rank 0 drew."""
         for slot, tokens in drawn:
             self._runner.slots.record_drawn(slot, tokens)
         if self._ahead is not None:
             self._ahead.send_last_tokens()
 
     def transfer_blocks(self, plan: StepPlan) -> None:
-        """Move this rank's part of blocks, before the plan is run."""
         (self._ahead or self._runner).transfer_blocks(plan)
 
     @torch.inference_mode()
