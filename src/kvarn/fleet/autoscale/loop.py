@@ -30,12 +30,10 @@ class ScaledModel(Protocol):
     """A served model, or a version of one."""
 
     @property
-    def name(self) -> str:
-        ...
+    def name(self) -> str: ...
 
     @property
-    def config(self) -> ModelConfig:
-        ...
+    def config(self) -> ModelConfig: ...
 
     @property
     def held_back(self) -> bool:
