@@ -14,7 +14,6 @@ from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.memory.adapters import AdapterStore
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.prefix_cache import PrefixCache
-from kvarn.engine.memory.pressure import OffloadPreemption, Preemption, RecomputePreemption
 from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
@@ -49,8 +48,6 @@ class EngineParts:
     _: KW_ONLY
     namespace: str = ""
     """Name of the model in hashes of cached blocks."""
-    preemption: Preemption | None = None
-    """Makes room; by default blocks are stored where there is a connector, else computed again."""
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     """Predicts a step's time; by default without any experience."""
     proposer: Proposer | None = None
@@ -92,10 +89,7 @@ class EngineCore:
         memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
-        preemption = parts.preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
-        self.scheduler = Scheduler(
-            config, memory, preemption, step_time, parts.proposer, parts.speculation, parts.micro_batches
-        )
+        self.scheduler = Scheduler(config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches)
         if tiers is not None and parts.prefill_peer is not None:
             chosen = parts.disaggregation or DisaggregationConfig()
             running, queue = self.scheduler.running, self.scheduler.queue

@@ -24,8 +24,6 @@ from kvarn.wire.sampling import SamplingParams, choice_seed
 class FetchState:
     """Names of a waiting sequence's blocks beyond the device, and the fetch that brings them near."""
 
-    __slots__ = ("again_s", "block_names", "pending", "timeout_s", "tried", "until_s")
-
     def __init__(self) -> None:
         self.pending: KVFetch | None = None
         self.reset()
@@ -67,31 +65,6 @@ class TokenMask(Protocol):
 
 class Request:
     """A client's message, and the state that its choices share."""
-
-    __slots__ = (
-        "account",
-        "arrival_s",
-        "cached_tokens",
-        "first_step_s",
-        "first_token_by_s",
-        "is_late",
-        "mask",
-        "max_length",
-        "num_unfinished",
-        "order",
-        "priority",
-        "prompt",
-        "prompt_logprobs",
-        "request_id",
-        "sampling",
-        "scope",
-        "sequences",
-        "siblings",
-        "stop_token_ids",
-        "tpot_target_s",
-        "turn",
-        "wants_prompt_logprobs",
-    )
 
     def __init__(
         self,
@@ -149,30 +122,6 @@ class Request:
 
 class Sequence:
     """One choice of a request: its tokens and where their keys and values are."""
-
-    __slots__ = (
-        "blocked_since_s",
-        "blocks",
-        "blocks_wanted",
-        "fetch",
-        "finish_reason",
-        "guesses",
-        "index",
-        "last_step",
-        "nodes",
-        "num_charged",
-        "num_computed_tokens",
-        "num_pending",
-        "num_prompt",
-        "pending_updates",
-        "request",
-        "seed",
-        "seen_prefix_changes",
-        "slot",
-        "snapshots",
-        "tier",
-        "tokens",
-    )
 
     def __init__(self, request: Request, index: int, outputs: Iterable[int] | None = ()) -> None:
         self.request = request

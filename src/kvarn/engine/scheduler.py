@@ -9,10 +9,9 @@ from __future__ import annotations
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
-from kvarn.engine.forced import add_forced
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch
-from kvarn.engine.memory.pressure import MemoryReserve, Preemption, RecomputePreemption
+from kvarn.engine.memory.pressure import MemoryReserve
 from kvarn.engine.plan import BlockCopy, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.proposals.speculation import Speculation
@@ -38,7 +37,6 @@ class Scheduler:
         self,
         config: EngineConfig,
         memory: KVCacheManager,
-        preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
         speculation: SpeculationConfig | None = None,
@@ -47,12 +45,11 @@ class Scheduler:
         self._config = config
         self._micro_batches = micro_batches
         self.memory = memory
-        self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
         self.step_time = step_time or StepTimeModel()
         self._running = RunningSequences(config.max_num_seqs)
         self.running = self._running.sequences
-        self._slots, self._in_flight = self._running.slots, self._running.in_flight
+        self._in_flight = self._running.in_flight
         self._targets = LatencyTargets(config, self.step_time, self.running)
         self.queue = WaitingQueue(config.priority_ageing_s, self._targets.misses_target)
         self.totals = SchedulerTotals()
@@ -128,7 +125,7 @@ class Scheduler:
         self.waits.hold(held_by, now)
         if not step.rows and (self._in_flight or not self.memory.has_transfers):
             return None
-        add_forced(step, self.memory)
+        step.add_forced(self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
         for sequence, saves in self.memory.plan_saves(step.rows).items():
@@ -136,7 +133,7 @@ class Scheduler:
         self.totals.steps += 1
         self._targets.planned(now, is_busy=was_busy)
         self._memory_reserve.growth.observe(step.preempted)
-        submitted = step.build(now, self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
+        submitted = step.build(now, self.totals.steps, self._running.drain_released(), *self.memory.drain_transfers())
         self._in_flight.append(submitted)
         return submitted.plan
 
@@ -187,7 +184,7 @@ class Scheduler:
         return sequence.awaits_result or (self._micro_batches > 1 and sequence.num_pending > 0)
 
     def _can_start_some(self) -> bool:
-        return len(self.queue) > 0 and self._slots.num_free > 0
+        return len(self.queue) > 0 and self._running.has_free_slot
 
     def _kept_for_prompts(self) -> int:
         """Tokens that decodes leave to prompts, should there ever be as many decodes as the budget has tokens."""
@@ -215,7 +212,7 @@ class Scheduler:
                 break
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
-                victim = self._preemption.victim(self.running)
+                victim = max(self.running, key=lambda each: each.rank)
                 self._undo_row(step, victim)
                 self._preempt(victim)
                 step.preempted = True
@@ -245,7 +242,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where its early arrival puts it near the front."""
         sequence.request.turn.preempted(sequence.num_computed_tokens, self._now)
-        self._preemption.suspend(sequence, self.memory)
+        self.memory.suspend(sequence)
         self._running.leave(sequence, self._now)
         self.queue.push(sequence)
         self.totals.preemptions += 1
@@ -272,7 +269,7 @@ class Scheduler:
             return
         if not self._targets.has_room(sequence, worse[-1]):  # it would not start
             return
-        while worse and (not self._slots.num_free or self._memory_reserve.missing_blocks(sequence) > 0):
+        while worse and (not self._running.has_free_slot or self._memory_reserve.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
 
     # Letting in ------------------------------------------------------------------------------------------------------
@@ -289,7 +286,7 @@ class Scheduler:
         for sequence in self.queue.candidates(now):
             if not step.tokens_left:
                 return Phase.WAIT_BUDGET
-            if not self._slots.num_free:
+            if not self._running.has_free_slot:
                 return Phase.WAIT_SLOT
             if passed == self.LOOK_AHEAD:
                 return Phase.WAIT_BLOCKS

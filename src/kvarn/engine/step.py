@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.plan import (
     LAST_SAMPLED,
     NO_SNAPSHOT,
@@ -30,8 +31,6 @@ _NO_PROPOSALS: list[int] = []
 
 class RowExtras:
     """Work of a step for one row beside computing its tokens."""
-
-    __slots__ = ("charged", "copies", "is_forced", "proposals", "saves")
 
     def __init__(self) -> None:
         self.charged = 0
@@ -123,6 +122,25 @@ class StepBuilder:
         self.rows[sequence] = num_tokens + len(proposals)
         self.tokens_left -= len(proposals)
         extra.proposals, extra.is_forced = proposals, is_forced
+
+    def add_forced(self, memory: KVCacheManager) -> None:
+        """Add the tokens that masks leave no choice about, in the budget and the free memory that is left.
+
+        The draws are the same without: at each of these positions the mask allows one token. Where log-probabilities
+        are asked for they are drawn one by one, since those of each position are needed.
+        """
+        for sequence in [each for each in self.rows if each.request.mask is not None]:
+            request, end = sequence.request, sequence.num_computed_tokens + self.rows[sequence]
+            limit = min(self.tokens_left, request.max_length - end - 1)
+            waits = end != sequence.num_tokens or sequence.num_pending
+            if request.mask is None or waits or limit <= 0 or request.sampling.logprobs is not None:
+                continue
+            if not memory.can_extend(sequence, end + 1):
+                continue
+            forced = request.mask.forced(sequence.index, sequence.tokens[sequence.num_prompt :])[:limit]
+            if forced and memory.can_extend(sequence, end + len(forced)):
+                memory.reserve(sequence, end + len(forced), [])
+                self.propose(sequence, forced, is_forced=True)
 
     def build(
         self,

@@ -47,24 +47,6 @@ class QueueWaits:
 class TurnRecorder:
     """Events and phases of one request."""
 
-    __slots__ = (
-        "_accepted_us",
-        "_chunk",
-        "_chunks",
-        "_events",
-        "_phase",
-        "_queue_mark",
-        "_since_us",
-        "_told_first",
-        "_us",
-        "_waits",
-        "accepted_tokens",
-        "is_decoding",
-        "num_running",
-        "preemptions",
-        "proposed_tokens",
-    )
-
     def __init__(self, now: float, waits: QueueWaits, waiting: int) -> None:
         """`now`: seconds, when the request was accepted. `waiting`: sequences in the queue before it."""
         self._waits = waits

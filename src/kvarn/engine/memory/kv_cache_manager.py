@@ -223,10 +223,14 @@ class KVCacheManager:
             self.snapshots.release(sequence)
         sequence.forget_memory()
 
-    def offload(self, sequence: Sequence) -> None:
-        """Release a preempted sequence's blocks and have their contents stored: `match` will find them again."""
+    def suspend(self, sequence: Sequence) -> None:
+        """Release a preempted sequence's blocks, last to first. Its tokens stay, and are computed again later, but for
+        those that the prefix cache still holds by then, or the tiers: where there are some, the next step stores its
+        blocks before anything is written into them.
+        """
         if self.tiers is None:
-            raise ValueError("blocks can only be stored by an engine that has a KV connector: pass it one")
+            self.release(sequence)
+            return
         # Positions from the last known token on belong to steps in flight, whose results are dropped.
         computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
         names = self.tiers.suspend(sequence, computed)

@@ -39,8 +39,6 @@ class StepPrices:
 class ProposalRow:
     """A row that may get proposals."""
 
-    __slots__ = ("end", "limit", "record")
-
     def __init__(self, record: GuessRecord, end: int, limit: int) -> None:
         self.record = record
         self.end = end

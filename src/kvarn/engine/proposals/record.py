@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 class Acceptance:
     """Right proposals by their position in the row; older ones count less."""
 
-    __slots__ = ("_decay", "_fade", "_last", "right", "tried")
-
     def __init__(self, length: int, decay: float, fade: float) -> None:
         """`length`: positions. `decay`: what an observation leaves of those before it; `fade`: what a step does."""
         self.right = [0.0] * length
@@ -34,8 +32,6 @@ class Acceptance:
 
 class GuessRecord:
     """The guesses of one sequence."""
-
-    __slots__ = ("acceptance", "due", "grade", "saved_s", "unverified", "unverified_at")
 
     DECAY = 0.8
     FADE = 0.99

@@ -21,8 +21,6 @@ from kvarn.engine.step_time import StepTimeModel
 class Candidate(ProposalRow):
     """A sequence whose guess is due."""
 
-    __slots__ = ("sequence",)
-
     def __init__(self, sequence: Sequence, record: GuessRecord, end: int, limit: int) -> None:
         super().__init__(record, end, limit)
         self.sequence = sequence
