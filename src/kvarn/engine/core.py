@@ -32,7 +32,6 @@ class EngineOutput:
     """Answers of one step to the gateways."""
 
     computed: bool = False
-    """Whether a step's result was there."""
     deltas: list[TokenDelta] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -42,9 +41,7 @@ class EngineParts:
     """Parts of one engine, as `kvarn.replica.server.build` makes them; all but two have a default."""
 
     executor: Executor
-    """Runs the plans."""
     config: EngineConfig
-    """Rules of scheduling."""
     _: KW_ONLY
     namespace: str = ""
     """Name of the model in hashes of cached blocks."""
@@ -53,7 +50,6 @@ class EngineParts:
     proposer: Proposer | None = None
     """Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned."""
     speculation: SpeculationConfig | None = None
-    """Number of guesses to verify."""
     masks: Callable[[Submit], TokenMask | None] | None = None
     """Mask of a request's tokens, None for one without. A request waits until its mask is ready."""
     connector: KVConnector | None = None
@@ -63,7 +59,6 @@ class EngineParts:
     prefill_peer: PrefillPeer | None = None
     """Another engine that computes prompts; needs a connector."""
     disaggregation: DisaggregationConfig | None = None
-    """Choice of the prompts that the peer computes."""
     micro_batches: int = 1
     """Groups of running sequences, of which several are in flight where the executor is a pipeline. With more than one
     no sequence is planned again before its token is known."""
@@ -72,12 +67,7 @@ class EngineParts:
 
 
 class EngineCore:
-    """The scheduling loop of one replica. Not thread-safe: one loop owns it.
-
-    Args:
-        parts: Parts of the engine.
-        clock: Seconds, monotonic; the engine never reads the time elsewhere.
-    """
+    """The scheduling loop of one replica. Not thread-safe. `clock`: monotonic seconds; no other time is read."""
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float]) -> None:
         executor, config, step_time, connector = parts.executor, parts.config, parts.step_time, parts.connector
@@ -104,11 +94,8 @@ class EngineCore:
         self._recorder = StatsRecorder(self.scheduler)
 
     def add(self, message: Submit) -> None:
-        """Take a request; its tokens come out of later steps.
-
-        Raises:
-            AdmissionError: Refused, with the reason; nothing of the request is kept.
-        """
+        """Take a request; its tokens come out of later steps. Raises `AdmissionError`: nothing of the request is
+        kept."""
         try:
             if message.request_id in self._requests:
                 raise AdmissionError(
@@ -170,10 +157,8 @@ class EngineCore:
         return bool(self._requests) or self.scheduler.num_in_flight > 0 or self.scheduler.memory.has_transfers
 
     def step(self) -> EngineOutput:
-        """Refuse what has waited too long, keep the executor busy, take the result of the oldest step.
-
-        What the executor raises passes through.
-        """
+        """Refuse what has waited too long, keep the executor busy, take the result of the oldest step; raises as the
+        executor."""
         now = self._clock()
         output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
         self._start_prepared(now)
@@ -229,11 +214,7 @@ class EngineCore:
         return self._recorder.stats(len(self._preparing))
 
     def check_integrity(self) -> None:
-        """Recount everything. Valid between steps; with nothing to do, nothing may be held.
-
-        Raises:
-            IntegrityError: The engine's records contradict each other.
-        """
+        """Recount everything. Valid between steps; with nothing to do, nothing may be held. Raises `IntegrityError`."""
         self.scheduler.check_integrity()
         live = sum(
             1 for request in self._requests.values() for sequence in request.sequences if not sequence.finish_reason

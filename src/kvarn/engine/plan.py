@@ -48,7 +48,6 @@ class NewSequence(msgspec.Struct, frozen=True):
     slot: int
     sampling: SamplingParams
     seed: int
-    """Seed of this choice, already derived from the request's."""
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     """Tokens drawn before a preemption; the next token drawn has output position `len(output_token_ids)`."""
@@ -69,7 +68,6 @@ class StateSave(msgspec.Struct, frozen=True, array_like=True):
     """The recurrent states of a row's sequence are copied once so many tokens of the row are computed."""
 
     num_tokens: int
-    """At least one."""
     snapshot: int
 
 
@@ -109,7 +107,6 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     """See `wire.block_names.block_hashes`."""
     tenant: str = ""
-    """Owner of the block."""
     scope: bytes = b""
     """See `wire.block_names.root_hash`."""
 
@@ -163,7 +160,6 @@ class StepResult(msgspec.Struct, frozen=True):
     elapsed_s: float
     """Seconds the executor took, `transfer_s` included; feeds the step-time model."""
     transfer_s: float = 0.0
-    """Seconds in which blocks were stored and loaded."""
     warming: bool = False
     """Something was done once for all such steps (kernels compiled, the step captured): `elapsed_s` is no example."""
 

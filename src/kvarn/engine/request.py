@@ -57,10 +57,8 @@ class TokenMask(Protocol):
         """Tokens that must come next: at each of their positions the mask allows one alone."""
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> RowMasks:
-        """Masks for the token after the output of choice `index`, and for those after each proposal.
-
-        Behind a proposal that is not allowed itself anything may stand. A mask always allows at least one token.
-        """
+        """Masks for the token after the output of choice `index`, and for those after each proposal: each allows at
+        least one token; behind a proposal that is not allowed itself anything may stand."""
 
 
 class Request:
@@ -92,7 +90,6 @@ class Request:
         """Until when its target for the first token is kept; None where it has none, or has begun elsewhere."""
         self.tpot_target_s = message.tpot_target_s
         self.is_late = False
-        """It had missed that target before it could start."""
         self.first_step_s: float | None = None
         """Time at which the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
@@ -101,7 +98,6 @@ class Request:
         if message.sampling.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.wants_prompt_logprobs = 0 < len(self.prompt_logprobs) < len(self.prompt)
-        """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
         """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
@@ -110,7 +106,6 @@ class Request:
         self.sequences = choices[:1]
         """The first choice computes the prompt; the others are forked from it once that is done."""
         self.siblings = choices[1:]
-        """Choices that are still to be forked."""
 
     def fork(self) -> list[Sequence]:
         siblings, self.siblings = self.siblings, []
@@ -139,13 +134,10 @@ class Sequence:
         self.blocks: list[int] = []
         """Block table: entry i holds positions 16 i to 16 i + 15."""
         self.nodes: list[PrefixNode] = []
-        """Prefix-cache nodes of the first full blocks."""
         self.pending_updates: list[BlockUpdate] = []
         """Changes of the block table that the executor has not been told."""
         self.fetch = FetchState()
-        """Blocks beyond the device that it begins with."""
         self.slot: int | None = None
-        """The executor's name for it while it runs."""
         self.tier = request.priority
         """Priority it runs at: its own, or better by ageing in the queue."""
         self.last_step = 0
@@ -204,10 +196,8 @@ class Sequence:
         return (self.tier, self.request.arrival_s, self.request.order, self.index)
 
     def accept(self, drawn: list[int]) -> list[int]:
-        """Append drawn tokens up to the first that ends the answer; sets `finish_reason` there.
-
-        Returns the tokens kept: one drawn after the end of the answer is dropped.
-        """
+        """Append drawn tokens up to the first that ends the answer, which sets `finish_reason`; returns the tokens
+        kept."""
         request, tokens = self.request, self.tokens
         for count, token in enumerate(drawn, start=1):
             tokens.append(token)

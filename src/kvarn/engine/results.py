@@ -37,10 +37,8 @@ class StepUpdate:
     """Changes by a step's result."""
 
     shape: StepShape
-    """Tokens that were computed."""
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
-    """Requests whose last choice ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +120,8 @@ def _with_events(delta: TokenDelta, events: list[int] | None) -> TokenDelta:
 
 
 def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:
-    """Take the tokens that a row drew, and go back by the proposals that were wrong.
-
-    Returns the delta to send: None where there is nothing to tell.
-    """
+    """Take the tokens that a row drew, go back by wrong proposals; returns the delta to send, None for nothing to
+    tell."""
     request = sequence.request
     if result.prompt_logprobs is not None:
         _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)

@@ -138,11 +138,8 @@ class Scheduler:
         return submitted.plan
 
     def update(self, result: StepResult, now: float) -> StepUpdate:
-        """Take what the executor made of the oldest step in flight.
-
-        Raises:
-            ProtocolError: The result does not answer that step's plan.
-        """
+        """Take the result of the oldest step in flight. Raises `ProtocolError` where it does not answer that step's
+        plan."""
         self._now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
@@ -201,10 +198,8 @@ class Scheduler:
         step.add(sequence, num_tokens)
 
     def _reserve(self, step: StepBuilder, sequence: Sequence, end: int) -> bool:
-        """Get blocks up to position `end`, preempting others where memory runs out.
-
-        Returns False where in the end the sequence itself gave way.
-        """
+        """Get blocks up to position `end`, preempting others; False where in the end the sequence itself was
+        preempted."""
         copies: list[BlockCopy] = []
         while True:
             try:

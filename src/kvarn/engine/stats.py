@@ -95,11 +95,8 @@ class StatsRecorder:
         return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
 
     def _kv_waste_ratio(self, computed: int) -> float:
-        """Empty slots of running sequences over all slots they hold.
-
-        Only a table's last blocks have empty slots, and those are never shared after a step: whoever shares one
-        copies it in the step in which it starts.
-        """
+        """Empty slots over all slots of running sequences. Only a table's last blocks have some, and those are never
+        shared after a step: a sequence that shares one copies it in the step in which it starts."""
         memory = self._scheduler.memory
         held = (memory.pool.num_held - memory.adapters.num_held) * BLOCK_SIZE
         if not held:

@@ -34,22 +34,17 @@ class RowExtras:
 
     def __init__(self) -> None:
         self.charged = 0
-        """Prompt tokens charged to the tenant."""
         self.copies: list[BlockCopy] = []
-        """Blocks to be copied before."""
         self.proposals: list[int] = []
         """Tokens to verify at its end; they count as the row's."""
         self.is_forced = False
         """Whether its proposals are what the mask forces: there is nothing to verify."""
         self.saves: list[StateSave] = []
-        """Copies of recurrent states that are kept."""
 
 
 class StepBuilder:
-    """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
-
-    Most rows are a decode's single token: an entry of `rows` and no `extras`.
-    """
+    """The budget of one step: it hands out shares until nothing is left, then becomes a `StepPlan`. Most rows are a
+    decode's single token, without extras."""
 
     def __init__(
         self, config: EngineConfig, step_time: StepTimeModel, limit_s: Callable[[], float | None] = lambda: None
@@ -60,7 +55,6 @@ class StepBuilder:
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
         self.extras: dict[Sequence, RowExtras] = {}
-        """Extras of the few rows that have any."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""

@@ -15,7 +15,6 @@ class TenantAccount(Account):
     def __init__(self, name: str, weight: float) -> None:
         super().__init__(name, weight)
         self.served_tokens = 0
-        """Prompt tokens computed and tokens drawn."""
         self.live_requests = 0
 
 

@@ -17,7 +17,6 @@ _ENDS = {
     Phase.WAIT_ADAPTER: EngineEventKind.ADAPTER_READY,
     Phase.WAIT_FETCH: EngineEventKind.FETCH_ENDED,
 }
-"""Events at the end of phases."""
 
 
 class QueueWaits:
@@ -63,7 +62,6 @@ class TurnRecorder:
         self.is_decoding = False
         """Whether a token was drawn since known ones were computed."""
         self.num_running = 0
-        """Choices that run."""
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
 
     @property

@@ -113,11 +113,7 @@ def _check_end(asked: Asked, param: str) -> None:
 
 
 def schema_of(value: Any) -> dict[str, Any] | bool:
-    """A schema, also as text.
-
-    Raises:
-        GrammarError: It is none.
-    """
+    """A schema, also as text. Raises GrammarError where it is none."""
     found = _parsed(value) if isinstance(value, str) else value
     if not isinstance(found, dict | bool):
         raise GrammarError("a schema is an object, true or false")

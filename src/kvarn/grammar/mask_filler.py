@@ -77,12 +77,7 @@ class Fill:
 
 
 class MaskFiller:
-    """One thread that takes what is waiting and fills it at once, in parallel.
-
-    Args:
-        vocab_size: Tokens of a mask.
-        num_threads: Threads that fill.
-    """
+    """One thread that takes what is waiting and fills it at once, in parallel."""
 
     def __init__(self, vocab_size: int, num_threads: int) -> None:
         self._vocab_size = vocab_size

@@ -21,16 +21,11 @@ from kvarn.wire.messages import Grammar, Submit
 _KEPT = 128
 """Grammars that stay built, for requests that ask for the same: those used last."""
 _BUILDERS = 2
-"""Threads that build grammars."""
 
 
 class GrammarMasks:
-    """Makes the mask of each request that has a grammar, for one model.
-
-    Args:
-        vocabulary: The model's tokens; a text says why nothing can be enforced.
-        num_threads: Threads that fill masks.
-    """
+    """Makes the mask of each request that has a grammar, for one model. `vocabulary`: a text says why nothing can be
+    enforced."""
 
     def __init__(self, vocabulary: Vocabulary | str, num_threads: int = 1) -> None:
         self._vocabulary = vocabulary
@@ -201,14 +196,12 @@ class _Choice:
     free: FreeText | None
     """While the text before the grammar's lasts."""
     fill: Fill | None = None
-    """The masks that are being made with the matcher."""
     num_taken: int = 0
     """Tokens of output it has gone on by."""
     forced: list[int] = field(default_factory=list)
     """The tokens forced at the last query: a step takes only a part of a long text, and computing it again for each
     step would take milliseconds."""
     forced_at: int = 0
-    """`num_taken` then."""
 
     def rest_of_forced(self, outputs: list[int]) -> list[int]:
         """The forced tokens that follow the outputs; empty if the outputs differ, or none are left."""

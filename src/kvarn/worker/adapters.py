@@ -14,10 +14,7 @@ from kvarn.worker.errors import PlanError
 
 class AdapterPool:
     """Implements the engine's `AdapterStore`; used by the engine's thread, while another copies into blocks.
-
-    Args:
-        make_memory: Makes the memory of adapters in blocks, when the first adapter comes.
-    """
+    `make_memory` is called when the first adapter comes."""
 
     def __init__(self, make_memory: Callable[[], AdapterMemory]) -> None:
         self._make_memory = make_memory

@@ -43,10 +43,8 @@ class _Running:
     plan: StepPlan
     submitted: float
     first_uses: int
-    """Count when it was submitted."""
     transfer_s: float = 0.0
     slots: Ints = field(default_factory=_no_slots)
-    """Slots of the rows that draw."""
     admissions: Ints = field(default_factory=_no_slots)
     """Number of sequences that each of them had had."""
     fetched: Fetched | None = None

@@ -43,10 +43,7 @@ def _uses_penalties(sampling: SamplingParams) -> bool:
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence and how often each is in its output, kept token by token.
-
-    Sparse on purpose: a sequence holds far fewer distinct tokens than the vocabulary.
-    """
+    """Distinct tokens of a sequence, far fewer than the vocabulary, and how often each is in its output."""
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
@@ -150,11 +147,8 @@ class TokenConstraints:
         return both if len(both) else np.flatnonzero(mask)
 
     def banned(self, choices: Ids | None) -> Ids:
-        """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`.
-
-        Where these would leave none of `choices` they are lifted, since a token must be drawn: masks and
-        `allowed_token_ids` are the stronger demand.
-        """
+        """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`. They are lifted
+        where they would leave none of `choices`: masks and `allowed_token_ids` are the stronger demand."""
         tokens = set(self._bad_words.banned()) if self._bad_words is not None else set()
         if self.num_output < self.sampling.min_tokens:
             tokens.update(self._stop_ids)
@@ -181,7 +175,6 @@ class ConstrainedRow:
     row: int
     constraints: TokenConstraints
     choices: Ids | None
-    """The only tokens that may be drawn, None for all."""
 
 
 def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:

@@ -34,11 +34,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def embed(self, inputs: list[list[int]]) -> list[bytes]:
-        """One vector for each input, in the inputs' order: float32, little-endian.
-
-        Raises:
-            ValueError: An input is empty.
-        """
+        """One vector for each input, in order: float32, little-endian. Raises ValueError where an input is empty."""
         empty = [index for index, tokens in enumerate(inputs) if not tokens]
         if empty:
             raise ValueError(f"inputs {empty} are empty: an embedding needs at least one token")

@@ -42,7 +42,6 @@ class BlockTransfers:
         self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         """Each layer's part of the cache: [blocks, bytes]."""
         self._here = [part.numpy() for part in self._parts] if is_host_memory(cache.keys[0]) else None
-        """The same memory, where the connector can reach it."""
         self._connector = connector
 
     def store(self, transfers: Sequence[BlockTransfer]) -> None:

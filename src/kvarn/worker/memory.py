@@ -40,11 +40,9 @@ class CachePlan(NamedTuple):
 
     num_blocks: int
     max_num_seqs: int
-    """Sequences that may run at once: as configured, or fewer where that is allowed."""
     num_snapshots: int
     """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
     max_context_length: int
-    """Tokens of the longest sequence: as configured, or fewer where that is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class GpuBudget:
     """Share of a GPU's whole memory that a rank takes."""
     ranks: int
     step_bytes: int
-    """Bytes of a step beside weights and KV cache."""
 
     @property
     def cache_bytes(self) -> int:

@@ -37,7 +37,6 @@ class StepLogits(NamedTuple):
     prompt_hidden: torch.Tensor
     """[rows of the prompt spans, hidden], behind the last layer."""
     hidden_states: HiddenStates | None
-    """Kept for the EAGLE head."""
 
 
 class ModelRunner:
@@ -166,8 +165,8 @@ class ModelRunner:
         return StepLogits(batch, self.model.logits(hidden[:drawn]), hidden[drawn:], hidden_states)
 
     def prompt_logits(self, step: StepLogits) -> Iterator[tuple[PromptSpan, list[int], torch.Tensor]]:
-        """Some positions of the prompt spans after the other: the span, the tokens that follow them, and their logits.
-        The logits of a whole chunk would take gigabytes."""
+        """Positions of the prompt spans, some at a time (a whole chunk's logits take gigabytes): span, following
+        tokens, logits."""
         for span in step.batch.prompt_spans:
             for first in range(0, len(span.next_token_ids), MAX_LOGITS):
                 following = span.next_token_ids[first : first + MAX_LOGITS]

@@ -39,16 +39,8 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 class ModelledExecutor:
-    """Runs plans one after the other.
-
-    Args:
-        seconds: Duration of a step; `StepTimes.seconds`, for one.
-        clock: Sleeps until a step has ended; None: nobody waits.
-        next_token: What is drawn; where a mask forbids it, the next token that it allows.
-        num_blocks: Blocks of the KV cache.
-        max_context_length: Longest sequence in tokens.
-        max_in_flight: Plans that may wait for their results: with 2, a step is planned while one runs.
-    """
+    """Runs plans one after the other. `seconds` gives a step's duration (`StepTimes.seconds`, for one); `clock`
+    sleeps until it has ended; where a mask forbids `next_token`'s, the next token that it allows is drawn."""
 
     def __init__(
         self,
@@ -67,12 +59,10 @@ class ModelledExecutor:
         self._clock = clock
         self._next_token = next_token
         self._submitted: deque[tuple[StepPlan, float, float]] = deque()
-        """Plans, how long each takes, and when it ends."""
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}
         """By slot: a plan made before the token was known refers to it."""
         self._sequences: dict[int, NewSequence] = {}
-        """By slot."""
 
     def submit(self, plan: StepPlan) -> None:
         elapsed_s = self._seconds(shape_of(plan))

@@ -30,7 +30,6 @@ class SamplingColumn(NamedTuple):
     neutral: float
     """Value of a row that takes the most likely token."""
     value: Callable[[SamplingParams, int], float]
-    """Value for a sequence and the size of the vocabulary."""
 
 
 SAMPLING_COLUMNS = {
@@ -39,7 +38,6 @@ SAMPLING_COLUMNS = {
     "top_p": SamplingColumn(np.float64, 1, lambda sampling, _: max(sampling.top_p, _SMALLEST_TOP_P)),
     "min_p": SamplingColumn(np.float32, 0, lambda sampling, _: sampling.min_p),
 }
-"""Fields of `SamplingTensors`, by name."""
 
 
 class SlotTable:
@@ -65,7 +63,6 @@ class SlotTable:
         self.sampling: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(max_num_seqs, dtype=column.dtype) for name, column in SAMPLING_COLUMNS.items()
         }
-        """One array for each of `SAMPLING_COLUMNS`, by name."""
         self.temperature = self.sampling["temperature"]
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)

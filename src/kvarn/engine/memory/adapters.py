@@ -38,7 +38,6 @@ class _Resident:
     blocks: list[int]
     loading: bool = True
     users: int = 0
-    """Running sequences."""
 
     @property
     def is_held(self) -> bool:
@@ -46,12 +45,7 @@ class _Resident:
 
 
 class AdapterResidency:
-    """Bookkeeping of adapters in blocks. Without a store every adapter is always there and takes no blocks.
-
-    Args:
-        pool: Whose blocks they take.
-        store: What can be loaded.
-    """
+    """Bookkeeping of adapters in blocks. Without a store every adapter is always there and takes no blocks."""
 
     def __init__(self, pool: BlockPool, store: AdapterStore | None) -> None:
         self._pool = pool
@@ -223,10 +217,8 @@ class AdapterResidency:
             raise IntegrityError(f"adapters count the requests {dict(self._requests)}, there are {dict(requests)}")
 
     def check_integrity(self, users: Counter[str], references: dict[int, int]) -> None:
-        """Compare with the adapters of running sequences, and add the blocks they hold to `references`.
-
-        Raises `IntegrityError`.
-        """
+        """Compare with the running sequences' adapters; add the blocks they hold to `references`. Raises
+        `IntegrityError`."""
         for adapter in users:
             if adapter and self._store is not None and not self.is_ready(adapter):
                 raise IntegrityError(f"a sequence runs without its adapter {adapter}")

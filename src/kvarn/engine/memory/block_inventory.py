@@ -14,15 +14,12 @@ def packed(names: Iterable[bytes]) -> bytes:
 
 
 class BlockInventory:
-    """The names of all blocks that are held in one place at least, and what changed since that was last told.
-
-    A block that came and went in between is not mentioned. Thread-safe: tiers have threads of their own.
-    """
+    """Names of all blocks held in one place at least, and what changed since that was last told; a block that came
+    and went in between is not mentioned. Thread-safe: tiers have threads of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: dict[bytes, int] = {}
-        """In how many places each is."""
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 

@@ -26,15 +26,13 @@ class PrefixMatch:
     """Computed tokens that a waiting sequence would find, and what it would still take."""
 
     num_computed_tokens: int
-    """Tokens it need not compute."""
     blocks: list[int]
-    """Blocks that it would share."""
     nodes: list[PrefixNode]
     loads: list[bytes]
     """Names of the blocks behind those, which are loaded from beyond the device."""
     blocks_needed: int
-    """Available blocks that it uses up once all its known tokens are computed: fresh ones, the copy of a shared
-    one, idle ones that it revives, and those of an adapter that no running sequence has."""
+    """Available blocks that it uses up: fresh ones, the copy of a shared one, revived idle ones, and those of its
+    adapter."""
     shared_tokens: int
     """Its first tokens whose blocks the prefix cache holds: of a model with recurrent states perhaps more than it need
     not compute."""
@@ -57,7 +55,6 @@ class KVCacheManager:
         """Snapshots of recurrent states; None where the model has none."""
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
-        """Blocks beyond the device; None where none are kept."""
         self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 
@@ -160,21 +157,15 @@ class KVCacheManager:
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
 
     def is_reserved(self, sequence: Sequence, end: int) -> bool:
-        """Whether positions `num_computed_tokens` to `end - 1` lie in one block that is writable already.
-
-        So it is for fifteen decodes of sixteen, and `reserve` need not be asked.
-        """
+        """Whether positions `num_computed_tokens` to `end - 1` lie in one writable block: then `reserve` need not be
+        asked."""
         index, blocks = sequence.num_computed_tokens // BLOCK_SIZE, sequence.blocks
         return end <= (index + 1) * BLOCK_SIZE and index < len(blocks) and self.pool.is_writable(blocks[index])
 
     def reserve(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> None:
-        """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the write.
-
-        The copies that the plan must make are appended to `copies`.
-
-        Raises:
-            OutOfBlocksError: What could be had is kept; call again with the same arguments once there is room.
-        """
+        """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the
+        write. The copies that the plan must make are appended to `copies`. Where it raises `OutOfBlocksError`,
+        what could be had is kept: call again with the same arguments once there is room."""
         blocks = sequence.blocks
         first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
         for index in range(first, last + 1):

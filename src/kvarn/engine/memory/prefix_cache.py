@@ -40,10 +40,7 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle.
-
-    `on_removal` is told of each node that leaves the tree.
-    """
+    """The tree. It owns no memory: the pool counts holders. `on_removal` is told of each node that leaves the tree."""
 
     def __init__(
         self, pool: BlockPool, namespace: str = "", on_removal: Callable[[PrefixNode], None] | None = None
@@ -76,10 +73,7 @@ class PrefixCache:
         self, scope: PrefixScope, parent: PrefixNode | None, block_tokens: tuple[int, ...], block: int
     ) -> PrefixNode:
         """Name a held, full, computed block below `parent` (None: the scope's root), whose path the caller holds.
-
-        Returns the node for these tokens. Where there already is one, its block is the one to use and the
-        caller's own is superfluous.
-        """
+        Returns the node for these tokens: one that was there before makes the caller's own block superfluous."""
         if parent is None:
             parent = self._roots.get(scope)
             if parent is None:

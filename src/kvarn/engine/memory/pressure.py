@@ -55,11 +55,8 @@ class MemoryReserve:
         self._running = running
 
     def spare_blocks(self) -> float:
-        """Available blocks that nobody is about to need.
-
-        Set aside are those that running sequences still take to their last known token, and some for the growth of
-        their answers.
-        """
+        """Available blocks, less those that running sequences still need to their last known token and some for
+        their answers."""
         return self._memory.pool.num_available - sum(self._promised(sequence) for sequence in self._running)
 
     def wanted_blocks(self, sequence: Sequence, match: PrefixMatch) -> float:
@@ -72,10 +69,8 @@ class MemoryReserve:
         return self.wanted_blocks(sequence, self._memory.match_prefix(sequence)) - self.spare_blocks()
 
     def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:
-        """Whether a waiting sequence fits once these running ones are gone.
-
-        Blocks that it shares with them are not freed by that: it would hold them itself.
-        """
+        """Whether a waiting sequence fits once these running ones are gone, whose shared blocks it would hold
+        itself."""
         match = self._memory.match_prefix(sequence)
         shared = set(match.blocks)
         leaving = Counter(block for other in others for block in other.blocks if block not in shared)

@@ -42,10 +42,7 @@ class PrefillPeer(Protocol):
         """Its load; None where it cannot be reached."""
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
-        """Have a prompt computed up to the last of the blocks named, and these sent; None where that is not possible.
-
-        See `KVConnector.fetch`.
-        """
+        """Have a prompt computed up to the last of these blocks, and them sent; None where that is not possible."""
 
 
 @dataclass(slots=True)
@@ -57,13 +54,10 @@ class RemotePrefill:
     step_time: StepTimeModel
     """This engine's; the peer's too, until that was measured."""
     running: Collection[Sequence]
-    """The scheduler's own, current collection."""
     queue: WaitingQueue
     """The scheduler's own: those included for which the peer was asked."""
     chosen: DisaggregationConfig
-    """Which prompts the peer is asked for."""
     asked: int = 0
-    """Prompts that the peer was asked for."""
 
     def ask(self, sequence: Sequence, first: int, scope: bytes) -> bool:
         """Have the peer compute a new prompt's blocks from entry `first` on, where that pays: it is its fetch."""
@@ -89,8 +83,8 @@ class RemotePrefill:
         return fetch.pending is not None
 
     def _local_s(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
-        """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and
-        whether it has anything else to do."""
+        """Seconds until this engine had computed `count` tokens behind `waiting` others; whether it has anything
+        else to do."""
         contexts = []
         for sequence in self.running:
             uncomputed = sequence.num_tokens - sequence.num_computed_tokens

@@ -36,9 +36,7 @@ class KVTiers:
         self.hits = 0
         """Tokens loaded, of `queries`."""
         self.given_up = 0
-        """Fetches that took too long."""
         self.remote_prefill: RemotePrefill | None = None
-        """Asks another engine to compute prompts, where there is one."""
         self._namespace = namespace
         self._step_time = step_time
         self._transfer_s = 0.0
@@ -113,10 +111,8 @@ class KVTiers:
         self._loads.append(BlockTransfer(block, name))
 
     def suspend(self, sequence: Sequence, computed: int) -> list[bytes]:
-        """Have the blocks of a preempted sequence stored, the last of which need not be full, if that pays twice over.
-
-        Returns the names of its blocks.
-        """
+        """Have the blocks of a preempted sequence stored, the last perhaps not full, if that pays twice; returns
+        their names."""
         scope = sequence.request.scope
         names = block_hashes(sequence.tokens[:computed], scope, self._namespace)
         if self._gain_s(0, len(names), 0) >= self._transfer_s * len(names):

@@ -44,7 +44,6 @@ class ProposalRow:
         self.end = end
         """Position of its first proposal."""
         self.limit = limit
-        """Proposals at most."""
 
 
 class ProposalBudget:

@@ -43,7 +43,6 @@ class GuessRecord:
         self.saved_s = 0.0
         """Seconds saved by each guess: a decaying average."""
         self.grade = 0
-        """Grade of the proposals in flight."""
         self.unverified: list[int] = []
         """The last guess, where it was not worth its time: the tokens that follow tell whether it was right."""
         self.unverified_at = 0
@@ -67,7 +66,6 @@ class SpeculationTotals:
     """Counts since the start."""
 
     rows: int = 0
-    """Rows that verified proposals."""
     proposed: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)

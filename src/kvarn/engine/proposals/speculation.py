@@ -42,7 +42,6 @@ class Speculation:
         self._throttle = ProposalThrottle(always=not config.adaptive or not proposer.is_free)
         self._backoff = ProposerBackoff(never=not config.adaptive)
         self._now = 0
-        """Number of the step."""
         self._needs_results_until = self.KNOWN_AFTER
 
     @property
@@ -51,10 +50,8 @@ class Speculation:
         return self._now < self._needs_results_until
 
     def extend(self, step: StepBuilder, memory: KVCacheManager, *, ahead: bool) -> None:
-        """Add proposals to the rows of a step, in the budget and the memory that it leaves.
-
-        `ahead`: steps are in flight. Then it is only found out whether guesses would be worth waiting for them.
-        """
+        """Add proposals to the rows of a step, in the budget and memory left. `ahead`: steps are in flight; it is
+        only found out whether guesses would be worth waiting for them."""
         self._now += 1
         if not self._backoff.allows(self._now, self._proposer.overhead_s):
             return

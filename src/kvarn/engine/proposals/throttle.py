@@ -26,7 +26,6 @@ class ProposalThrottle:
     WEIGHT = 0.15
     """Weight of a sequence's latest guess in the average of the seconds saved."""
     COMMON_WEIGHT = 0.02
-    """Weight of the latest guess in the average over all sequences."""
     FIRST_SAVED_S = 1e-3
     """Seconds that a guess is expected to save before some were made."""
     LONGEST_PAUSE = 64
@@ -34,7 +33,6 @@ class ProposalThrottle:
 
     def __init__(self, always: bool) -> None:
         self.next_step = 0
-        """Step in which the next guess is due."""
         self._always = always
         self._saved_s = self.FIRST_SAVED_S
         self._cost_s = 0.0
@@ -81,9 +79,7 @@ class ProposerBackoff:
     """Pauses a proposer for a while where guesses have saved less than they and its part of each step took."""
 
     LENGTH = 64
-    """Steps after which that is checked."""
     PAUSE = 1024
-    """Steps without the proposer."""
 
     def __init__(self, never: bool) -> None:
         self._never = never

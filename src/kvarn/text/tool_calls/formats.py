@@ -87,13 +87,8 @@ PHI_FUNCTOOLS = replace(PHI, before_name=f"functools[{_OBJECT}")
 
 
 def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -> ToolFormat:
-    """The format of a model.
-
-    Args:
-        setting: `models[].tool_format` of the configuration.
-        template: All text of its chat templates.
-        has_token: Whether its vocabulary has a token.
-    """
+    """The format of a model. `setting`: `models[].tool_format`; `template`: all text of its chat templates;
+    `has_token`: whether its vocabulary has a token."""
 
     def known(mark: str) -> bool:
         return mark in template or has_token(mark)

@@ -32,10 +32,8 @@ class _Draft:
     """Content of the cache for one sequence."""
 
     table: npt.NDArray[np.int32]
-    """Its blocks, as far as it has some."""
     num_blocks: int = 0
     num_computed: int = 0
-    """Known tokens in the cache."""
     guess: list[int] = field(default_factory=list)
     """Guessed tokens that are in the cache behind those."""
 
@@ -55,19 +53,13 @@ class _Row:
     index: int
     draft: _Draft
     tokens: list[int]
-    """Known tokens to compute now."""
     length: int
     """Tokens to guess; 0 if known tokens remain after that."""
 
 
 class DraftProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
-
-    Args:
-        model: The draft model. Its tokens must be those of the large one.
-        num_blocks: Blocks of its KV cache.
-        vocab_size: Tokens of the large model's vocabulary; others are not guessed.
-    """
+    """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. The draft model's tokens are those of the
+    large one; tokens beyond the large model's `vocab_size` are not guessed."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False

@@ -29,13 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe.
-
-    Args:
-        head: The head.
-        num_blocks: Blocks of the model's KV cache.
-        max_num_seqs: Slots of the executor.
-    """
+    """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
@@ -53,7 +47,6 @@ class EagleProposer:
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
         self._device = head.kernels.device.torch_device
         self._entered: dict[int, NewSequence] = {}
-        """Sequences by slot."""
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}
         """Tokens known after the last step of a slot, and the head's output for the last but one of them."""
         self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)
@@ -67,9 +60,7 @@ class EagleProposer:
 
     def hidden_states(self) -> HiddenStates | None:
         """Hidden states for the forward pass to keep for `process_step`; None while no guesses are requested.
-
-        Sequences that were not followed from their beginning get no guesses later.
-        """
+        Sequences that were not followed from their beginning get no guesses later."""
         self._unasked += 1
         if self._unasked > self.IDLE_AFTER:
             self._entered.clear()
@@ -98,15 +89,8 @@ class EagleProposer:
         hidden_states: HiddenStates,
         tables: npt.NDArray[np.int32],
     ) -> None:
-        """Compute the tokens of a step, whose outcome is known.
-
-        Args:
-            rows: Rows of the plan.
-            batch: The step.
-            drawn: Tokens drawn for each of `batch.sampled_rows`.
-            hidden_states: Filled by the forward pass.
-            tables: The executor's block tables, by slot; kept for `propose`.
-        """
+        """Compute the tokens of a step whose outcome is known: `drawn` has those of each of `batch.sampled_rows`.
+        `tables`, the executor's block tables by slot, are kept for `propose`."""
         began = SYSTEM_CLOCK.now()
         self._tables = tables
         following, ends = self._following(rows, batch, drawn)

@@ -86,9 +86,7 @@ class _Text:
 
     log: TokenLog
     source: TokenLog | None = None
-    """Holds the last guess: the sequence's own tokens, or its scope's answers."""
     times_dropped: int = 0
-    """The source's `times_dropped` when the guess was made."""
     place: int = 0
     """Position of the last guess in it."""
     match: int = 0
@@ -98,10 +96,8 @@ class _Text:
 
 
 class NgramProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
-
-    Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
-    """
+    """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. Memory: 4 to 8 bytes a token of the sequences
+    that run, and at most `SCOPES` times `HISTORY` tokens of answers."""
 
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
     """Expected share by matching tokens: only the template's, 1, 2, 3 to 4, 5 to 8, more; one differs."""

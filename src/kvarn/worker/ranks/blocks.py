@@ -40,13 +40,8 @@ class BlockSlots(msgspec.Struct, frozen=True, array_like=True):
 
 
 def block_parts(layout: RankLayout, copies: int, sizes: Sequence[int]) -> list[BlockPart]:
-    """The part of each rank: they lie in the order of ranks.
-
-    Args:
-        layout: Layout of the ranks. Ranks that share long prompts have the same part.
-        copies: So many ranks of a stage, one after the other, have the same heads, and so the same part.
-        sizes: Bytes of the part of each rank.
-    """
+    """The part of each rank, in their order, of `sizes` bytes. Ranks that share long prompts have the same part, as
+    have `copies` ranks of a stage, one after the other."""
     parts: list[BlockPart] = []
     first_of: dict[tuple[int, int], BlockPart] = {}
     end = 0
@@ -77,13 +72,8 @@ def map_memory(file: int, num_bytes: int) -> memoryview:
 
 
 class SlotMemory:
-    """Copies one rank's part of blocks: see `kvarn.worker.kv_blocks.BlockMemory`.
-
-    Args:
-        memory: All slots.
-        size: Bytes of a slot.
-        part: This rank's part of it.
-    """
+    """Copies one rank's part of blocks, into and from slots of `size` bytes: see
+    `kvarn.worker.kv_blocks.BlockMemory`."""
 
     def __init__(self, memory: memoryview, size: int, part: BlockPart) -> None:
         self.slots = BlockSlots([], [])
@@ -109,13 +99,8 @@ class SlotMemory:
 
 
 class RankBlocks:
-    """Rank 0's records of the blocks that all ranks move.
-
-    Args:
-        store: Keeps the blocks: its memory tier is the memory that all ranks map.
-        memory: This rank's part.
-        answers: Pipes from the other ranks, which send a frame once they have copied their parts.
-    """
+    """Rank 0's records of the blocks that all ranks move: the memory tier of `store` is the memory that all ranks
+    map. `answers` are pipes from the other ranks, which send a frame once they have copied their parts."""
 
     def __init__(self, store: TieredStore, memory: SlotMemory, answers: Sequence[IO[bytes]]) -> None:
         self.memory = memory
@@ -129,10 +114,8 @@ class RankBlocks:
         return BlockSlots(self._store.begin_store(plan.kv_stores), self._store.slots(plan.kv_loads))
 
     def end(self, plan: StepPlan, slots: BlockSlots) -> None:
-        """Wait until all ranks have copied their parts; then the blocks are kept, and those loaded may go.
-
-        Raises RankLostError where a rank has ended.
-        """
+        """Wait until all ranks have copied their parts: the blocks are kept. Raises RankLostError where a rank has
+        ended."""
         for answer in self._answers:
             if read_frame(answer) is None:
                 raise RankLostError("another rank of this model has ended")

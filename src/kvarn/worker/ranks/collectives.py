@@ -64,10 +64,8 @@ class RankLayout:
 
 
 class RankGroup:
-    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`.
-
-    It may be given to a model before it has joined the others.
-    """
+    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`. A model may have
+    it before it has joined the others."""
 
     def __init__(self, layout: RankLayout, rank: int, device: torch.device) -> None:
         self._layout = layout
@@ -75,13 +73,10 @@ class RankGroup:
         self._device = device
         self._peers, self._context_peers = layout.peers(rank), layout.context_peers(rank)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        """Groups of this rank, by their ranks."""
 
     def join(self, store: Path) -> None:
-        """Wait for all ranks to come. `store`: a file that only they may write, the same for all and new each time.
-
-        Nothing listens beyond this machine's loopback interface, unless GLOO_SOCKET_IFNAME names another.
-        """
+        """Wait for all ranks to come. `store`: a new file that only they may write. Nothing listens beyond this
+        machine's loopback interface, unless GLOO_SOCKET_IFNAME names another."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         world = self._layout.world_size
         backend = "gloo" if is_host(self._device) else "nccl"

@@ -74,10 +74,8 @@ class RankProtocol:
 
     @torch.inference_mode()
     def run_follower(self, plan: StepPlan, *, ahead: bool) -> None:
-        """Run a plan as another rank than 0, its blocks moved already. `ahead`: draw its tokens, too.
-
-        Raises InvalidLogitsError where logits of an earlier step are not finite.
-        """
+        """Run a plan as another rank than 0, its blocks moved already. `ahead`: draw its tokens, too. Raises
+        InvalidLogitsError where logits of an earlier step are not finite."""
         if ahead:
             assert self._ahead is not None, "rank 0 has an executor of the same kind"
             while self._ahead.num_in_flight >= IN_FLIGHT:
