@@ -15,7 +15,7 @@ class HermesParser(ToolCallParser):
     </tool_call>
     """
 
-    tags = ("<tool_call>",)
+    tags: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     end: ClassVar[str] = "</tool_call>"
     """Tag that may end calls."""
     reads_lists: ClassVar[bool] = False
