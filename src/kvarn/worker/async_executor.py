@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.batch import PagedBatch
@@ -28,6 +27,7 @@ from kvarn.worker.constraints import needs_constraints
 from kvarn.worker.errors import InvalidLogitsError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.graph_runner import IN_FLIGHT, GraphRunner
+from kvarn.worker.model_runner import RunnerOptions
 from kvarn.worker.slots import NO_LOGPROBS
 from kvarn.worker.step_batch import Ints, filled
 
@@ -52,20 +52,13 @@ class _Running:
 
 
 class AsyncExecutor(InProcessExecutor):
-    """See `kvarn.engine.plan.Executor`.
-
-    Args:
-        model: The loaded decoder.
-        max_num_seqs: See `ModelRunner`.
-        fill_up: See `GraphRunner`.
-        options: Other arguments of `ModelRunner`.
-    """
+    """See `kvarn.engine.plan.Executor`. `fill_up`: see `GraphRunner`."""
 
     runner: GraphRunner
 
-    def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
-        runner_type = partial(GraphRunner, max_num_seqs=max_num_seqs, fill_up=fill_up)
-        super().__init__(model, runner_type=runner_type, **options)
+    def __init__(self, model: Decoder, *, fill_up: bool | None = None, **options: Unpack[RunnerOptions]) -> None:
+        super().__init__(model, runner_type=partial(GraphRunner, fill_up=fill_up), **options)
+        max_num_seqs = options["max_num_seqs"]
         self._running: deque[_Running] = deque()
         self._ended = 0.0
         self._admissions = np.zeros(max_num_seqs, dtype=np.int64)
@@ -82,7 +75,7 @@ class AsyncExecutor(InProcessExecutor):
         if self.runs_ahead(plan):
             self.submit_ahead(plan)
             return
-        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
+        started, first_uses = self.runner.clock.now(), self.runner.first_uses
         self.wait_for_steps(plan)
         result = self.execute(plan)
         self.send_last_tokens()
@@ -112,7 +105,7 @@ class AsyncExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def submit_ahead(self, plan: StepPlan) -> None:
-        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
+        started, first_uses = self.runner.clock.now(), self.runner.first_uses
         self._count_admissions(plan)
         running = _Running(plan, started, first_uses, self.transfer_blocks(plan))
         self.runner.apply(plan)
@@ -189,7 +182,7 @@ class AsyncExecutor(InProcessExecutor):
             self.runner.slots.last_token[running.slots[same]] = tokens[same]
             drawn = iter(tokens.tolist())
             rows = [RowResult(row.slot, [next(drawn)] if row.sample else []) for row in running.plan.rows]
-            now = SYSTEM_CLOCK.now()
+            now = self.runner.clock.now()
             # A step that ran while the next was compiled ended later, too.
             warming = self.runner.first_uses != running.first_uses
             elapsed_s = now - max(running.submitted, self._ended)

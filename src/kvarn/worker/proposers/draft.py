@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
@@ -74,7 +74,8 @@ class DraftProposer:
     PREPARE_S = 40e-6
     """Estimate for a guess beside its tensors and passes."""
 
-    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
+    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._model = model
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
         self._cache = model.new_kv_cache(num_blocks)
@@ -95,9 +96,9 @@ class DraftProposer:
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
         for _ in range(self.WARM_CALLS):
             for length in shortest:
-                began = SYSTEM_CLOCK.now()
+                began = self._clock.now()
                 self._draw(self._tensor(row), batch, [length])
-                shortest[length] = min(shortest[length], SYSTEM_CLOCK.now() - began)
+                shortest[length] = min(shortest[length], self._clock.now() - began)
         one, many = shortest.values()
         a_pass = max(0.0, many - one) / (self.WARM_TOKENS - 1)
         self._times.observe(1, a_pass)
@@ -116,7 +117,7 @@ class DraftProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence with known tokens left to compute gets no guess."""
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
         if not rows:
@@ -130,7 +131,7 @@ class DraftProposer:
             row.draft.guess = tokens[:-1]
             guesses[row.index] = Guess(tokens)
         if len(token_ids) <= 2 * len(rows):  # else it took long to catch up
-            took = SYSTEM_CLOCK.now() - began - self.call_s
+            took = self._clock.now() - began - self.call_s
             self._times.observe(len(rows), max(0.0, took) / len(drawn))
         return guesses
 

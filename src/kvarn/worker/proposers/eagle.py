@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
@@ -41,7 +41,8 @@ class EagleProposer:
     LENGTH = BLOCK_SIZE
     """Most tokens guessed: two blocks always hold them."""
 
-    def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int) -> None:
+    def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._head = head
         self._num_blocks = num_blocks
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
@@ -91,7 +92,7 @@ class EagleProposer:
     ) -> None:
         """Compute the tokens of a step whose outcome is known: `drawn` has those of each of `batch.sampled_rows`.
         `tables`, the executor's block tables by slot, are kept for `propose`."""
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         self._tables = tables
         following, ends = self._following(rows, batch, drawn)
         hidden = self._head.read(hidden_states.joined())
@@ -104,7 +105,7 @@ class EagleProposer:
             first = int(batch.query_starts[index])
             if row.slot in self._entered:
                 self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
-        self.overhead_s += 0.05 * (SYSTEM_CLOCK.now() - began - self.overhead_s)
+        self.overhead_s += 0.05 * (self._clock.now() - began - self.overhead_s)
 
     def _following(
         self, rows: Items[Row], batch: StepBatch, drawn: Items[Items[int]]
@@ -153,14 +154,14 @@ class EagleProposer:
         tables = self._spare_tables([sequence.slot or 0 for sequence in sequences], known)
         guessed = [[token] for token in self._head.guess(hidden).tolist()]
         for depth in range(1, lengths[0]):
-            began = SYSTEM_CLOCK.now()
+            began = self._clock.now()
             active = sum(1 for length in lengths if length > depth)
             tokens = torch.tensor([tokens[-1] for tokens in guessed[:active]], device=self._device)
             batch = self._batch(known[:active] - 2 + depth, tables[:active])
             hidden = self._head.forward(hidden[:active].clone(), tokens, batch, self._cache)
             for own, token in zip(guessed, self._head.guess(hidden).tolist(), strict=False):
                 own.append(token)
-            self._times.observe(active, SYSTEM_CLOCK.now() - began)
+            self._times.observe(active, self._clock.now() - began)
         for index, own in zip(rows, guessed, strict=True):
             guesses[index] = Guess(own)
         return guesses
@@ -171,10 +172,10 @@ class EagleProposer:
         batch = self._batch(np.zeros(1, dtype=np.int64), np.full((1, 1), self._num_blocks, dtype=np.int32))
         times: list[float] = []
         for _ in range(8):
-            began = SYSTEM_CLOCK.now()
+            began = self._clock.now()
             hidden = self._head.forward(self._head.zero_hidden(), token, batch, self._cache)
             self._head.guess(hidden)
-            times.append(SYSTEM_CLOCK.now() - began)
+            times.append(self._clock.now() - began)
         self._times.observe(1, min(times))
 
     def _is_followed(self, sequence: Sequence) -> bool:

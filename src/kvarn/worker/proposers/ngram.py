@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
@@ -114,7 +114,8 @@ class NgramProposer:
     """Tokens of a prompt's end kept before its answer, so that an answer's beginning can be found. So many are the chat
     template's: that they match says nothing."""
 
-    def __init__(self, config: SpeculationConfig | None = None) -> None:
+    def __init__(self, config: SpeculationConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         config = config or SpeculationConfig()
         self._min_match = config.prompt_lookup_min
         self._max_match = config.prompt_lookup_max
@@ -130,9 +131,9 @@ class NgramProposer:
         return texts + sum(answers.nbytes for answers in self._answers.values())
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         guesses = [self._guess(sequence, limit) for sequence, limit in wanted]
-        self._times.observe(1, (SYSTEM_CLOCK.now() - began) / max(1, len(wanted)))
+        self._times.observe(1, (self._clock.now() - began) / max(1, len(wanted)))
         return guesses
 
     def seconds(self, num_sequences: int) -> float:

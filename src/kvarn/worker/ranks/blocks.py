@@ -18,8 +18,7 @@ import msgspec
 from kvarn.engine.plan import BlockContents, BlockTransfer, StepPlan
 from kvarn.kvstore import TieredStore
 from kvarn.kvstore.fetch import copy_parts
-from kvarn.worker.ranks.collectives import RankLayout, RankLostError
-from kvarn.worker.ranks.pipes import read_frame
+from kvarn.worker.ranks.collectives import RankLayout, RankLostError, read_frame
 
 
 class BlockPart(msgspec.Struct, frozen=True):

@@ -1,14 +1,16 @@
-"""Communication of ranks in several processes: one torch.distributed group, gloo on CPUs and NCCL on GPUs."""
+"""Communication of ranks in several processes: pipes, and a torch.distributed group (gloo on CPUs, NCCL on GPUs)."""
 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from kvarn.worker.errors import WorkerError
 
 TIMEOUT = timedelta(hours=1)
 """Longer than any step may take: the supervisor ends a process that hangs (`replica.step_timeout_s`)."""
+_LENGTH = struct.Struct("<Q")
 
 
 class RankLostError(WorkerError):
@@ -147,3 +150,21 @@ def _lost() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise RankLostError(f"another rank of this model is gone: {str(error).splitlines()[0][:300]}") from error
+
+
+def send_frame(pipe: IO[bytes], message: bytes) -> None:
+    try:
+        pipe.write(_LENGTH.pack(len(message)) + message)
+        pipe.flush()
+    except (BrokenPipeError, ValueError) as error:
+        raise RankLostError("another rank of this model has ended") from error
+
+
+def read_frame(pipe: IO[bytes]) -> bytes | None:
+    """The next message; None where the pipe was closed."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    message = pipe.read(length)
+    return message if len(message) == length else None

@@ -18,7 +18,7 @@ from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.blocks import BlockSlots, RankBlocks
-from kvarn.worker.ranks.pipes import send_frame
+from kvarn.worker.ranks.collectives import send_frame
 from kvarn.worker.ranks.protocol import AddAdapter, DrawnTokens, ForgetAdapter, Message, RankProtocol, RunPlan
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from kvarn.models.adapters import LoadedAdapter
 from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.blocks import SlotMemory
-from kvarn.worker.ranks.pipes import send_frame
+from kvarn.worker.ranks.collectives import send_frame
 from kvarn.worker.ranks.protocol import AddAdapter, ForgetAdapter, Message, RankProtocol, RunPlan
 
 _messages = msgspec.msgpack.Decoder(Message)
