@@ -21,7 +21,7 @@ from attention_layers import (
     poison,
 )
 from kvarn.kernels.batch import HeadShape, PagedBatch
-from kvarn.kernels.cpu._native import AttentionPlan, usable_instruction_sets
+from kvarn.kernels.cpu._native import AttentionMetadata, usable_instruction_sets
 from kvarn.kernels.cpu.attention import CpuAttentionMetadata
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.errors import KernelInputError
@@ -146,7 +146,7 @@ def test_a_token_alone_or_in_a_batch_gives_the_same_bits(isa: str, dtype: KvDtyp
         assert torch.equal(out, want[-count:])
 
 
-def native_plan(layer: Layer, batch: PagedBatch) -> AttentionPlan:
+def native_plan(layer: Layer, batch: PagedBatch) -> AttentionMetadata:
     plan = layer.plan(batch)
     assert isinstance(plan, CpuAttentionMetadata)
     return plan.native

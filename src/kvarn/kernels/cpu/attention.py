@@ -18,7 +18,7 @@ class CpuAttentionMetadata:
     """See `kvarn.kernels.attention.AttentionMetadata`."""
 
     backend: _native.Backend
-    native: _native.AttentionPlan
+    native: _native.AttentionMetadata
     batch: PagedBatch
     """Kept alive: the native plan refers to its tensors."""
     heads: HeadShape
@@ -121,7 +121,7 @@ def plan_attention(
     """
     (sequences,), (tokens,) = batch.context_lens.shape, batch.slot_mapping.shape
     try:
-        native = _native.AttentionPlan(
+        native = _native.AttentionMetadata(
             query_starts=_address(batch.query_starts, torch.int32),
             context_lens=_address(batch.context_lens, torch.int32),
             block_tables=_address(batch.block_tables, torch.int32),
