@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,27 +88,21 @@ class GreedyParts:
     head: Linear
     windows: Sequence[int | None]
     """By kind of layer."""
-    half_rotated: Sequence[int]
-    """Angles of a token, by kind of layer."""
+    rotations: Sequence[Callable[[torch.Tensor], Rotation]]
+    """The angles of positions [N], by kind of layer."""
 
 
 class GreedyDecoder(Protocol):
     """A decoder that goes on with its own likeliest tokens, many passes in one call: what a draft model does."""
 
     def run(
-        self,
-        token_ids: torch.Tensor,
-        batch: PagedBatch,
-        rotations: Sequence[Rotation],
-        active: npt.NDArray[np.int64],
-        vocab_size: int,
+        self, token_ids: torch.Tensor, batch: PagedBatch, active: npt.NDArray[np.int64], vocab_size: int
     ) -> npt.NDArray[np.int64]:
         """Compute a batch, then one pass for each of `active` over the tokens drawn for that many sequences.
 
         Args:
             token_ids: [T] int64.
             batch: The first pass. Its block tables hold the blocks of all passes.
-            rotations: By kind, of the T tokens and then of those of each further pass.
             active: Sequences of each further pass, the first ones of the batch; never more than in the pass before.
             vocab_size: Tokens that may be drawn, the first ones.
 

@@ -20,6 +20,7 @@ from attention_layers import (
     check_mixed_step,
     poison,
 )
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch
 from kvarn.kernels.cpu._native import AttentionMetadata, usable_instruction_sets
 from kvarn.kernels.cpu.attention import CpuAttentionMetadata
@@ -225,7 +226,7 @@ def test_a_step_without_tokens_gives_nothing() -> None:
         slot_mapping=torch.zeros(0, dtype=torch.int64),
     )
     rotation = layer.rotation(empty.positions)
-    out = layer.plan(empty).run(torch.zeros(0, 32), rotation, layer.norm, layer.keys, layer.values, 1.0)
+    out = layer.plan(empty).run(torch.zeros(0, 32), rotation, AttentionLayer(1.0, layer.norm), layer.keys, layer.values)
     assert out.shape == (0, 16)
 
 
@@ -236,7 +237,7 @@ def test_what_does_not_fit_is_refused() -> None:
     rotation = layer.rotation(batch.positions)
 
     def attend(qkv: torch.Tensor, keys: torch.Tensor = layer.keys) -> None:
-        layer.plan(batch).run(qkv, rotation, None, keys, layer.values, 1.0)
+        layer.plan(batch).run(qkv, rotation, AttentionLayer(1.0), keys, layer.values)
 
     with pytest.raises(KernelInputError, match="tokens"):
         attend(qkv[:4])

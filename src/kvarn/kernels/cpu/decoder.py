@@ -121,18 +121,14 @@ class CpuGreedyDecoder:
             [window or 0 for window in parts.windows],
         )
 
+    @torch.inference_mode()
     def run(
-        self,
-        token_ids: torch.Tensor,
-        batch: PagedBatch,
-        rotations: Sequence[Rotation],
-        active: npt.NDArray[np.int64],
-        vocab_size: int,
+        self, token_ids: torch.Tensor, batch: PagedBatch, active: npt.NDArray[np.int64], vocab_size: int
     ) -> npt.NDArray[np.int64]:
         """One compiled call. Raises KernelInputError where what is given does not fit together."""
         check_step(batch)
         plan = plan_attention(self._backend, batch, self._heads)
-        sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
+        sequences = len(batch.context_lens)
         if plan.native.num_blocks > self._cache.num_blocks or int(batch.block_tables.max()) >= self._cache.num_blocks:
             blocks = self._cache.num_blocks
             raise KernelInputError(f"a block table names blocks that a cache of {blocks} blocks has not")
@@ -149,10 +145,10 @@ class CpuGreedyDecoder:
             raise KernelInputError(f"token ids must lie between 0 and {head.out_features - 1}")
         if not 0 < vocab_size <= head.out_features:
             raise KernelInputError(f"a head of {head.out_features} tokens cannot draw one of {vocab_size}")
-        for rotation, half in zip(rotations, self._parts.half_rotated, strict=True):
-            for angles in (rotation.cos, rotation.sin):
-                if angles.shape != (tokens, half) or angles.dtype != torch.float32 or not angles.is_contiguous():
-                    raise KernelInputError(f"angles {tuple(angles.shape)} are not those of {tokens} tokens")
+        ends = batch.context_lens.to(torch.int64)
+        further = [ends[:count] + number for number, count in enumerate(active.tolist())]
+        positions = torch.cat([batch.positions, *further])
+        rotations = [of_positions(positions) for of_positions in self._parts.rotations]
         drawn = np.zeros((1 + len(active), sequences), dtype=np.int64)
         self._backend.greedy(
             self._native,
@@ -163,7 +159,7 @@ class CpuGreedyDecoder:
             vocab=vocab_size,
             cos=[rotation.cos.data_ptr() for rotation in rotations],
             sin=[rotation.sin.data_ptr() for rotation in rotations],
-            half_rotated=list(self._parts.half_rotated),
+            half_rotated=[rotation.cos.shape[1] for rotation in rotations],
             drawn=drawn.ctypes.data,
         )
         return drawn

@@ -43,17 +43,8 @@ class CpuOperations(Operations):
         """float32: activations are small beside the weights; each product rounds them as its format needs."""
         return torch.float32
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        *,
-        mean_square: torch.Tensor | None = None,
-        add_to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compiled, for x [T, size] float32 with contiguous rows; torch's where `mean_square` is given."""
-        if mean_square is not None:
-            return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
+    def rms_norm(self, x: torch.Tensor, norm: Norm, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """Compiled, for x [T, size] float32 with contiguous rows."""
         rows, size = x.shape[0], norm.weight.shape[-1]
         check_rows(x, (rows, size), torch.float32)
         out = torch.empty((rows, size)) if add_to is None else add_to

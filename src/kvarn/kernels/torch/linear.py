@@ -20,11 +20,10 @@ INT4_BLOCKS = (128, 32)
 """Inputs that share a scale where activations are quantized for int4 weights: the first that divides their groups."""
 
 
-def rms_norm(x: torch.Tensor, norm: Norm, mean_square: torch.Tensor | None = None) -> torch.Tensor:
-    """In float32 throughout; rounded once at the end. `mean_square` [..., 1] replaces x's own."""
+def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """In float32 throughout; rounded once at the end."""
     x32 = x.float()
-    if mean_square is None:
-        mean_square = x32.square().mean(-1, keepdim=True)
+    mean_square = x32.square().mean(-1, keepdim=True)
     return (x32 * torch.rsqrt(mean_square + norm.eps)).mul_(norm.weight).to(x.dtype)
 
 

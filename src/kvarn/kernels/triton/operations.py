@@ -35,18 +35,9 @@ class TritonOperations(Operations):
         """Compiled. Of equal scores the lowest expert's is taken first."""
         return route(numbers, experts_per_token, spec, choice_bias)
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        *,
-        mean_square: torch.Tensor | None = None,
-        add_to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compiled, for rows [T, size]; torch's where `mean_square` is given."""
-        if mean_square is not None or x.ndim != 2:
-            return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
-        return norm_rows(x, norm, add_to)
+    def rms_norm(self, x: torch.Tensor, norm: Norm, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """Compiled, for rows [T, size]."""
+        return norm_rows(x, norm, add_to) if x.ndim == 2 else super().rms_norm(x, norm, add_to=add_to)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """The reference's cache; fp8 numbers (e4m3) are held as bytes, which torch can copy and fill."""

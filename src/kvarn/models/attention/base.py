@@ -23,6 +23,7 @@ class LayerStep:
     rotation: Rotation
     adapters: AdapterBatch | None
     """See `PagedBatch.adapters`."""
+    cache: KVCache
     slots: torch.Tensor
     """See `PagedBatch.slot_mapping`."""
 
@@ -65,13 +66,7 @@ class Attention(ABC):
 
     @abstractmethod
     def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
+        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given.
 

@@ -36,11 +36,6 @@ class LayerGroups(Generic[T]):
     def __len__(self) -> int:
         return len(self.kinds)
 
-    @property
-    def half_rotated(self) -> list[int]:
-        """Angles of a token, by group."""
-        return [len(frequencies) for frequencies in self._frequencies]
-
     def rotation(self, group: int, positions: torch.Tensor) -> Rotation:
         """The angles of tokens at positions [T]."""
         angles = positions[:, None].float() * self._frequencies[group]

@@ -64,13 +64,7 @@ class LatentAttention(Attention):
         return plan_latent(self.operations, batch, self.num_heads, self.dims.row_size)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
+        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
         """See `Attention`."""
         dims, rank = self.dims, self.dims.rank
@@ -85,7 +79,7 @@ class LatentAttention(Attention):
         queries = torch.cat([self.key_products(plain), rotate(rotated, step.rotation)], -1)
         key = rotate(row[:, None, rank:], step.rotation)[:, 0]
         rows = torch.cat([self.operations.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
-        mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.scale)
+        mixed = step.plan.run(queries, rows, step.cache.keys[layer], rank, self.scale)
         mixed = self.value_products(mixed).flatten(1)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
