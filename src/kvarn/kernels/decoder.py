@@ -48,7 +48,6 @@ class DecoderParts:
 
     @property
     def linears(self) -> list[Linear]:
-        """All products."""
         return [each for x in self.layers for each in (x.qkv, x.output, x.gate_up, x.down)]
 
 

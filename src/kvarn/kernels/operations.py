@@ -61,7 +61,6 @@ class Operations:
         return route(numbers, experts_per_token, spec, choice_bias, partial(self.activation, activation="sigmoid"))
 
     def norm(self, x: torch.Tensor, norm: Norm | LayerNorm) -> torch.Tensor:
-        """Norm of either kind."""
         return self.layer_norm(x, norm) if isinstance(norm, LayerNorm) else self.rms_norm(x, norm)
 
     def rms_norm(self, x: torch.Tensor, norm: Norm, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
@@ -77,7 +76,6 @@ class Operations:
         return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, norm.eps)
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """The activation of each number."""
         return activate(x, activation)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:

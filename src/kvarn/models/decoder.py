@@ -39,7 +39,6 @@ class HiddenStates:
     """The step that they are of."""
 
     def joined(self) -> torch.Tensor:
-        """Side by side in the order of `layers`."""
         return torch.cat([self.taken[layer] for layer in self.layers], dim=-1)
 
 
@@ -83,7 +82,6 @@ class Decoder:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of the output head as it is held."""
         return 0 if self._head is None else self._head.nbytes
 
     @property
@@ -103,7 +101,6 @@ class Decoder:
 
     @property
     def expert_layers(self) -> dict[int, Experts]:
-        """The experts of this stage's mixtures, by the number of the layer."""
         layers = enumerate(self._stack.layers, start=self._stack.first_layer)
         return {index: layer.mlp.experts for index, layer in layers if isinstance(layer.mlp, MoeMlp)}
 
@@ -219,7 +216,6 @@ class Decoder:
 
     @property
     def has_whole_vocabulary(self) -> bool:
-        """Whether `embed` needs no other rank."""
         return self._vocabulary.is_whole
 
     def embed(self, token_ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:

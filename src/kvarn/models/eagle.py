@@ -16,7 +16,7 @@ from pydantic import Field
 
 from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
-from kvarn.models.attention.groups import LayerGroups
+from kvarn.models.attention.base import LayerGroups
 from kvarn.models.decoder import EMBEDDING, Decoder
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families.decoder_spec import decoder_spec
@@ -104,7 +104,6 @@ class EagleHead:
         return sum(part.nbytes for part in (self._qkv, self._output, self._mlp, self._head))
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
-        """An empty cache for its only layer."""
         return self.kernels.operations.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
 
     def zero_hidden(self) -> torch.Tensor:

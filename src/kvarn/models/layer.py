@@ -37,7 +37,6 @@ class DecoderLayer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this layer's products as they are held."""
         return sum(product.nbytes for product in self.attention.products) + self.mlp.nbytes
 
     @property

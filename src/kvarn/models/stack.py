@@ -11,7 +11,7 @@ import torch
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.decoder import DecoderLayers, DecoderParts
 from kvarn.models.attention import Attention, LayerStep
-from kvarn.models.attention.groups import LayerGroups
+from kvarn.models.attention.base import LayerGroups
 from kvarn.models.families.table import FAMILIES
 from kvarn.models.layer import load_layer
 from kvarn.models.loading.weights import WeightLoader

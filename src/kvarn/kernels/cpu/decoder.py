@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,7 @@ class CpuDecoderLayers:
     """See `kvarn.kernels.decoder.DecoderLayers`."""
 
     def __init__(self, backend: _native.Backend, parts: DecoderParts) -> None:
-        """Raises KernelInputError where a product is not compiled or takes its inputs in its own order, or where
-        the parts do not fit together."""
+        """Raises KernelInputError where the parts do not fit together. All products are compiled."""
         _check_sizes(parts)
         self._backend = backend
         self.parts = parts
@@ -41,10 +41,10 @@ class CpuDecoderLayers:
         )
         for layer in parts.layers:
             self.native.add(
-                qkv=compiled(layer.qkv).product(layer.attention_norm),
-                output=compiled(layer.output).product(None),
-                up=compiled(layer.gate_up).product(layer.mlp_norm),
-                down=compiled(layer.down).product(None),
+                qkv=_compiled(layer.qkv).product(layer.attention_norm),
+                output=_compiled(layer.output).product(None),
+                up=_compiled(layer.gate_up).product(layer.mlp_norm),
+                down=_compiled(layer.down).product(None),
                 heads=native_head_norm(layer.query_key_norm, heads),
                 attention_output=native_norm(layer.attention_output_norm, layer.output.out_features),
                 mlp_output=native_norm(layer.mlp_output_norm, layer.down.out_features),
@@ -107,7 +107,7 @@ class CpuGreedyDecoder:
     """See `kvarn.kernels.decoder.GreedyDecoder`."""
 
     def __init__(self, backend: _native.Backend, parts: GreedyParts, cache: KVCache) -> None:
-        """Raises KernelInputError where the head is not compiled, and for the cache of another model."""
+        """Raises KernelInputError for the cache of another model. The head is compiled."""
         assert isinstance(parts.layers, CpuDecoderLayers), "of the same kernels"
         self._backend = backend
         self._parts, self._cache = parts, cache
@@ -116,8 +116,8 @@ class CpuGreedyDecoder:
         self._native = _native.GreedyDecoder(
             parts.layers.native,
             *parts.layers.addresses(cache),
-            compiled(parts.head).native,
-            compiled(parts.head).product(parts.norm),
+            _compiled(parts.head).native,
+            _compiled(parts.head).product(parts.norm),
             [window or 0 for window in parts.windows],
         )
 
@@ -165,17 +165,14 @@ class CpuGreedyDecoder:
         return drawn
 
 
-def compiled(layer: Linear) -> CpuLinear:
-    """The layer. Raises KernelInputError unless it is one that compiled code can call."""
-    if not is_compiled(layer):
-        raise KernelInputError(f"{type(layer).__name__} is not a compiled layer that takes its inputs in order")
-    assert isinstance(layer, CpuLinear)
-    return layer
-
-
-def is_compiled(layer: Linear) -> bool:
+def is_compiled(layer: Linear) -> TypeGuard[CpuLinear]:
     """Whether compiled code can call a layer without Python."""
     return isinstance(layer, CpuLinear) and layer.input_order is None
+
+
+def _compiled(layer: Linear) -> CpuLinear:
+    assert is_compiled(layer), "`CpuOperations` asks before"
+    return layer
 
 
 def _check_sizes(parts: DecoderParts) -> None:

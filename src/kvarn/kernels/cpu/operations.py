@@ -68,11 +68,9 @@ class CpuOperations(Operations):
         return out
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
-        """Blocks of bytes; csrc/attention/attention.h describes them."""
         return new_kv_cache(num_layers, num_blocks, heads, dtype)
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> CpuAdapterMemory:
-        """The kernels read adapters where they lie."""
         return CpuAdapterMemory(cache, dtype)
 
     def _plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None) -> CpuAttentionMetadata:
@@ -90,11 +88,9 @@ class CpuOperations(Operations):
         return plan_bidirectional(self.backend, lengths, heads, window)
 
     def decoder_layers(self, parts: DecoderParts) -> CpuDecoderLayers | None:
-        """Compiled, where all products are ours and take their inputs in order."""
         return CpuDecoderLayers(self.backend, parts) if all(map(is_compiled, parts.linears)) else None
 
     def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> CpuGreedyDecoder | None:
-        """Compiled, as its layers are."""
         return CpuGreedyDecoder(self.backend, parts, cache) if is_compiled(parts.head) else None
 
     def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,7 +39,6 @@ class DecodePlan:
     """[P, block_size] bool: slots outside the context or left of the window."""
 
     def slices(self) -> list[slice]:
-        """Pairs that are gathered together."""
         return [slice(first, first + PAIRS_AT_ONCE) for first in range(0, len(self.rows), PAIRS_AT_ONCE)]
 
 
@@ -78,7 +77,6 @@ class TorchAttentionMetadata:
     def run(
         self, qkv: torch.Tensor, rotation: Rotation, layer: AttentionLayer, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Norm, rotation, writing and attention one after the other."""
         queries, kv, dim = self.heads
         query_key = qkv[:, : (queries + kv) * dim].view(-1, queries + kv, dim)
         if layer.norm is not None:

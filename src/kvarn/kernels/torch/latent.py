@@ -19,12 +19,10 @@ class TorchLatentMetadata:
 
     @staticmethod
     def of(batch: PagedBatch, num_heads: int, size: int) -> TorchLatentMetadata:
-        """The plan of one step."""
         return TorchLatentMetadata(plan_attention(batch, HeadShape(num_heads, 1, size)))
 
     def run(
         self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
     ) -> torch.Tensor:
-        """Writing and attention one after the other."""
         write_rows(rows, cache, self.attention.slots)
         return self.attention.attend(queries, cache, cache[..., :value_size], AttentionLayer(scale))

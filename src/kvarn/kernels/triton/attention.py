@@ -48,7 +48,6 @@ class TritonAttentionMetadata:
 
     @property
     def together(self) -> int:
-        """Queries of a tile."""
         return self.rows // (self.heads.query // self.heads.kv)
 
     def run(

@@ -37,15 +37,12 @@ class DeltaNet(Attention):
 
     @property
     def products(self) -> Products:
-        """See `Attention`."""
         return self.inputs, self.rates, self.output
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
-        """Empty states, always float32."""
         return KVCache((), (), self.operations.new_states(num_layers, num_states, self.dims))
 
     def plan(self, batch: PagedBatch) -> DeltaMetadata:
-        """See `Attention`."""
         return self.operations.plan_delta(batch, self.dims)
 
     def forward(

@@ -40,28 +40,23 @@ class GroupedAttention(Attention):
 
     @property
     def products(self) -> Products:
-        """See `Attention`."""
         return self.qkv, self.output
 
     @property
     def plain(self) -> PlainAttention | None:
-        """See `Attention`."""
         if self.joint_norm is not None or self.dims.gated or self.layer.sinks is not None:
             return None
         return PlainAttention(self.heads, self.qkv, self.layer.norm, self.output)
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
-        """Blocks of keys and values of this rank's heads."""
         return self.operations.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
 
     def plan(self, batch: PagedBatch) -> AttentionMetadata:
-        """See `Attention`."""
         return plan_attention(self.operations, batch, self.heads, self.dims.sliding_window)
 
     def forward(
         self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
-        """See `Attention`."""
         qkv, gates = self.qkv(x, norm=norm, adapters=step.adapters), None
         if self.dims.gated:
             qkv, gates = self._without_gates(qkv)
