@@ -16,6 +16,7 @@ from kvarn.kernels.linear import Norm
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from kvarn.kernels.cpu.linear import CpuLinear  # noqa: E402
+from kvarn.kernels.cpu.packing import WeightForm  # noqa: E402
 from kvarn.kernels.errors import KernelInputError  # noqa: E402
 from packing import in_rows_of_nan, pack_linear, poison_freed_memory, random_weight  # noqa: E402
 
