@@ -44,7 +44,6 @@ class Agent:
         self._killed: set[str] = set()
 
     async def run(self, end: socket.socket) -> None:
-        """Until the gateway is gone."""
         await asyncio.to_thread(self._sweep)
         handlers: Handlers = {Host: self._host, Launch: self._launch, ListPlaces: self._list, StopEngine: self._kill}
         self._channel = await Channel.open(end, handlers)
@@ -171,7 +170,6 @@ def _text(resources: dict[str, float]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Connect to Ray, then serve the gateway."""
     exit_with_parent()
     channel, address, namespace = arguments
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)

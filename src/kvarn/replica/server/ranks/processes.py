@@ -26,8 +26,7 @@ from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.replica.server.ranks.parts import device_of, keeps_blocks, layout_of
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.worker.ranks.blocks import BlockPart, SlotMemory, anonymous_file, map_memory
-from kvarn.worker.ranks.collectives import RankGroup, RankLostError
-from kvarn.worker.ranks.pipes import read_frame, send_frame
+from kvarn.worker.ranks.collectives import RankGroup, RankLostError, read_frame, send_frame
 
 EXIT_RANK_LOST = 3
 """Exit status of an engine process after the loss of a rank."""
