@@ -45,14 +45,8 @@ class _Process:
 
 
 class GatewayProcesses:
-    """The gateway processes beside this one.
-
-    Args:
-        config: The whole configuration.
-        port: On which this process listens.
-        models: What is served.
-        replicas: The engines, by the replica's name, as this process supervises them; changes with the fleet.
-    """
+    """The gateway processes beside this one, which listens on `port`. `replicas`: the engines by name, as this process
+    supervises them; changes with the fleet."""
 
     def __init__(
         self,

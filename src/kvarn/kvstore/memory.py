@@ -18,15 +18,9 @@ class _Entry:
 
 
 class MemoryTier:
-    """A bounded set of blocks by name. Not thread-safe; contents may be read and written without its owner's lock as
-    long as the block is pinned.
-
-    Args:
-        num_slots: Blocks it holds at most; at least 1.
-        block_bytes: Of each.
-        tenant_slots: Blocks of one tenant at most.
-        memory: For all slots, where other processes map it too; default: this process's own.
-    """
+    """A bounded set of blocks by name, `tenant_slots` of one tenant at most. Not thread-safe; contents may be read and
+    written without its owner's lock as long as the block is pinned. `memory`: for all slots, where other processes map
+    it too."""
 
     def __init__(self, num_slots: int, block_bytes: int, tenant_slots: int, memory: memoryview | None = None) -> None:
         self.num_slots = num_slots

@@ -28,11 +28,8 @@ class GenerationTimer:
         self._choices: dict[int, _Choice] = {}
 
     def mark(self, index: int, tokens: int) -> float | None:
-        """Note that a delta of `tokens` tokens came for choice `index`.
-
-        Returns:
-            The gap since the choice's previous delta (ITL), or None for its first.
-        """
+        """Note that a delta of `tokens` tokens came for choice `index`. Returns the gap since the choice's previous
+        delta (ITL); None for its first."""
         now = self._clock()
         choice = self._choices.get(index)
         if choice is None:

@@ -79,18 +79,11 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(level: str, stream: TextIO | None = None, form: str = "text") -> None:
-    """Send the whole process's logs to `stream` (standard error) from `level` on. May be called again.
+    """Send the whole process's logs to `stream` (standard error) from `level` on, as `text` or `json`. May be called
+    again.
 
     `debug` holds for Kvarn's own loggers. Those of libraries stay at `info`: their details quote what they were given,
-    such as the parameters of statements, which are what clients wrote.
-
-    Args:
-        level: `debug`, `info`, `warning` or `error`.
-        stream: Where the lines go.
-        form: `text` or `json`.
-
-    Raises:
-        ValueError: The level is unknown.
+    such as the parameters of statements, which are what clients wrote. Raises ValueError for an unknown level.
     """
     if level not in _LEVELS:
         raise ValueError(f"unknown log level {level!r}: use one of {', '.join(_LEVELS)}")
@@ -102,13 +95,8 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "tex
 
 
 def configure_gateway_logging(level: str, form: str = "text", process: int | None = None) -> None:
-    """Send the logs of a gateway process to standard error.
-
-    Args:
-        level: As for `configure_logging`.
-        form: As for `configure_logging`.
-        process: Number of the process, shown in each line; None where it is the only one.
-    """
+    """Send the logs of a gateway process to standard error. `process`: its number, shown in each line; None where it is
+    the only one."""
     configure_logging(level, form=form)
     for logger in ("uvicorn", "alembic"):
         logging.getLogger(logger).setLevel(logging.WARNING)

@@ -21,10 +21,8 @@ _REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 12
 
 
 class GenerationObserver:
-    """Observes one generation request.
-
-    Call `delta` for each delta, then `finished` or `failed`; neither when the client left.
-    """
+    """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither when the client
+    left."""
 
     __slots__ = ("_itl", "_model", "timer")
 
@@ -80,13 +78,7 @@ class _ModelMetrics:
 
 
 class GatewayMetrics:
-    """All metrics of one gateway process.
-
-    Args:
-        models: Names of the models.
-        slo: The latency targets that goodput counts against, by model; the defaults for those it does not name.
-        clock: Monotonic seconds.
-    """
+    """All metrics of one gateway process. `slo`: the latency targets that goodput counts against, by model."""
 
     def __init__(
         self,

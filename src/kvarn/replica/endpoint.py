@@ -70,11 +70,8 @@ def tcp_address(host: str, port: int | str) -> str:
 
 
 def free_address(host: str) -> str:
-    """ZMQ address with a port of this machine that was free just now. Whoever binds it may find that it no longer is.
-
-    Raises:
-        OSError: The host is not this machine.
-    """
+    """ZMQ address with a port of this machine that was free just now; it may be taken before it is bound. Raises
+    OSError where the host is not this machine."""
     family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:
         probe.bind(address)

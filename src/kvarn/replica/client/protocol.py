@@ -103,34 +103,22 @@ class ReplicaClient(Protocol):
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
-            Exception: What `report_pending` raised.
         """
-        ...
 
     adapters: dict[str, AdapterInfo]
 
     async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
-        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it.
-
-        Raises:
-            AdapterChangeError: The engine did not.
-            RequestRefusedError: This engine has no adapters.
-            ReplicaLostError: The engine is not ready, died or fell silent.
-        """
-        ...
+        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it. Raises
+        `AdapterChangeError`, `RequestRefusedError` where the engine has no adapters, or `ReplicaLostError`."""
 
     async def unload_adapter(self, request_id: str, name: str) -> None:
         """Have the engine take no more requests for an adapter. Raises as `load_adapter`."""
-        ...
 
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Embed token-id inputs; see `Embedded`. Raises as `generate` does; cancelling it aborts the request."""
-        ...
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
-        ...
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
-        ...

@@ -46,12 +46,8 @@ log = logging.getLogger(__name__)
 
 
 class ZmqReplicaClient:
-    """A `ReplicaClient` of the engine that its supervisor reports by `update`.
-
-    Args:
-        name: Of the model.
-        gateway: Number of this gateway process, whom the engine answers.
-    """
+    """A `ReplicaClient` of the engine that its supervisor reports by `update`. `gateway`: number of this gateway
+    process, whom the engine answers."""
 
     def __init__(self, name: str, gateway: int = 0) -> None:
         self.state = ReplicaState.STARTING

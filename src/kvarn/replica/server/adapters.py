@@ -32,11 +32,9 @@ class KeepsAdapters(Protocol):
 
     def retire_adapter(self, adapter: str) -> None:
         """No new request will name it."""
-        ...
 
     def keep_adapter(self, adapter: str) -> None:
         """New requests may name it again."""
-        ...
 
 
 @dataclass(slots=True)
@@ -55,10 +53,10 @@ class AdapterHost:
     Args:
         load: Reads a checkpoint and checks it against the model; runs in a thread.
         pool: The host's copies.
-        engine: Hears which versions no request will name any more.
+        engine: Told which versions no request will name any more.
         num_blocks: Blocks of the KV cache: an adapter that does not fit is refused.
         max_bytes: Host memory for all adapters together.
-        config: What may be loaded.
+        config: Limits of what may be loaded.
     """
 
     def __init__(
@@ -120,12 +118,8 @@ class AdapterHost:
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def load_now(self, adapters: Iterable[AdapterInfo]) -> None:
-        """Load those of the configuration before the engine serves.
-
-        Raises:
-            AdapterError: One cannot be used.
-            AdapterRefusedError: There is no room for it.
-        """
+        """Load those of the configuration before the engine serves. Raises `AdapterError` for one that cannot be used,
+        `AdapterRefusedError` where there is no room."""
         for info in adapters:
             self._enter(info, self._load(Path(info.path)))
 

@@ -20,13 +20,7 @@ SNAPSHOT_BLOCKS = 1 << 15
 
 
 class BlockEventPublisher:
-    """The events of one engine process.
-
-    Args:
-        places: Of which is told.
-        send: Sends an event to a gateway process; False where that one is gone.
-        clock: Monotonic seconds.
-    """
+    """The events of one engine process. `send` sends one to a gateway process; False where that is gone."""
 
     def __init__(
         self,

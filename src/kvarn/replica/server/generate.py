@@ -42,16 +42,12 @@ class GenerateService:
     """Generates tokens of text.
 
     Args:
-        parts: Parts of the engine.
-        card: Description of the model.
         costs: Bytes and operations of a step, for the gauges.
         adapter_host: Makes what loads and unloads adapters; None: there are none.
         prefill_client: Connection to the engine that computes prompts for this one.
         prefill_server: Sends prompts' blocks to another engine.
-        experts: Counts of tokens by expert.
         closing: Called at shutdown, after the executor's.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
-        clock: Seconds, monotonic.
     """
 
     def __init__(

@@ -55,10 +55,6 @@ def build_tiers(
     """The tiers as configured.
 
     Args:
-        model: This rank's part of it.
-        config: Their sizes, and where on disk.
-        name: The model's.
-        checkpoint: Its directory.
         shared: Blocks go to another process.
         sums: What the bits and the layout of a block follow from, beside the model: how it is divided among ranks.
         size: Bytes of a block, all ranks' parts of it.
@@ -106,13 +102,11 @@ def _open_disk(config: KVTiersConfig, directory: Path, name: str, digest: bytes,
 
 
 def weights_digest(checkpoint: Path, directory: Path | None) -> str:
-    """SHA-256 of a checkpoint's weights and configuration, in hexadecimal digits.
+    """SHA-256 of a checkpoint's weights and configuration, in hexadecimal digits. Raises `KVStoreError` where the
+    directory cannot be written, or a file cannot be read.
 
     They are read whole, since any weight may change a block. The result is kept in `directory`, if there is one, for as
     long as the files' paths, sizes and times of change stay the same.
-
-    Raises:
-        KVStoreError: The directory cannot be written, or a file cannot be read.
     """
     try:
         files = sorted([*checkpoint.glob("*.safetensors"), checkpoint / "config.json"])

@@ -46,10 +46,10 @@ def product_speeds(
     """Speeds at which some products read weights and compute: the best within some hundredths of a second.
 
     Args:
-        products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
-        dtype: Of their inputs.
-        device: Where the products are computed.
-        recorder: Captures them, where that is a GPU whose kernels can be captured.
+        products: Products with different weights and the same number of inputs; each is multiplied once with few rows.
+        dtype: Type of their inputs.
+        device: Device that computes them.
+        recorder: Captures them, on a GPU whose kernels can be captured.
     """
     in_features = products[0].in_features
     if recorder is not None:

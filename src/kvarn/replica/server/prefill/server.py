@@ -105,10 +105,8 @@ class PrefillServer:
     """Listens at a path for engines that ask.
 
     Args:
-        tiers: Those of this process's engine.
-        path: Of the Unix socket; its directory belongs to this user alone.
+        path: Path of the Unix socket; its directory belongs to this user alone.
         model: See `BlockId.model`.
-        block_bytes: Of a block's contents.
         sockets: Directory of the engine's own sockets.
         window_bytes: Contents of blocks on their way to one client; at least one block is.
     """

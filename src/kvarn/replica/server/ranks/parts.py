@@ -33,11 +33,7 @@ def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParal
 
 
 def device_of(config: ModelConfig, rank: int) -> torch.device:
-    """Device of a rank; each rank has an accelerator of its own.
-
-    Raises:
-        ParallelError: There are fewer of them than ranks.
-    """
+    """Device of a rank; each rank has an accelerator of its own. Raises `ParallelError` where there are fewer."""
     place, ranks = kernels_for(config.kernels, config.device).device.torch_device, layout_of(config).world_size
     accelerator = torch.accelerator.current_accelerator()
     if ranks == 1 or accelerator is None or place.type != accelerator.type:

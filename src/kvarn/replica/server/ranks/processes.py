@@ -85,11 +85,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class RankProcesses:
-    """Ranks 1 and up, and this process's way to them. They load while this process does.
-
-    Raises:
-        OSError: No process can be started.
-    """
+    """Ranks 1 and up, and this process's way to them. They load while this process does. Raises OSError where no
+    process can be started."""
 
     def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
         layout = layout_of(spec.model_config)
@@ -122,11 +119,7 @@ class RankProcesses:
                 process.stdin.flush()
 
     def await_loaded(self) -> list[Loaded]:
-        """Wait until each rank has loaded its part.
-
-        Raises:
-            RankLostError: One ended, or says why it cannot load.
-        """
+        """Wait until each rank has loaded its part. Raises `RankLostError` where one ended, or says why it cannot load."""
         loaded: list[Loaded] = []
         for rank, answers in enumerate(self.answers, start=1):
             frame = read_frame(answers)
@@ -144,7 +137,6 @@ class RankProcesses:
 
     def begin(self, message: Begin, parts: Sequence[BlockPart] = ()) -> SlotMemory | None:
         """Let them make their caches, and join the group with them; from now on the end of one ends this process.
-
         `parts`: of all ranks, where the message says that blocks are kept. Returns where this process keeps its part.
         """
         for number, pipe in enumerate(self.pipes, start=1):
