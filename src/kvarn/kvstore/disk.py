@@ -102,7 +102,6 @@ class DiskTier:
         self._held: BlockInventory | None = None
         self._tenants: dict[bytes, _Tenant] = {}
         self._used: dict[Segment, _Tenant] = {}
-        """All segments, the least recently used first."""
         model = directory / urllib.parse.quote(name, safe="")
         try:
             self._directory = model / digest.hex()
@@ -220,7 +219,6 @@ class DiskTier:
             self._make_room(tenant, 0, None)
 
     def _opens(self, tenant: _Tenant) -> bool:
-        """Whether a tenant's blocks can be read as this process is configured."""
         try:
             tenant.key = None if self._keys is None else self._keys.open(tenant.directory, tenant.digest)
         except (BadBlockError, FileNotFoundError, IsADirectoryError) as error:
@@ -256,7 +254,6 @@ class DiskTier:
         return tenant
 
     def _open_segment(self, tenant: _Tenant) -> Segment:
-        """The segment that the tenant's next block is written to."""
         with self._lock:
             latest = max(tenant.segments, key=lambda segment: segment.path, default=None)
             if latest is not None and len(latest.names) < self._segment_records:
@@ -334,7 +331,6 @@ class DiskTier:
 
 
 def _remove(path: Path) -> None:
-    """Remove what stands where a directory belongs, whatever it is."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -73,7 +73,6 @@ class FarTier:
     ) -> None:
         self.tier = tier
         self.bytes_per_s = FIRST_GUESS
-        """Measured speed of reading."""
         self.flushing = 0
         """Callers that wait until all is written."""
         self._memory = memory
@@ -127,7 +126,6 @@ class FarTier:
     # Without it -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the thread; what it has not written is lost."""
         with self._work:
             self._closed = True
             self._work.notify_all()

@@ -53,7 +53,6 @@ class MemoryTier:
         return len(self) * self.block_bytes
 
     def is_here(self, name: bytes) -> bool:
-        """Whether a block is here, or about to be."""
         return name in self._entries
 
     def slot(self, name: bytes) -> int:
@@ -81,7 +80,6 @@ class MemoryTier:
         return self._memory[start : start + self.block_bytes]
 
     def pin(self, name: bytes) -> None:
-        """Keep a block until `unpin` has been called as often."""
         entry = self._entries[name]
         entry.pins += 1
         if entry.pins == 1:
@@ -100,7 +98,6 @@ class MemoryTier:
             self._idle_of.setdefault(entry.tenant, OrderedDict())[name] = None
 
     def drop(self, name: bytes) -> None:
-        """Forget a block without pins."""
         self._remove_idle(name, self._entries[name].tenant)
         self._remove(name)
 

@@ -65,8 +65,6 @@ def pack_header(block: BlockId, stored: bytes | memoryview, flags: int = 0) -> b
 
 
 class Header(NamedTuple):
-    """A header that is as it was written."""
-
     flags: int
     length: int
     block: BlockId

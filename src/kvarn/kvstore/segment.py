@@ -22,7 +22,6 @@ class Segment:
         self.path = path
         self.record_bytes = record_bytes
         self.names: list[bytes | None] = []
-        """Name of each record's block; None where it is unusable."""
         self.live = 0
         """Records that are the ones to read for their names."""
 

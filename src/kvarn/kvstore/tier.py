@@ -18,23 +18,19 @@ class Tier(Protocol):
     """Blocks by name, of one model. One thread writes and deletes; others read, ask and forget meanwhile."""
 
     @property
-    def label(self) -> str:
-        """Its name in metrics."""
+    def label(self) -> str: ...
 
     @property
-    def capacity_bytes(self) -> int:
-        """Bytes that it holds at most."""
+    def capacity_bytes(self) -> int: ...
 
     @property
     def num_bytes(self) -> int: ...
 
     @property
-    def evictions(self) -> int:
-        """Blocks that made room for others."""
+    def evictions(self) -> int: ...
 
     @property
-    def unusable(self) -> int:
-        """Blocks of an earlier process that cannot be used."""
+    def unusable(self) -> int: ...
 
     def __contains__(self, name: bytes, /) -> bool: ...
 

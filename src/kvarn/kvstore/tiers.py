@@ -114,7 +114,6 @@ class TieredStore:
         return (ahead + num_blocks) * self._memory.block_bytes / self._bytes_per_s()
 
     def _bytes_per_s(self) -> float:
-        """Speed of the slowest tier behind memory."""
         return min([far.bytes_per_s for far in self._far], default=FIRST_GUESS)
 
     def end_fetch(self, fetch: Fetch) -> None:
@@ -135,7 +134,6 @@ class TieredStore:
             return True
 
     def unreserve(self, name: bytes) -> None:
-        """A reserved block is not loaded after all."""
         with self._lock:
             self._memory.unpin(name)
 
@@ -175,12 +173,10 @@ class TieredStore:
         self.end_load(transfers)
 
     def slots(self, transfers: Sequence[BlockTransfer]) -> list[int]:
-        """Slots of reserved blocks, valid until `end_load`."""
         with self._lock:
             return [self._memory.slot(transfer.name) for transfer in transfers]
 
     def end_load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Contents of reserved blocks were copied."""
         with self._lock:
             for transfer in transfers:
                 self._memory.unpin(transfer.name)
@@ -239,7 +235,6 @@ class TieredStore:
             far.close()
 
     def _take(self, transfer: BlockTransfer) -> int | None:
-        """A slot for a block, unless it is not to be kept or is here."""
         if transfer.tenant in self._forgotten or self.holds(transfer.name):
             return None
         if self._memory.take(transfer.name, transfer.tenant) is None:

@@ -43,11 +43,9 @@ class GenerationTimer:
         return gap
 
     def tpots(self) -> list[float]:
-        """Mean gap after the first token, for each choice with more than one token."""
         return [(each.latest - each.first) / (each.tokens - 1) for each in self._choices.values() if each.tokens > 1]
 
     def meets(self, slo: SloConfig) -> bool:
-        """Whether the first token and every choice's mean gap were in time."""
         return (
             self.ttft is not None
             and self.ttft <= slo.ttft_target_s

@@ -32,7 +32,6 @@ class GenerationObserver:
         self.timer = GenerationTimer(model.clock, started)
 
     def delta(self, index: int, tokens: int) -> None:
-        """A delta of `tokens` tokens reached the gateway for choice `index`."""
         had_first = self.timer.ttft is not None
         gap = self.timer.mark(index, tokens)
         if gap is not None:
@@ -152,12 +151,10 @@ class GatewayMetrics:
         )
 
     def add_model(self, model: str, slo: SloConfig) -> None:
-        """Count for one more model. Idempotent: its first targets stay."""
         if model not in self._models:
             self._models[model] = _ModelMetrics(self, model, slo)
 
     def generation(self, model: str, started: float) -> GenerationObserver:
-        """Observe a generation request for a configured model that arrived at `started` of the clock."""
         return GenerationObserver(self._models[model], started)
 
     def slo_missed(self, model: str) -> None:

@@ -52,7 +52,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def local(cls, directory: str) -> Endpoint:
-        """Unix sockets in a directory that only this user may enter."""
         return cls(engine=engine_address(directory), directory=directory)
 
     def supervisor(self) -> str:

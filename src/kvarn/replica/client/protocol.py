@@ -21,7 +21,6 @@ class ReplicaState(StrEnum):
     supervisor tells apart."""
 
     PENDING = "pending"
-    """A process has been asked for."""
     STARTING = "starting"
     WARM = "warm"
     """The weights are mapped, and nothing of the model is made: it waits to be activated."""
@@ -37,7 +36,6 @@ class ReplicaState(StrEnum):
     DOWN = "down"
     """The process is gone. Another is asked for, after a pause where several ended before they had answered."""
     GONE = "gone"
-    """No process is left, and none will follow."""
 
 
 class RequestRefusedError(Exception):
@@ -84,9 +82,7 @@ class ReplicaClient(Protocol):
     card: ModelCard | None
     """Card of the model; None until first ready. Another object after each start of the engine."""
     starts: int
-    """Number of engine processes that have been ready."""
     stats: EngineStats
-    """The latest gauges and totals the engine sent."""
     on_changed: Callable[[], None]
     """Called when `state` or `adapters` have changed; belongs to whoever keeps the replica."""
 

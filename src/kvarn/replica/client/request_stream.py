@@ -32,7 +32,6 @@ class RequestStream:
         self._report_pending = report_pending
         self._pending_bytes = 0
         self._reported = 0
-        """Steps of `_REPORT_BYTES`."""
         self._taken = 0
 
     @property
@@ -72,7 +71,6 @@ class RequestStream:
             self._changed.set()
 
     def close(self) -> None:
-        """Drop what is pending: nobody takes it any more."""
         self._pending.clear()
         self._growing.clear()
         self._pending_bytes = 0
@@ -131,7 +129,6 @@ def _merge(first: TokenDelta, later: TokenDelta) -> bool:
 
 
 def _bytes_of_logprobs(delta: TokenDelta) -> int:
-    """Bytes of memory, about."""
     size = 0
     for positions in (delta.logprobs, delta.prompt_logprobs):
         if positions:

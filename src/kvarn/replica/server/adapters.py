@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.adapters import LoraConfig
+from kvarn.engine.core import EngineCore
 from kvarn.kernels.device.memory import GIB
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.wire.messages import AdapterChanged, AdapterInfo, Adapters, Join, LoadAdapter, Submit, UnloadAdapter
@@ -27,16 +27,6 @@ _log = logging.getLogger(__name__)
 LoadFunction = Callable[[Path], LoadedAdapter]
 
 
-class KeepsAdapters(Protocol):
-    """The engine, as far as adapters come and go (`EngineCore`)."""
-
-    def retire_adapter(self, adapter: str) -> None:
-        """No new request will name it."""
-
-    def keep_adapter(self, adapter: str) -> None:
-        """New requests may name it again."""
-
-
 @dataclass(slots=True)
 class _Load:
     info: AdapterInfo
@@ -44,7 +34,6 @@ class _Load:
     request_id: str = ""
     """Request to answer; empty: it is loaded again after a restart."""
     waiting: list[Submit] = field(default_factory=list)
-    """Requests that came before it was there."""
 
 
 class AdapterHost:
@@ -63,7 +52,7 @@ class AdapterHost:
         self,
         load: LoadFunction,
         pool: AdapterPool,
-        engine: KeepsAdapters,
+        engine: EngineCore,
         *,
         num_blocks: int,
         max_bytes: int,
@@ -96,7 +85,6 @@ class AdapterHost:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `poll` has something to look for."""
         return bool(self._loading or self._answers or self._told)
 
     def resolve(self, request: Submit) -> Submit | str | None:
@@ -130,7 +118,6 @@ class AdapterHost:
             self._begin(info)
 
     def change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Begin to load an adapter, or unload one; `poll` brings the answer."""
         if isinstance(message, UnloadAdapter):
             self._unload(message)
             return
@@ -213,7 +200,6 @@ class AdapterHost:
             self._told = self.listing()
 
     def _enter(self, info: AdapterInfo, loaded: LoadedAdapter) -> None:
-        """The name stands for this version from now on."""
         is_new = not self._pool.has(loaded.digest)
         if is_new:
             self._check_room(info, loaded)

@@ -67,7 +67,6 @@ def _check_kind(model: Decoder | Encoder | CausalEncoder, spec: ReplicaSpec) -> 
 
 
 def _encoder_kind(model: Encoder | CausalEncoder) -> str:
-    """Kind of service: vectors of texts, or scores of pairs."""
     return "embed" if model.head is None else "score"
 
 

@@ -45,7 +45,6 @@ def usable_cores(files: MachineFiles = LINUX) -> int:
 
 
 def allowed_cpus() -> set[int]:
-    """Logical CPUs that this process may run on, by its affinity."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -68,7 +67,6 @@ def pin_to_cpus(cpus: Collection[int]) -> None:
 
 
 def cpu_quota(files: MachineFiles = LINUX) -> float | None:
-    """Cores' worth of time that the tightest of the control groups around this process allows; None for no limit."""
     return min(_quotas(files), default=None)
 
 

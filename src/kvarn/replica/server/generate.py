@@ -116,7 +116,6 @@ class GenerateService:
             self._adapters.abort(request_id)
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused | None:
-        """Load or unload an adapter beside what runs; a step brings the answer. Or say why not."""
         if self._adapters is None:
             return _invalid(message, "this engine has no adapters")
         self._adapters.change(message)
@@ -169,7 +168,6 @@ class GenerateService:
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
-        """Free the executor and what was built beside it, end all threads."""
         if self._adapters is not None:
             self._adapters.close()
         self.parts.executor.shutdown()

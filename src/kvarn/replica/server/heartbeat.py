@@ -44,7 +44,6 @@ class HeartbeatThread(threading.Thread):
         self._step_began: float | None = None
 
     def stop(self) -> None:
-        """Send no more and close the socket."""
         self._stopped.set()
         self.join()
 

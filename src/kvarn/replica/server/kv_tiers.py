@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 
 class BuiltTiers(NamedTuple):
-    """The tiers of one engine process."""
-
     store: TieredStore
     namespace: str
     """Namespace of their blocks' names: the model's and, where blocks leave the process, its digest."""
@@ -38,7 +36,6 @@ class BuiltTiers(NamedTuple):
     """See `BlockId.model`; empty where blocks do not leave the process."""
     block_bytes: int
     num_slots: int
-    """Blocks in memory at most."""
 
 
 def build_tiers(

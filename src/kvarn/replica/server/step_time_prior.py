@@ -90,7 +90,6 @@ def _finish(result: torch.Tensor) -> None:
 
 
 def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphRecorder) -> float:
-    """The shortest time in which a GPU computes all products of x, one after the other."""
 
     def run() -> tuple[torch.Tensor, ...]:
         for product in products:
@@ -107,7 +106,6 @@ def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphReco
 
 
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:
-    """The highest amount of work a second among products of x, until the time is spent."""
     if not is_host(x.device):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
     best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S

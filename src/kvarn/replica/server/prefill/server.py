@@ -62,8 +62,6 @@ log = logging.getLogger(__name__)
 
 
 class _Stored(msgspec.Struct, tag=True):
-    """Blocks that are asked for are in memory, each pinned once."""
-
     names: list[bytes]
 
 
@@ -83,7 +81,6 @@ class _Job:
     ask: Ask
     request_id: str
     unsent: set[int] = field(default_factory=set)
-    """Places of the blocks that have not been sent."""
     num_ready: int = 0
     is_submitted: bool = False
     is_settled: bool = False

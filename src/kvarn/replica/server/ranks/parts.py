@@ -26,7 +26,6 @@ def layout_of(config: ModelConfig) -> RankLayout:
 
 
 def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
-    """A rank's place among those that share long prompts, where there are others."""
     layout = layout_of(config)
     size = layout.prefill_context_parallel_size
     return ContextParallel(layout.context(rank), size, group.gather_context) if size > 1 else None

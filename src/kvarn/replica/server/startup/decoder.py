@@ -56,7 +56,6 @@ log = logging.getLogger(__name__)
 def build_decoder(
     model: Decoder, spec: ReplicaSpec, phases: Phases, ranks: RankProcesses | None, rebuild: Rebuild
 ) -> GenerateService:
-    """Build the service of a loaded decoder. `rebuild` makes it again when a sleeping model wakes."""
     config, layout = spec.model_config, layout_of(spec.model_config)
     check_recurrent(model, config)
     with phases("read the vocabulary"):

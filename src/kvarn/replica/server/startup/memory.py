@@ -83,7 +83,6 @@ def with_planned_states(model: Decoder, config: ModelConfig, max_num_seqs: int, 
 
 
 def with_planned_context(model: Decoder, config: ModelConfig, max_context_length: int) -> ModelConfig:
-    """The configuration with a context as long as there is memory for."""
     trained = model.spec.max_context_length
     if config.max_context_length is None and max_context_length < trained:
         log.warning(

@@ -31,7 +31,6 @@ class DraftModelError(Exception):
 def build_proposer(
     spec: ReplicaSpec, config: ModelConfig, model: Decoder, num_blocks: int, phases: Phases
 ) -> Proposer | None:
-    """Make the proposer that is configured, loading its draft model or head; None for none. Raises as `load_draft`."""
     if config.speculation.chosen == "none":
         return None
     if model.spec.has_states:
