@@ -102,8 +102,6 @@ def probed(serve: Any, wait_for: WaitFor) -> Any:
             server.chat.tokens_per_step = POSITIONS
 
         with serve(prepare, drain_timeout_s=0.5, **gateway) as server:
-            with server.client() as client:
-                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
             probe = Probe(server)
             looking = asyncio.run_coroutine_threadsafe(probe.look(), server.loop)
             yield server, probe

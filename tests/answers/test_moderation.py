@@ -38,8 +38,6 @@ def guarded(serve: Any, wait_for: Any) -> Any:
             server.config = server.config.model_copy(update={"safety": SafetyConfig(**safety)})
 
         with serve(prepare) as server:
-            with server.client() as client:
-                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
             yield server
 
     return make

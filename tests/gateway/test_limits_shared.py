@@ -43,8 +43,6 @@ def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[...
 
             servers = [opened.enter_context(serve(prepare)) for _ in range(number)]
             for server in servers:
-                with server.client() as client:
-                    wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
             servers[0].add_tenant("shared").close()
             principal = servers[0].authenticator.principals["shared"]
             rules = (LimitRule(principal.organization_id, **rule),)

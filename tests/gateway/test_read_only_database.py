@@ -71,8 +71,6 @@ def setup(
         server.authenticator = None
 
     with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         key = (tmp_path / "data" / FILE).read_text().strip()
         with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": f"Bearer {key}"}) as admin:
             yield Setup(server, admin, url)

@@ -36,8 +36,6 @@ def small(serve: Any, database_url: str, wait_for: Any, monkeypatch: pytest.Monk
         server.config = server.config.model_copy(update=changes)
 
     with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 

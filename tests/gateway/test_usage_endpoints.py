@@ -28,8 +28,6 @@ def server(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
         made.config = made.config.model_copy(update={"store": StoreConfig(url=database_url)})
 
     with serve(prepare) as made:
-        with made.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield made
 
 
