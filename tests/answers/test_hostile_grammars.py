@@ -62,7 +62,7 @@ CHOSEN = [*BOUNDED, *OTHERS] if THOROUGH else ["intersection"]
 
 
 @pytest.fixture(scope="module")
-def bounded_server(serve: Any, wait_for: Callable[..., None]) -> Iterator[Any]:
+def bounded_server(serve: Any) -> Iterator[Any]:
     with serve(client_work_timeout_s=1) as server:
         yield server
 
