@@ -96,7 +96,7 @@ def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) 
 
 
 def test_one_organisation_does_not_take_all_places(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=16) as server, server.client() as client:
+    with open_gateway(max_background=16) as server:
         hold(server)
         asked = {"model": "tiny", "input": "x", "background": True}
         with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
@@ -105,7 +105,7 @@ def test_one_organisation_does_not_take_all_places(open_gateway: Open, wait_for:
 
 
 def test_places_are_not_exceeded_by_those_who_ask_at_once(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=16) as server, server.client() as client:
+    with open_gateway(max_background=16) as server:
         hold(server)
         asked = {"model": "tiny", "input": "x", "background": True}
         with server.add_tenant("red") as red, ThreadPoolExecutor(16) as pool:

@@ -250,7 +250,6 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
 
 def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway: Open, wait_for: Any) -> None:
     with open_gateway() as first, open_gateway() as second:
-        for server in (first, second):
         ids = [queue(server) for server in (first, second) for _ in range(4)]
         wait_for(lambda: all(state(first, each)["status"] == "completed" for each in ids), "all to be made")
         assert len(first.chat.submitted) == len(second.chat.submitted) == 4
