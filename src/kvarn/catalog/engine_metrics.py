@@ -85,13 +85,8 @@ Values = float | Mapping[str, float]
 
 
 class EngineCollector(Collector):
-    """Turns the latest `EngineStats` of every replica into metrics at each scrape. Its counters count since the
-    engine's start.
-
-    Args:
-        models: The replicas of each model, by their names. As long as each model has had one, `model` alone labels
-            them.
-    """
+    """Turns the latest `EngineStats` of every replica into metrics at each scrape. Counters count since the engine's
+    start. As long as each model has had one replica, `model` alone labels them."""
 
     def __init__(self, models: Mapping[str, Mapping[str, ReplicaClient]]) -> None:
         self._models = models

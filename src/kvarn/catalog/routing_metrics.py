@@ -13,11 +13,7 @@ _LABELS = ("model", "replica")
 
 
 class RoutingCollector(Collector):
-    """Reads the routers at each scrape; models with one replica have none.
-
-    Args:
-        models: What is served, by name.
-    """
+    """Reads the routers at each scrape; models with one replica have none."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models

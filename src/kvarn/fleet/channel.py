@@ -26,19 +26,13 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True):
     number: int
     """Number of a call and of its answer; 0: no answer is expected."""
     method: str
-    """Empty: this is an answer."""
     body: bytes
     failed: bool = False
 
 
 class Channel:
-    """One end. Frames are MessagePack with their length in front; bodies are the callers' matter.
-
-    Args:
-        reader: From the other end.
-        writer: To it.
-        handlers: By the name of the method that the other end may call.
-    """
+    """One end. Frames are MessagePack with their length in front; bodies are the callers' matter. `handlers`: by the
+    name of the method that the other end may call."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]

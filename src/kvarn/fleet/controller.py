@@ -66,7 +66,6 @@ class FleetController:
         self._read_desired = read_desired
         self._lease = lease
         self._holds = False
-        """Whether this process looks after the fleet."""
         self._counts = counts or ReplicaCounts()
         self._load_of = load_of
         self._clock = clock

@@ -55,9 +55,7 @@ class Engines:
         """Replicas that end now for their answers. They keep their places: nothing replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
-        """Supervisors of the prefill engines."""
         self._sockets: list[Path] = []
-        """Socket directories of the prefill engines."""
         models = [model for model in config.models if model.external is None]
         found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}

@@ -20,7 +20,6 @@ class CustomInput:
     def __init__(self) -> None:
         self._arguments = ""
         self._read = 0
-        """Characters of the arguments whose text has been given out."""
         self._begun = False
         self._ended = False
 

@@ -25,7 +25,6 @@ class OfferedTool:
     """A tool that the model may call."""
 
     tool: Mapping[str, Any]
-    """JSON as the response echoes it."""
     index: int
     """Place among the request's tools; those of one namespace share it."""
     namespace: str | None = None

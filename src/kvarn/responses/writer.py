@@ -38,9 +38,7 @@ class _Item:
     id: str = ""
     call_id: str = ""
     name: str = ""
-    """Name of the called tool, as the client has it."""
     namespace: str | None = None
-    """Namespace of the called tool."""
     texts: list[str] = field(default_factory=list)
     """Pieces of the message or the reasoning, or of the call's arguments or input."""
     input: CustomInput | None = None
@@ -62,18 +60,13 @@ class _Item:
 
 
 class ResponseWriter:
-    """Writes one response.
-
-    Args:
-        response: As the request has it, nothing written yet.
-        first_item: Number of the first item of its output among its items; those of the input come before.
-    """
+    """Writes one response. `first_item`: number of the first item of its output among its items; those of the input
+    come before."""
 
     def __init__(self, response: Response, first_item: int) -> None:
         self.response = response
         self.cuts: Cuts = []
         self.begun = False
-        """Whether the model has begun."""
         self._first_item = first_item
         self._number = 0
         self._open: _Item | None = None

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 
 class RolloutObserver(Observer):
-    """Makes samples of requests.
-
-    Args:
-        shadows: Whose copies are compared.
-        rollout_of: The rollout that goes on for a route's name; None: there is none.
-        report: Is given each sample.
-    """
+    """Makes samples of requests, and gives each to `report`."""
 
     def __init__(
         self,
@@ -41,7 +35,6 @@ class RolloutObserver(Observer):
         self._report = report
         self._clock = shadows.clock
         self._pairs: dict[tuple[str, float], MatchedPairs] = {}
-        """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:

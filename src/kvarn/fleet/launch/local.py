@@ -56,12 +56,8 @@ def _imports(spec: ReplicaSpec) -> str:
 
 
 class LocalLauncher(Launcher):
-    """Child processes. They end with this one, so none is ever adopted.
-
-    Args:
-        places: Parts of this machine that replicas have; by default room is not counted.
-        preloaded: Keeps a process that has done its imports; None: each process does its own.
-    """
+    """Child processes, which end with this one: none is ever adopted. Without `places` room is not counted; without
+    `preloaded` each process does its own imports."""
 
     on_this_machine = True
 

@@ -11,11 +11,7 @@ from kvarn.fleet.launch.engine_process import EngineProcess
 
 class PreloadedProcess:
     """Most of a small model's start is imports. After a start, another may follow soon: a process is made that imports
-    meanwhile, and the next start takes it. It is ended if none comes.
-
-    Args:
-        spawn: Starts a process that imports a module.
-    """
+    meanwhile, and the next start takes it. It is ended if none comes."""
 
     DELAY_S = 1.0
     """Delay after a start, which has the machine to itself first."""

@@ -36,12 +36,8 @@ def places_of_this_machine() -> Places:
 
 
 class Places:
-    """The places of replicas. Each keeps its own from its first launch until it is gone for good.
-
-    Args:
-        machines: Where there is room for them; empty: nobody counts.
-        needs_of: What a replica needs.
-    """
+    """The places of replicas. Each keeps its own from its first launch until it is gone for good. Without machines,
+    nobody counts."""
 
     def __init__(
         self, machines: Sequence[Machine] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)

@@ -13,7 +13,6 @@ class Launch(msgspec.Struct, frozen=True):
 
     name: str
     spec: msgspec.Raw
-    """JSON of the `ReplicaSpec`."""
     needs: Needs
     timeout_s: float
 

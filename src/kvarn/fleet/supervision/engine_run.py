@@ -34,7 +34,6 @@ class RunEnd:
     reason: str | None
     """None: a clean exit."""
     gone: bool
-    """The process is gone for certain."""
 
 
 class EngineRun:
@@ -59,7 +58,6 @@ class EngineRun:
         adopted: bool = False,
     ) -> None:
         self._state: Literal["", "warm", "asleep", "ready"] = ""
-        """Last reported state of the engine."""
         self.engine = engine
         self._config = config
         self._clock = clock
@@ -71,9 +69,7 @@ class EngineRun:
         self._failed: str | None = None
         # Both are sent again at each heartbeat over TCP: a broken connection loses messages.
         self._command: EngineCommand | None = None
-        """The last command."""
         self._gone: list[int] = []
-        """Gateway processes that are gone."""
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # A broken connection is made again, and both ends repeat themselves.
         self._transport = ClientTransport(

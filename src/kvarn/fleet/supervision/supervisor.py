@@ -33,17 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineSupervisor:
-    """Starts an engine process, and starts another when it dies. Clients learn of its state by `subscribe`.
-
-    `launch` needs no event loop, so a command can start an engine of this machine before its own slow imports; `start`
-    then takes over in the loop.
-
-    Args:
-        spec: What the engine is.
-        config: How it is watched.
-        launcher: Where its processes come from.
-        last_run: See `ReplicaLifecycle`.
-    """
+    """Starts an engine process, and starts another when it dies. Clients learn of its state by `subscribe`. `launch`
+    needs no event loop, so a command can start an engine of this machine before its own slow imports; `start` then
+    takes over in the loop."""
 
     def __init__(
         self,

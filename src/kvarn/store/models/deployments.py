@@ -17,7 +17,6 @@ class Deployment(Base):
 
     model: Mapped[Name] = mapped_column(primary_key=True)
     version: Mapped[int]
-    """The version that serves."""
     previous_version: Mapped[int | None]
     """The version that served before: a rollback goes there."""
     replicas: Mapped[int | None]

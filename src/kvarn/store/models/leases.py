@@ -16,4 +16,3 @@ class Lease(Base):
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str] = mapped_column(String(64))
     until_ms: Mapped[Number]
-    """Milliseconds since 1970."""

@@ -16,9 +16,7 @@ class StoredRollout(Base):
     __tablename__ = "rollouts"
 
     model: Mapped[Name] = mapped_column(primary_key=True)
-    """Name of the deployment."""
     state: Mapped[dict[str, Any]]
-    """The `Rollout`."""
     command: Mapped[str | None]
     """An administrator's command that the leader has not carried out yet."""
     commanded_by: Mapped[Name | None]

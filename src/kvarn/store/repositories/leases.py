@@ -14,7 +14,6 @@ from kvarn.store.models import Lease
 from kvarn.store.repositories.dialect import insert
 
 _PROBE = "probe"
-"""Lease that is written to find out whether writes go."""
 
 
 async def take(store: Store, name: str, holder: str, seconds: float) -> bool:

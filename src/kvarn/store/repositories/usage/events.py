@@ -17,7 +17,6 @@ from kvarn.store.repositories.dialect import insert
 from kvarn.store.repositories.usage import rollups
 
 _DATA_AT_FAULT = ("22", "23")
-"""Classes of SQLSTATE: data exception, integrity constraint violation."""
 
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
