@@ -13,8 +13,7 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.responses.custom_input import CustomInput
-from kvarn.responses.tools import offered_tools
+from kvarn.responses.tools import CustomInput, offered_tools
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import (

@@ -14,11 +14,10 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.blobs import Blobs, blobs_of
-from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
+from kvarn.store.connecting import READING, cause_of, make_engine, outage_of, shown, unprepared, with_hosts_apart
 from kvarn.store.directories import data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
-from kvarn.store.outages import cause_of, outage_of, unprepared
 from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"

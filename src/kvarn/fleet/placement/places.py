@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.placement.gpus import ranks_on_gpus
 from kvarn.fleet.placement.packing import (
     Machine,
@@ -98,3 +97,7 @@ class Places:
                 return f"this machine has room for {number} of them: {describe_room(needs, self._machines, placed)}"
             placed.append(found)
         return ""
+
+
+class LaunchError(Exception):
+    """No process can be started, such as for want of a place; the message says why."""

@@ -14,11 +14,10 @@ import msgspec
 
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
-from kvarn.fleet.placement.places import Places
+from kvarn.fleet.placement.places import LaunchError, Places
 from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address

@@ -12,10 +12,10 @@ import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.local import LocalLauncher, launch_local
+from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.supervision.engine_run import EngineReport, EngineRun
 from kvarn.fleet.supervision.lifecycle import (
     LEAVING,

@@ -11,7 +11,7 @@ from sqlalchemy import delete, or_
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import Lease
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 
 _PROBE = "probe"
 
