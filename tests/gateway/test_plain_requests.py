@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 import kvarn.gateway.routes.files as files_module
-from kvarn.gateway.content_encoding import decoding
+from kvarn.gateway.body import decoding
 from kvarn.store.owner import Scopes
 
 CHAT = "/v1/chat/completions"

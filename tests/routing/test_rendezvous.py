@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.routing.rendezvous import order_by_rank, rank
+from kvarn.routing.policies import order_by_rank, rank
 from profiles import examples
 
 NAMES = st.lists(st.text("abcdef", min_size=1, max_size=4), min_size=1, max_size=8, unique=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.routing.retry_budget import RetryBudget, RetryRules
+from kvarn.routing.breaker import RetryBudget, RetryRules
 from profiles import examples
 
 RULES = RetryRules(share=0.2, min_retries=3, window_s=10)

@@ -30,8 +30,7 @@ from kvarn.wire.ollama.answers import (
     Version,
 )
 from kvarn.wire.ollama.dialect import line
-from kvarn.wire.ollama.options import ModelRequest
-from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
+from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ModelRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.models import Model
 
