@@ -114,7 +114,6 @@ async def list_all_files(
 async def get_file(
     gateway: GatewayDep, record: RecordDep, owner: OwnerDep, file_id: str
 ) -> Annotated[FileObject | FileMetadata, FileObject]:
-    """One file, without its content."""
     file = await find_file(gateway.store, owner, file_id)
     return file_metadata(file) if record.reply.dialect is ANTHROPIC else describe_file(file)
 

@@ -79,7 +79,6 @@ async def ollama_embed(gateway: GatewayDep, record: RecordDep, body: EmbedReques
 async def ollama_embeddings(
     gateway: GatewayDep, record: RecordDep, body: EmbeddingsRequest
 ) -> Annotated[Response, EmbeddingsAnswer]:
-    """The vector of one text."""
     work, held = await start_embed(gateway, record, EmbedRequest(model=body.model, input=body.prompt))
 
     async def first() -> EmbeddingsAnswer:
@@ -112,7 +111,6 @@ async def ollama_show(gateway: GatewayDep, record: RecordDep, body: ModelRequest
 
 @router.get("/version", summary="The version of Ollama's API")
 async def ollama_version() -> Version:
-    """The version of Ollama whose API this is."""
     return Version(version=OLLAMA_VERSION, kvarn=kvarn.__version__)
 
 
