@@ -58,7 +58,7 @@ class JsonBody(Generic[RequestT]):
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         record.body_bytes = len(body)
-        record.timeline.mark_read(len(body))
+        record.timeline.received_s = record.timeline.mark("read", {"bytes": len(body)})
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
         if announced is None:

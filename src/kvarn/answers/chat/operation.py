@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
 from kvarn.answers.chat.stored import keep_completion
@@ -22,6 +24,7 @@ from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.structured.answer_check import grammar_of_chat, only_valid_answers
+from kvarn.answers.tiers import tier_of
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
@@ -64,7 +67,7 @@ class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
     def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> ChatRun:
         record, request, model = turn.record, self.request, prompt.model
         assert isinstance(prompt, ChatPrompt) and isinstance(model, ReadyModel)
-        gathered = HeldBytes(serving.held, record)
+        gathered, final = HeldBytes(serving.held, record), request.plain_messages[-1]["content"] if request.echo else ""
         keep = None
         if request.store:
             keep = lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2)  # noqa: E731
@@ -78,6 +81,9 @@ class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
             deltas=deltas,
             choices=turn.sequences,
             turn=turn,
+            service_tier=UNSET if request.service_tier is None else tier_of(turn.priority),
+            opening=final if isinstance(final, str) else "\n".join(part["text"] for part in final or []),
+            legacy=request.tool_use is not None and request.tool_use.legacy,
             held=gathered,
             store=keep,
         )
