@@ -75,15 +75,18 @@ class EngineCore:
         self._clock = clock
         self._max_in_flight = executor.max_in_flight
         self._masks = parts.masks
-        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time)
+        remote = None
+        if parts.prefill_peer is not None:
+            chosen = parts.disaggregation or DisaggregationConfig()
+            work = lambda: (self.scheduler.running, self.scheduler.queue)  # noqa: E731
+            remote = RemotePrefill(parts.prefill_peer, config, step_time, work, chosen)
+        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time, remote)
         memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
-        self.scheduler = Scheduler(config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches)
-        if tiers is not None and parts.prefill_peer is not None:
-            chosen = parts.disaggregation or DisaggregationConfig()
-            running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.remote_prefill = RemotePrefill(parts.prefill_peer, config, step_time, running, queue, chosen)
+        self.scheduler: Scheduler = Scheduler(
+            config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches
+        )
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
