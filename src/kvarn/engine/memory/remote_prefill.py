@@ -54,7 +54,7 @@ class RemotePrefill:
     step_time: StepTimeModel
     """This engine's; the peer's too, until that was measured."""
     work: Callable[[], tuple[Collection[Sequence], WaitingQueue]]
-    """What runs here and what waits, those included for which the peer was asked."""
+    """Sequences that run and those that wait, also those for which the peer was asked."""
     chosen: DisaggregationConfig
     asked: int = 0
 
