@@ -40,11 +40,7 @@ KEPT: dict[str, tuple[formats.ToolFormat, str, str]] = {
     "mistral tagged": (formats.MISTRAL_TAGGED, "[TOOL_CALLS]get_weather[ARGS]ARGS", ""),
     "granite": (formats.GRANITE, '<|tool_call|>[{"name": "get_weather", "arguments": ARGS}]', ""),
     "phi": (formats.PHI_FUNCTOOLS, 'functools[{"name": "get_weather", "arguments": ARGS}]', ""),
-    "gpt_oss": (
-        formats.GPT_OSS,
-        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGS",
-        "",
-    ),
+    "gpt_oss": (formats.GPT_OSS, "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGS", ""),
     "deepseek": (
         formats.DEEPSEEK,
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"

@@ -80,11 +80,7 @@ def make_requests() -> list[Submit]:
     for index, length in enumerate([3, 61, 18, 34, 7, 49]):
         prompt = torch.randint(3, 199, (length,), generator=generator).tolist()
         sampling = SamplingParams(
-            seed=index,
-            max_tokens=MAX_TOKENS,
-            logprobs=3,
-            prompt_logprobs=None if index % 3 else 1,
-            **KINDS[index],
+            seed=index, max_tokens=MAX_TOKENS, logprobs=3, prompt_logprobs=None if index % 3 else 1, **KINDS[index]
         )
         requests.append(Submit(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
     return requests

@@ -162,13 +162,7 @@ def test_rows_of_all_kinds_become_one_flat_batch(
         )
     )
     result = executor.execute(
-        plan(
-            [
-                Row(3, 3, prompts[2][3:], blocks(1, 12), True),
-                Row(2, 20, [44], [], True),
-                Row(0, 5, [49], [], True),
-            ]
-        )
+        plan([Row(3, 3, prompts[2][3:], blocks(1, 12), True), Row(2, 20, [44], [], True), Row(0, 5, [49], [], True)])
     )
     token_ids, batch, logits_rows = decoder.calls[1]
     assert token_ids == [*range(3, 30), 44, 49]

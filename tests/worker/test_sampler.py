@@ -169,10 +169,7 @@ def test_a_row_is_the_same_bit_for_bit_alone_and_in_a_batch(slot_table: BuildSlo
 def test_logprobs_are_of_the_models_own_distribution_with_ranks(slot_table: BuildSlots) -> None:
     logits = random_logits(2, vocab_size=VOCAB)
     logits[1, [3, 8, 30]] = 9.0  # a tie for the first places
-    requests = [
-        {"temperature": 0.0, "logprobs": 5, "logit_bias": {11: 100.0}},
-        {"temperature": 0.0, "logprobs": 2},
-    ]
+    requests = [{"temperature": 0.0, "logprobs": 5, "logit_bias": {11: 100.0}}, {"temperature": 0.0, "logprobs": 2}]
     result = run(logits, slot_table(VOCAB, requests))
     expected = torch.log_softmax(logits.double(), -1)
     for row, entry in result.logprobs.items():

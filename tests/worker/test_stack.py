@@ -19,10 +19,7 @@ def random_prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_greedy_answers_equal_those_of_transformers(
-    stack: Any,
-    tiny_model: Callable[[str], Decoder],
-    tiny_checkpoint: Callable[[str], Path],
-    family: str,
+    stack: Any, tiny_model: Callable[[str], Decoder], tiny_checkpoint: Callable[[str], Path], family: str
 ) -> None:
     import transformers
 
@@ -40,10 +37,7 @@ def test_greedy_answers_equal_those_of_transformers(
 
 @pytest.mark.parametrize("token_budget", [10, 512])
 def test_logprobs_of_prompt_and_answer_equal_those_of_transformers(
-    stack: Any,
-    tiny_model: Callable[[str], Decoder],
-    tiny_checkpoint: Callable[[str], Path],
-    token_budget: int,
+    stack: Any, tiny_model: Callable[[str], Decoder], tiny_checkpoint: Callable[[str], Path], token_budget: int
 ) -> None:
     """In one piece and in chunks: the token after a chunk's last position belongs to the next chunk."""
     import transformers

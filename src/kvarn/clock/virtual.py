@@ -30,7 +30,6 @@ class VirtualClock:
         self._now += max(0.0, seconds)
 
     def move_to(self, moment: float) -> None:
-        """Move on to a moment; one that has passed changes nothing."""
         self._now = max(self._now, moment)
 
 
@@ -66,6 +65,5 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, Result], clock: VirtualClock) -> Result:
-    """Run a coroutine to its end on a virtual clock, as `asyncio.run` does on the machine's."""
     with asyncio.Runner(loop_factory=lambda: VirtualEventLoop(clock)) as runner:
         return runner.run(main)

@@ -44,7 +44,6 @@ class EngineParts:
     config: EngineConfig
     _: KW_ONLY
     namespace: str = ""
-    """Name of the model in hashes of cached blocks."""
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     """Predicts a step's time; by default without any experience."""
     proposer: Proposer | None = None
@@ -53,7 +52,6 @@ class EngineParts:
     masks: Callable[[Submit], TokenMask | None] | None = None
     """Mask of a request's tokens, None for one without. A request waits until its mask is ready."""
     connector: KVConnector | None = None
-    """Keeps KV blocks beyond the device; the executor has the same."""
     adapters: AdapterStore | None = None
     """Adapters that requests may name, by digest; the executor has the same. None: any, and it takes no memory."""
     prefill_peer: PrefillPeer | None = None
@@ -88,7 +86,6 @@ class EngineCore:
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
         self._preparing: list[Request] = []
-        """Requests whose masks are being made."""
         self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
@@ -138,7 +135,6 @@ class EngineCore:
         return aborted
 
     def retire_adapter(self, adapter: str) -> None:
-        """No new request will name this adapter: those that do go on, then the store is told to forget it."""
         self.scheduler.memory.adapters.retire(adapter)
 
     def keep_adapter(self, adapter: str) -> None:
@@ -173,7 +169,6 @@ class EngineCore:
         return self.scheduler.num_in_flight < limit
 
     def _submit_step(self, now: float) -> bool:
-        """Plan a step and hand it to the executor; False where there is nothing to compute."""
         plan = self.scheduler.schedule(now)
         if plan is None:
             return False

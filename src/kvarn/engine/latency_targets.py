@@ -52,14 +52,12 @@ class LatencyTargets:
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
         self._prefill = PrefillSpeed(0.0, 1.0)
         self._before_s = 0.0
-        """Seconds that the prompts which are being computed still take."""
 
     @property
     def usual_cost(self) -> float:
         return self._cost(self._computed * self._prompt, self._output)
 
     def cost(self, sequence: Sequence) -> float:
-        """Weighted tokens that a waiting sequence will probably take."""
         output = min(float(sequence.request.sampling.max_tokens), self._output) if self._ended else 0.0
         return self._cost(sequence.num_tokens, output)
 
@@ -105,7 +103,6 @@ class LatencyTargets:
         return None if limit_s is None else limit_s / self._pace
 
     def misses_target(self, sequence: Sequence, now: float) -> bool:
-        """Whether the first token would come too late if the sequence started now."""
         request = sequence.request
         assert request.first_token_by_s is not None, "only what has a target misses it"
         if request.first_token_by_s <= request.arrival_s:
@@ -149,7 +146,6 @@ class LatencyTargets:
         return max(TPOT_MARGIN * min(targets), OUT_OF_REACH * self._step_s(1, context))
 
     def _compute_s(self, tokens: float) -> float:
-        """Until prompts of so many tokens are computed beside what decodes."""
         return self._prefill.seconds(tokens, self._prompt_s(tokens))
 
     def _step_s(self, rows: int, context: float) -> float:

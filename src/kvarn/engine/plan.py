@@ -54,7 +54,6 @@ class NewSequence(msgspec.Struct, frozen=True):
     adapter: str = ""
     """The adapter to compute it with, by its digest; empty for the model itself."""
     snapshot: int = NO_SNAPSHOT
-    """Snapshot that the slot's recurrent states begin as, of a model that has such states."""
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +89,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     num_forced: int = 0
     """So many of the first proposals are certain: they are the tokens drawn, and nobody looks at logits for them."""
     state_saves: list[StateSave] = []
-    """In ascending order."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -105,10 +103,8 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     name: bytes
-    """See `wire.block_names.block_hashes`."""
     tenant: str = ""
     scope: bytes = b""
-    """See `wire.block_names.root_hash`."""
 
 
 class AdapterLoad(msgspec.Struct, frozen=True, array_like=True):

@@ -60,7 +60,6 @@ class Scheduler:
         self._memory_reserve = MemoryReserve(memory, self.running)
         self.waits = QueueWaits()
         self._now = 0.0
-        """Time of the step that is planned, or whose result was taken."""
         self._results = StepResults(
             memory=memory,
             running=self._running,
@@ -80,7 +79,6 @@ class Scheduler:
         self.memory.prefetch(request.sequences[0], request.arrival_s)
 
     def remove(self, request: Request) -> None:
-        """Forget a request, waiting or running. Its blocks and slots are free at once."""
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
                 continue
@@ -188,7 +186,6 @@ class Scheduler:
         return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
     def _compute(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
-        """Add a row if memory can be had for it."""
         end = sequence.num_computed_tokens + num_tokens
         if not self.memory.is_reserved(sequence, end) and not self._reserve(step, sequence, end):
             return
@@ -218,7 +215,6 @@ class Scheduler:
         return True
 
     def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
-        """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
             step.extra(sequence).charged = charged
@@ -235,7 +231,6 @@ class Scheduler:
     # Giving way ------------------------------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, where its early arrival puts it near the front."""
         sequence.request.turn.preempted(sequence.num_computed_tokens, self._now)
         self.memory.suspend(sequence)
         self._running.leave(sequence, self._now)

@@ -46,7 +46,6 @@ class StatsRecorder:
             self._tokens_per_s += (speed - self._tokens_per_s) * (0.02 if self._tokens_per_s else 1.0)
 
     def retry_after_s(self, waiting_tokens: int) -> float:
-        """Seconds in which the present throughput works off the prompts that wait, within sensible bounds."""
         if not self._tokens_per_s:
             return self.MIN_RETRY_S
         return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
@@ -110,10 +109,7 @@ def _lookups(tiers: KVTiers | None) -> LookupStats:
         return LookupStats()
     asked = 0 if tiers.remote_prefill is None else tiers.remote_prefill.asked
     return LookupStats(
-        queries_total=tiers.queries,
-        hits_total=tiers.hits,
-        given_up_total=tiers.given_up,
-        remote_prefills_total=asked,
+        queries_total=tiers.queries, hits_total=tiers.hits, given_up_total=tiers.given_up, remote_prefills_total=asked
     )
 
 

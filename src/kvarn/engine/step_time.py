@@ -67,7 +67,6 @@ class StepTimeModel:
 
     @property
     def is_measured(self) -> bool:
-        """Whether enough steps were seen: what was expected before the first one may be far off."""
         return self._samples >= self.FEW_STEPS
 
     @property
@@ -78,7 +77,6 @@ class StepTimeModel:
         return self.fitted
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a step of this shape will take; 0 before anything was expected or observed."""
         return self.times.seconds(shape)
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:

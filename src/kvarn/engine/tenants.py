@@ -64,7 +64,6 @@ class TenantAccounts:
         account.charge(tokens * self._input_cost)
 
     def served_tokens(self) -> dict[str, int]:
-        """Tokens served by tenant, the forgotten ones together under `OTHERS`."""
         totals = {name: account.served_tokens for name, account in self._accounts.items()}
         if self._forgotten_tokens:
             totals[self.OTHERS] = totals.get(self.OTHERS, 0) + self._forgotten_tokens

@@ -15,7 +15,6 @@ from kvarn.grammar.text import MAX_GRAMMAR_BYTES, check, from_choices, from_ebnf
 from kvarn.grammar.tool_calls import argument_schema, calls_grammar, syntax_of, text_or_calls_grammar
 
 _MAX_JOINED_BYTES = 16 * MAX_GRAMMAR_BYTES
-"""Largest size of the grammars of all functions together."""
 
 
 def build(asked: Asked) -> AnswerGrammar | Refusal:

@@ -21,7 +21,6 @@ class FreeText:
         self._tail = b""
 
     def copy(self) -> FreeText:
-        """One that goes on from here by itself."""
         other = FreeText.__new__(FreeText)
         for name in ("opened_by", "undecided", "_ends", "_longest", "_bytes_of", "_tail"):
             setattr(other, name, getattr(self, name))

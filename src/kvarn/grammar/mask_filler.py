@@ -59,14 +59,12 @@ class Fill:
         self._filled.wait()
 
     def take(self, masks: npt.NDArray[np.int32]) -> None:
-        """Here they are: [len, words]."""
         problem = self.matcher.get_error() if self.matcher.is_error() else None
         if problem is None and not masks[0].any():
             problem = "no token of the vocabulary can follow"
         self.settle(masks, problem)
 
     def settle(self, masks: npt.NDArray[np.int32], problem: str | None) -> None:
-        """End the wait, with a problem where there is one."""
         if problem is not None:
             self._fail(problem)
             masks = np.tile(self._instead, (len(self), 1))
@@ -90,7 +88,6 @@ class MaskFiller:
         self._queue.put(fill)
 
     def shutdown(self) -> None:
-        """Fill what waits, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 

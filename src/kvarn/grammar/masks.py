@@ -46,7 +46,6 @@ class GrammarMasks:
             self._filler.shutdown()
 
     def _matcher(self, text: str) -> Future[LLMatcher]:
-        """At the beginning of the grammar's text: never moved, only copied."""
         found = self._built.pop(text, None) or self._builders.submit(self._build, text)
         self._built[text] = found
         while len(self._built) > _KEPT:
@@ -95,7 +94,6 @@ class GrammarMask:
         return self._problem
 
     def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
-        """The tokens of text that the grammar leaves no choice about, as the tokenizer splits it."""
         choice = self._choice(index, output_token_ids)
         if choice.free is not None or self._problem is not None:
             return []
@@ -106,7 +104,6 @@ class GrammarMask:
         return rest
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> _RowMasks:
-        """Masks that are filled on other threads; waited for by whoever reads them."""
         choice, masks = self._choice(index, output_token_ids), _RowMasks()
         if self._problem is not None:
             masks.add([self._ends] * (len(proposals) + 1))
@@ -149,7 +146,6 @@ class GrammarMask:
         masks.add([self._ends] * (len(proposals) - until))
 
     def _take_rest(self, matcher: LLMatcher, rest: bytes) -> None:
-        """Give the matcher the rest of the token that ended the free text."""
         if rest.strip() and not matcher.consume_tokens(self._vocabulary.library.tokenize_bytes(rest.lstrip())):
             self._fail(matcher.get_error())
 
@@ -197,14 +193,12 @@ class _Choice:
     """While the text before the grammar's lasts."""
     fill: Fill | None = None
     num_taken: int = 0
-    """Tokens of output it has gone on by."""
     forced: list[int] = field(default_factory=list)
     """The tokens forced at the last query: a step takes only a part of a long text, and computing it again for each
     step would take milliseconds."""
     forced_at: int = 0
 
     def rest_of_forced(self, outputs: list[int]) -> list[int]:
-        """The forced tokens that follow the outputs; empty if the outputs differ, or none are left."""
         passed = len(outputs) - self.forced_at
         if passed < 0 or outputs[self.forced_at :] != self.forced[:passed]:
             return []
@@ -214,7 +208,6 @@ class _Choice:
 class _RowMasks:
     def __init__(self) -> None:
         self._sources: list[tuple[Fill | list[npt.NDArray[np.int32]], int]] = []
-        """Source of each position's mask, and the position in it."""
 
     def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
         self._sources += [(source, place) for place in range(len(source))]
@@ -226,7 +219,6 @@ class _RowMasks:
 
 
 def packed(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
-    """[words] a mask of these tokens."""
     mask = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     mask[list(tokens)] = 1
     return np.packbits(mask, bitorder="little").view(np.int32)

@@ -22,7 +22,6 @@ class CallSyntax:
     """Syntax of calls whose arguments are JSON: begin, calls with separators between them, end."""
 
     call: str
-    """Up to the arguments of a call."""
     after: str
     separator: str | None = ""
     """None: there is one call."""
@@ -33,7 +32,6 @@ class CallSyntax:
     call."""
 
     def prefix(self, name: str) -> str:
-        """The text up to the arguments of the first call."""
         return self.begin + self.call.replace(NAME, name)
 
 
@@ -111,7 +109,6 @@ def text_or_calls_grammar(
 def _calls(
     syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Common part of the grammars: rules, and the grammars of arguments by name."""
     parts = {f"args{number}": _arguments(schemas[each.name]) for number, each in enumerate(calls.functions)}
     another = " | ".join(
         _sequence(

@@ -49,7 +49,6 @@ def _ranked(token_ids: list[int], logprobs: list[float]) -> list[TokenLogprob]:
 
 
 def _log_mass(logits: torch.Tensor) -> torch.Tensor:
-    """[R] float64: logarithm of the sum of each row's exponentials."""
     row_max = logits.amax(-1)
     sums = [(row - top).exp_().sum(dtype=torch.float64) for row, top in zip(logits, row_max, strict=True)]
     # One by one: a vectorised logarithm may round by a row's place among the others.

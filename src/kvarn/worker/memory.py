@@ -22,7 +22,6 @@ _STATE_SHARE = 2
 _SNAPSHOT_SHARE = 4
 """Part of what those states and one full context leave for snapshots of states."""
 _SNAPSHOTS_PER_SEQUENCE = 4
-"""Most snapshots for each sequence that may run."""
 _ACTIVATION_BYTES = 16
 """Bytes of an activation: float32, with the copies that live at once."""
 _LOGIT_BYTES = 8
@@ -30,7 +29,6 @@ _LOGIT_BYTES = 8
 _FIXED_BYTES = GIB // 2
 """Scratch memory of kernels (for segments of attention, twice: captured steps have memory of their own)."""
 _LAUNCHES = 10
-"""Kernels of a layer, at most about."""
 _LAUNCH_BYTES = 32 * 1024
 """Driver memory for a kernel of a captured step; an estimate."""
 
@@ -52,13 +50,11 @@ class GpuBudget:
     memory: DeviceMemory
     """Memory of the GPU with the least room."""
     share: float
-    """Share of a GPU's whole memory that a rank takes."""
     ranks: int
     step_bytes: int
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes left for the KV cache, on all ranks together."""
         return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
 
     def __str__(self) -> str:

@@ -61,7 +61,6 @@ class ModelledExecutor:
         self._submitted: deque[tuple[StepPlan, float, float]] = deque()
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}
-        """By slot: a plan made before the token was known refers to it."""
         self._sequences: dict[int, NewSequence] = {}
 
     def submit(self, plan: StepPlan) -> None:

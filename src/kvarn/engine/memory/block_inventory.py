@@ -56,7 +56,6 @@ class BlockInventory:
             return self._take()
 
     def snapshot(self) -> tuple[bytes, bytes, bytes]:
-        """The same, and all blocks that are held after these changes."""
         with self._lock:
             return *self._take(), packed(self._places)
 

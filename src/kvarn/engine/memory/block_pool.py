@@ -48,7 +48,6 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had without preempting anyone."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -108,7 +107,6 @@ class BlockPool:
         return True
 
     def uncache(self, block: int) -> None:
-        """Free an idle block, whose owner has forgotten it."""
         del self._idle[block]
         self._owners[block] = None
         self._free.append(block)

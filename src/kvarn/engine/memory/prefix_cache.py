@@ -36,7 +36,6 @@ class PrefixNode:
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
-        """Snapshot of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`), if there is one."""
 
 
 class PrefixCache:
@@ -142,7 +141,6 @@ class PrefixCache:
             raise IntegrityError(f"the tree reaches {found} of {len(self._by_block)} cached blocks")
 
     def _walk(self, roots: Iterable[PrefixNode]) -> Iterator[PrefixNode]:
-        """All nodes below these, each before those below it."""
         stack = list(roots)
         while stack:
             for child in stack.pop().children.values():

@@ -65,7 +65,6 @@ class MemoryReserve:
         return match.blocks_needed + growth
 
     def missing_blocks(self, sequence: Sequence) -> float:
-        """Blocks by which a waiting sequence does not fit; zero or less where it does."""
         return self.wanted_blocks(sequence, self._memory.match_prefix(sequence)) - self.spare_blocks()
 
     def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:

@@ -21,9 +21,8 @@ class ReasoningFormat:
 
     name: str
     starts: tuple[str, ...]
-    """Texts, any of which begins the reasoning."""
     ends: tuple[str, ...]
-    """Texts, any of which ends it: content begins right after."""
+    """Texts, any of which begins, and any of which ends the reasoning: content begins right after."""
     close: str
     """Text that ends reasoning which the prompt has opened, when the prompt also has the answer's beginning."""
     splitter: Callable[[ReasoningPhase], ReasoningSplitter]

@@ -33,9 +33,7 @@ class HarmonySplitter(ReasoningSplitter):
     def __init__(self, phase: ReasoningPhase) -> None:
         super().__init__(phase)
         self._to_tool = False
-        """Whether the message is given out as it is."""
         self._begun: set[type] = set()
-        """Kinds of parts that have been given out."""
         self._new_message = False
 
     def _read(self, *, final: bool) -> list[Part]:

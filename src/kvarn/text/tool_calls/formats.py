@@ -31,7 +31,6 @@ class ToolFormat:
     """Special tokens that mark calls: the parser must see them, though they are no part of the text."""
     new_id: Callable[[], str] = new_call_id
     shown_id: Callable[[str], str] = str
-    """Form of a call's id that the model sees."""
 
     def opening(self, name: str | None) -> str:
         """Text that begins a call of this name (None: of any name): written into the prompt to force one."""
@@ -56,13 +55,7 @@ LLAMA3 = ToolFormat("llama3", Llama3Parser, _OBJECT, ' "{}", "parameters":', ("<
 PYTHONIC = replace(LLAMA3, name="pythonic")
 _MISTRAL_MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MISTRAL = ToolFormat(
-    "mistral",
-    MistralParser,
-    f"[TOOL_CALLS] [{_OBJECT}",
-    _NAME_ON,
-    _MISTRAL_MARKERS,
-    mistral_call_id,
-    mistral_shown_id,
+    "mistral", MistralParser, f"[TOOL_CALLS] [{_OBJECT}", _NAME_ON, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id
 )
 MISTRAL_TAGGED = replace(MISTRAL, before_name="[TOOL_CALLS]", name_on="{}[ARGS]")
 GPT_OSS = ToolFormat(

@@ -128,7 +128,6 @@ class Llama3Parser(ToolCallParser):
 
 
 def _bracket_of_call(text: str) -> int | None:
-    """The first bracket that stands at the beginning of a line or after a tag."""
     if "[" not in text and "{" not in text:  # the usual case, and far cheaper than the search
         return None
     for found in _BRACKET.finditer(text):
