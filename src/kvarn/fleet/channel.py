@@ -59,11 +59,8 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=end), handlers)
 
     async def call(self, method: str, body: bytes = b"") -> bytes:
-        """Call the other process and wait for its answer.
-
-        Raises:
-            ChannelClosedError: It is gone, or could not answer.
-        """
+        """Call the other process and wait for its answer. Raises `ChannelClosedError` where it is gone or could not
+        answer."""
         return await self.begin(method, body)
 
     def begin(self, method: str, body: bytes = b"") -> asyncio.Future[bytes]:
@@ -83,7 +80,6 @@ class Channel:
             self._write(_Frame(0, method, body))
 
     def close(self) -> None:
-        """Close this end."""
         self._writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

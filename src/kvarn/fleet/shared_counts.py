@@ -36,7 +36,6 @@ def main_scripts() -> LocalScripts:
 
 
 def script_handlers(scripts: LocalScripts) -> dict[str, Handler]:
-    """Handlers of the calls of other processes."""
     return {_RUN: lambda body: scripts.run(*_decoder.decode(body))}
 
 
@@ -48,11 +47,8 @@ class RemoteScripts(ScriptRunner):
         self._channel = channel
 
     async def ask(self, call: Call) -> bytes:
-        """Run a script and wait for its answer.
-
-        Raises:
-            LimitsAwayError: The main process is gone; this one ends too.
-        """
+        """Run a script and wait for its answer. Raises `LimitsAwayError` where the main process is gone; this one ends
+        too."""
         call.reply = self._channel.begin(_RUN, _encode(call))
         try:
             return await call.reply

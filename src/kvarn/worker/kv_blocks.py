@@ -9,7 +9,7 @@ import torch
 
 from kvarn.engine.plan import BlockContents, BlockCopy, BlockTransfer
 from kvarn.kernels.batch import KVCache
-from kvarn.kernels.device.memory import is_host_memory
+from kvarn.kernels.device.memory import is_host
 
 
 def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
@@ -41,7 +41,8 @@ class BlockTransfers:
         tensors = (*cache.keys, *cache.values)
         self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         """Each layer's part of the cache: [blocks, bytes]."""
-        self._here = [part.numpy() for part in self._parts] if is_host_memory(cache.keys[0]) else None
+        self._here = [part.numpy() for part in self._parts] if is_host(cache.keys[0].device) else None
+        """The same memory, where the connector can reach it."""
         self._connector = connector
 
     def store(self, transfers: Sequence[BlockTransfer]) -> None:

@@ -44,7 +44,6 @@ class Agent:
         self._killed: set[str] = set()
 
     async def run(self, end: socket.socket) -> None:
-        """Until the gateway is gone."""
         await asyncio.to_thread(self._sweep)
         handlers: dict[str, Handler] = {
             "host": self._host,
@@ -177,7 +176,6 @@ def _text(resources: dict[str, float]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Connect to Ray, then serve the gateway."""
     exit_with_parent()
     channel, address, namespace = arguments
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)

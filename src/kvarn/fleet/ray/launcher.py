@@ -43,11 +43,9 @@ class RayEngine:
 
     @property
     def exited(self) -> asyncio.Future[str | None]:
-        """See `LaunchedEngine.exited`."""
         return self._exited
 
-    def close(self) -> None:
-        """See `LaunchedEngine.close`: its actor leaves nothing behind."""
+    def close(self) -> None: ...
 
 
 class RayLauncher(Launcher):
@@ -77,12 +75,10 @@ class RayLauncher(Launcher):
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the agent, and again whenever it ends."""
         if self._task is None:
             self._task = asyncio.create_task(keep_running(self._run, self._stopping, _BACKOFF_S, self._report))
 
     async def stop(self) -> None:
-        """End the agent; the engines go on."""
         self._stopping.set()
         if self._process is not None:
             self._process.kill()
@@ -90,7 +86,6 @@ class RayLauncher(Launcher):
             await self._task
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
-        """See `Launcher.launch`."""
         channel = await self._agent()
         name, supervisor = f"{spec.replica}#{run}", free_address(self._host)
         remote = msgspec.structs.replace(
@@ -116,7 +111,7 @@ class RayLauncher(Launcher):
         return engine
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
-        """See `Launcher.adopt`. Without Ray nothing is found."""
+        """Without Ray nothing is found."""
         try:
             places = await self._list(await self._agent())
         except (ChannelClosedError, LaunchError) as error:
@@ -130,14 +125,12 @@ class RayLauncher(Launcher):
         return found
 
     async def replicas(self) -> set[str]:
-        """See `Launcher.replicas`."""
         try:
             return {name.rpartition("#")[0] for name in await self._list(await self._agent())}
         except ChannelClosedError as error:
             raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
 
     async def end(self, replica: str) -> None:
-        """See `Launcher.end`."""
         for engine in (await self.adopt(replica)).values():
             engine.kill()
 
@@ -162,7 +155,6 @@ class RayLauncher(Launcher):
         return msgspec.json.decode(await channel.call("list"), type=dict[str, Place])
 
     async def _run(self) -> str | None:
-        """One agent from its start to its end."""
         own_end, other_end = socket.socketpair()
         arguments = [str(other_end.fileno()), self._config.address, self._config.namespace]
         command = [sys.executable, "-P", "-m", "kvarn.fleet.ray.agent", *arguments]
@@ -213,7 +205,6 @@ class RayLauncher(Launcher):
 
     @property
     def agent_pid(self) -> int | None:
-        """Id of the process that speaks to Ray."""
         return None if self._process is None else self._process.pid
 
     @staticmethod

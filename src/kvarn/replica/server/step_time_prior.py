@@ -18,7 +18,7 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.costs.step_times import ExpectedStep, StepShape, typical_steps
 from kvarn.kernels.device.graphs import GraphRecorder, device_seconds
-from kvarn.kernels.device.memory import is_host_memory
+from kvarn.kernels.device.memory import is_host
 from kvarn.kernels.linear import Linear
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
 
 def _finish(result: torch.Tensor) -> None:
     """Wait until it is computed."""
-    if not is_host_memory(result):
+    if not is_host(result.device):
         torch.accelerator.synchronize(result.device)
 
 
@@ -113,7 +113,7 @@ def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphReco
 
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:
     """The highest amount of work a second among products of x, until the time is spent."""
-    if not is_host_memory(x):
+    if not is_host(x.device):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
     best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S
     for product, amount in products:
