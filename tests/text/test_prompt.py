@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Library
 
-from kvarn.text.any_of import any_of
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.errors import PromptTooLongError
 from kvarn.text.prompt import PromptBuilder
-from kvarn.text.tokenizer import Tokenizer, is_marker
+from kvarn.text.tokenizer import Tokenizer, any_of, is_marker
 from profiles import examples
 
 TEMPLATE = (

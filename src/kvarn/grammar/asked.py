@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvarn.text.tool_calls.formats import CallSyntax
+
 Kind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 
@@ -34,8 +36,8 @@ class Calls(msgspec.Struct, frozen=True):
     named: str | None
     max_calls: int | None
     opening: str
-    plain_opening: str
-    """Beginning of a call of a function `f`, as the model writes it."""
+    syntax: CallSyntax
+    """How the model writes calls."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
