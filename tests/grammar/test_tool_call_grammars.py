@@ -106,9 +106,7 @@ EMPTY = {"type": "object", "properties": {}, "required": [], "$schema": "http://
 
 @pytest.mark.parametrize("strict", [None, True])
 @pytest.mark.parametrize("schema", [{}, None, {"type": "object"}, {"properties": {}}, EMPTY], ids=str)
-def test_a_function_whose_schema_tells_of_no_argument_gets_none(
-    vocabulary: Vocabulary, schema: Any, strict: bool | None
-) -> None:
+def test_a_function_whose_schema_tells_of_no_argument_gets_none(vocabulary, schema, strict):
     tool = {"type": "function", "function": {"name": "now", "parameters": schema, "strict": strict}}
     for name in ("hermes", "mistral tagged"):
         form = KEPT[name][0]
@@ -205,16 +203,14 @@ def test_a_schema_that_nobody_expects_is_refused_by_the_worker_and_else_told(sch
     assert made.text is not None and (made.warnings or schema == {"maximum": 10**400})
 
 
-def test_a_fault_of_the_worker_is_a_refusal_and_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_the_worker_is_a_refusal_and_is_logged(monkeypatch, caplog):
     def broken(_: Asked) -> None:
         raise KeyError("x")
 
     monkeypatch.setattr("kvarn.grammar.build.build", broken)
     reply = json.loads(answer(json.dumps(msgspec.to_builtins(Asked(None, None, {}))).encode()))
     assert (reply["type"], reply["param"]) == ("refusal", "tools") and "KeyError" in reply["message"]
-    assert "cannot be made" in caplog.text
+    assert "compilation failed" in caplog.text
 
 
 def test_strict_is_ignored_with_a_warning_where_text_does_not_show_that_a_call_begins() -> None:

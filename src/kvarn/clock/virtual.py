@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to, or when somebody sleeps."""
+    """A clock that moves only when it is told to, or on a sleep."""
 
     __slots__ = ("_now", "_started")
 
@@ -53,7 +53,7 @@ class _VirtualSelector(selectors.DefaultSelector):
 class VirtualEventLoop(asyncio.SelectorEventLoop):
     """An event loop on virtual time: with nothing left to run, the clock moves to the next timer.
 
-    Threads and sockets work, but nobody waits for them: timers pass them by.
+    Threads and sockets work, but the clock does not wait for them.
     """
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -1,6 +1,6 @@
 """The contract between scheduler and executor: `StepPlan` out, `StepResult` back, both plain data.
 
-Whoever can turn one into the other is an `Executor`: a CPU, eight GPUs, or a simulator on a virtual clock.
+An `Executor` turns one into the other: a CPU, eight GPUs, or a simulator on a virtual clock.
 
 A *slot* is a small integer that names a running sequence in the executor for as long as it runs. The executor keeps
 per-slot state (block table, tokens seen for penalties, sampling parameters, the token drawn last), so a plan only says
@@ -87,7 +87,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """So many of the last `token_ids` are proposals. The token after each position from the one before them on is
     drawn, up to the first that is not the one proposed there."""
     num_forced: int = 0
-    """So many of the first proposals are certain: they are the tokens drawn, and nobody looks at logits for them."""
+    """So many of the first proposals are certain: they are drawn without computing their logits."""
     state_saves: list[StateSave] = []
 
 
@@ -218,7 +218,7 @@ class KVFetch(Protocol):
         """Whether nothing more will come: all are there, or one could not be read."""
 
     def release(self) -> None:
-        """Nobody waits for it any more. Idempotent."""
+        """End the wait. Idempotent."""
 
 
 class KVConnector(Protocol):

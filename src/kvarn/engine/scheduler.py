@@ -269,7 +269,7 @@ class Scheduler:
         there have it loaded where there is room, and wait for that while others start.
 
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
-        long as ageing lifts by a tier, nobody passes it any more until it fits. Returns why the rest waits.
+        long as ageing lifts by a tier, no other passes it until it fits. Returns why the rest waits.
         """
         spare, adapters = self._memory_reserve.spare_blocks(), self.memory.adapters
         passed = 0

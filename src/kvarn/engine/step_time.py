@@ -1,7 +1,7 @@
 """A model of step times, learned while serving (`kvarn.costs.step_times` has the formula).
 
 Fitted by least squares with exponential forgetting, coefficients kept non-negative: no part of a step takes less than
-no time. The sums of the normal equations are kept with each step, and solved when somebody asks, or after some steps:
+no time. The sums of the normal equations are kept with each step, and solved on demand, or after some steps:
 decodes alone never ask. The recursive form, which updates their inverse, costs little less than solving and is not
 stable: its rounding errors grow with the forgetting (Haykin, "Adaptive Filter Theory", on finite precision) and took
 over after 3,000 steps.

@@ -60,7 +60,7 @@ class TenantAccounts:
         account.charge(tokens * self._output_cost)
 
     def charge_rejected(self, account: TenantAccount, tokens: int) -> None:
-        """Charge proposals that were computed and not drawn: as prompt tokens, but they count as served to nobody."""
+        """Charge proposals that were computed and not drawn: as prompt tokens, but not as tokens served."""
         account.charge(tokens * self._input_cost)
 
     def served_tokens(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ _ENDS = {
 
 
 class QueueWaits:
-    """Why those in the queue wait whom nothing of their own holds up: one reason for all at each moment.
+    """Waiting reason shared, at each moment, by all in the queue that have no reason of their own.
 
     A request takes `read` when it begins to wait so and again when it stops: the difference is its own.
     """

@@ -37,7 +37,7 @@ class Calls(msgspec.Struct, frozen=True):
     max_calls: int | None
     opening: str
     syntax: CallSyntax
-    """How the model writes calls."""
+    """The model's way to write calls."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):

@@ -29,8 +29,8 @@ def answer(payload: bytes) -> bytes:
         return msgspec.json.encode(build(request))
     except MemoryError:
         raise
-    except Exception as error:  # a form that nobody thought of
-        _log.exception("a grammar cannot be made")
+    except Exception as error:  # a form that the checks missed
+        _log.exception("grammar compilation failed")
         param = "tools" if request.wanted is None else request.wanted.param
         return msgspec.json.encode(Refusal(f"{param!r} cannot be compiled ({type(error).__name__}).", param))
 

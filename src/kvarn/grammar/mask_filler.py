@@ -122,7 +122,7 @@ class MaskFiller:
                 fill_next_token_bitmask_par(self._executor, plain, masks)
             if proposed:
                 fill_next_token_bitmask_par_with_draft_tokens(self._executor, proposed, masks)
-        except BaseException as error:  # a panic of the library included: whoever waits must hear of it
+        except BaseException as error:  # a panic of the library included: the waiting step must get an error
             if len(fills) == 1:
                 fills[0].settle(masks[:0], f"{type(error).__name__}: {error}")
             else:  # one by one, so that the others are not refused for it

@@ -57,7 +57,7 @@ def text_or_calls_grammar(
 
 
 def _rules(calls: Calls, markers: Mapping[str, int], beginning: Callable[[str], str | None]) -> tuple[str, str]:
-    """What may stand between the first call and the end, and the rules for that and for the first call.
+    """Name of the rule for further calls, or nothing, and the rules for all calls.
 
     `beginning`: text before the arguments of the first call, by the function's name; None: it is not called first.
     """

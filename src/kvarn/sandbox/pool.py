@@ -35,7 +35,7 @@ class SandboxPool:
                 try:
                     return await process.call(request)
                 except ProcessEndedError as error:
-                    _log.warning("a worker process %s; it is started again", error)
+                    _log.warning("sandbox process %s; restarting it", error)
                 except MemoryPassedError as error:
                     if not error.after_other_work:
                         raise

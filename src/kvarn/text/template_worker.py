@@ -38,7 +38,7 @@ def answer(payload: bytes) -> bytes:
     elif _problems:
         kind, text = b"-", _problems[0]
     else:
-        # What somebody sent may be counted, too, where it is longer than the model's context.
+        # The request may be counted, too, where it is longer than the model's context.
         limit = max(request["max_characters"], _GROWTH * len(payload))
         kind, text = _render(_templates[request["template"]], request["variables"], limit)
     return kind + text.encode("utf-8", "surrogatepass")

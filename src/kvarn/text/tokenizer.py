@@ -82,7 +82,7 @@ class Tokenizer:
         """Token ids of several texts. Raises as `encode` does."""
         for text in texts:
             _check_text(text)
-        # encode_batch_fast leaves out the offsets, which nobody reads.
+        # encode_batch_fast leaves out the offsets, which are not read.
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 

@@ -4,7 +4,7 @@ With an `EngineCore` it is a modelled engine, on the machine's clock or on a vir
 
     sleeps      clock=SYSTEM_CLOCK      an engine process whose speed is known
     jumps       clock=VirtualClock()    one engine alone, an hour of traffic in seconds
-    only tells  clock=None              whoever drives several engines waits for `StepResult.elapsed_s`
+    only tells  clock=None              a driver of several engines waits for `StepResult.elapsed_s`
 """
 
 from __future__ import annotations

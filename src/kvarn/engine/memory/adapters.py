@@ -1,4 +1,4 @@
-"""Which adapters are in the KV blocks, and who needs them.
+"""Adapters in KV blocks, and the requests that need them.
 
 Adapters take blocks of the pool that cached tokens take theirs from: one budget, and one order of eviction. An adapter
 is named by the digest of what it computes, so another version of the same name is another adapter::
@@ -6,7 +6,7 @@ is named by the digest of what it computes, so another version of the same name 
     absent --begin_load--> loading --store says so--> resident, held by running sequences
       ^                                                  |   ^
       |                                    last release  v   |  acquire
-      +---------- evicted, least recently used ------ resident, idle (as cached blocks that nobody uses)
+      +---------- evicted, least recently used ------ resident, idle (as cached blocks without a holder)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AdapterStore(Protocol):
         """Adapters whose load (`StepPlan.adapter_loads`) has ended since the last call."""
 
     def forget(self, adapter: str) -> None:
-        """Nobody needs it any more, and no later plan names it."""
+        """Free an adapter that no later plan names."""
 
 
 @dataclass(slots=True)

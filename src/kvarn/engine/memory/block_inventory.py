@@ -1,4 +1,4 @@
-"""Which blocks an engine holds, in its prefix cache and in tiers behind it, for whoever wants to know."""
+"""Names of the blocks that an engine holds, in its prefix cache and in tiers behind it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Every block is in exactly one of three places::
 
-    free ──allocate──▶ held (references > 0) ──release──▶ free                  nobody caches it
+    free ──allocate──▶ held (references > 0) ──release──▶ free                  not cached
       ▲                     ▲        │
       │                  acquire   release                                      the prefix cache or an adapter does
       │                     │        ▼
@@ -61,7 +61,7 @@ class BlockPool:
         return self._owners[block] is not None
 
     def is_writable(self, block: int) -> bool:
-        """Whether its one holder may write into it: nobody else, and no cache, would see the change."""
+        """Whether its holder may write into it: it is neither shared nor cached."""
         return self._references[block] == 1 and self._owners[block] is None
 
     def allocate(self) -> int:

@@ -181,7 +181,7 @@ class KVCacheManager:
         """Enter newly computed full blocks, of prompt and answer alike, into the prefix cache.
 
         Where the cache already has a block with these tokens, the sequence adopts it and frees its own, so that two
-        sequences never hold the same tokens twice, and whoever holds a cached block holds the path to it.
+        sequences never hold the same tokens twice, and a holder of a cached block holds the path to it.
         """
         nodes, num_full = sequence.nodes, sequence.num_computed_tokens // BLOCK_SIZE
         if len(nodes) == num_full or not self._reuse:

@@ -5,9 +5,9 @@ A node is one full, computed block; its path from the root spells every token be
 tokens themselves; the chained hash is only the block's *name* in other processes, so a collision could never leak a
 block.
 
-Whoever holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so among
-idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction in
-LRU order is O(1) without searching for leaves.
+A sequence that holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so
+among idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction
+in LRU order is O(1) without searching for leaves.
 """
 
 from __future__ import annotations
