@@ -63,7 +63,8 @@ class RequestTimeline(Timeline):
             return
         on_the_way = max(0.0, now() - sent_s - max(event.at_us for event in events) / 1e6)
         self._on_the_way[sent_s] = on_the_way = min(on_the_way, self._on_the_way.get(sent_s, on_the_way))
-        self.add_engine_events(events, sent_s + on_the_way / 2)
+        turn = 1 + list(self._on_the_way).index(sent_s)
+        self.add_engine_events(events, sent_s + on_the_way / 2, turn)
 
     @property
     def total_s(self) -> float:
@@ -84,7 +85,7 @@ def _readable(flat: Sequence[int]) -> list[EngineEvent]:
 def parts_of(events: Iterable[Event]) -> dict[str, float]:
     parts: dict[str, float] = {}
     before: float | None = None
-    for name, at_s, _ in events:
+    for name, at_s, *_ in events:
         if name.startswith(_ENGINE):
             continue
         if before is not None:

@@ -19,7 +19,7 @@ from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
 from kvarn.fleet.placement.places import Places
-from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
+from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -95,14 +95,12 @@ class RayLauncher(Launcher):
             orphan_timeout_s=self._config.orphan_timeout_s,
             cpus=(),
         )
-        raw = msgspec.Raw(msgspec.json.encode(remote))
-        request = Launch(name, raw, self._needs_of(spec), self._config.place_timeout_s)
+        needs, timeout_s = self._needs_of(spec), self._config.place_timeout_s
         try:
-            answer = await channel.call("launch", msgspec.json.encode(request))
+            launched = await channel.call(Launch(name, msgspec.json.encode(remote), needs, timeout_s), Launched)
         except ChannelClosedError as error:
             self._abandoned.add(name)  # it may run all the same
             raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
-        launched = msgspec.json.decode(answer, type=Launched)
         if launched.place is None:
             raise LaunchError(launched.problem)
         engine = self._engine(name, launched.place)
@@ -113,7 +111,7 @@ class RayLauncher(Launcher):
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """Without Ray nothing is found."""
         try:
-            places = await self._list(await self._agent())
+            places = await _list(await self._agent())
         except (ChannelClosedError, LaunchError) as error:
             _log.warning("running engines cannot be taken over: %s", error)
             return {}
@@ -126,7 +124,7 @@ class RayLauncher(Launcher):
 
     async def replicas(self) -> set[str]:
         try:
-            return {name.rpartition("#")[0] for name in await self._list(await self._agent())}
+            return {name.rpartition("#")[0] for name in await _list(await self._agent())}
         except ChannelClosedError as error:
             raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
 
@@ -140,7 +138,7 @@ class RayLauncher(Launcher):
 
     def _kill(self, name: str) -> None:
         if self._channel is not None:
-            self._channel.send("kill", name.encode())
+            self._channel.send(StopEngine(name))
 
     async def _agent(self) -> Channel:
         try:
@@ -150,9 +148,6 @@ class RayLauncher(Launcher):
             raise LaunchError(f"no Ray cluster at {self._config.address!r} (fleet.ray.address)") from None
         assert self._channel is not None
         return self._channel
-
-    async def _list(self, channel: Channel) -> dict[str, Place]:
-        return msgspec.json.decode(await channel.call("list"), type=dict[str, Place])
 
     async def _run(self) -> str | None:
         own_end, other_end = socket.socketpair()
@@ -169,7 +164,7 @@ class RayLauncher(Launcher):
                 env=environment,
             )
         ended = exit_of(process)
-        channel = await Channel.open(own_end, {"ended": self._ended})
+        channel = await Channel.open(own_end, {Ended: self._resolve})
         connecting = asyncio.create_task(self._connect(channel))
         try:
             return describe_exit(await ended, "the agent that speaks to Ray")
@@ -183,20 +178,17 @@ class RayLauncher(Launcher):
 
     async def _connect(self, channel: Channel) -> None:
         """Wait until the agent has found Ray, then learn which engines are gone meanwhile."""
-        host = (await channel.call("host")).decode()
+        host = await channel.call(Host(), str)
         self._host = self._config.listen_address or host
         if self.engines:
-            running = await self._list(channel)
+            running = await _list(channel)
             for name in self.engines.keys() - running.keys():
                 self._resolve(Ended(name, "it was gone when Ray was back"))
         for name in self._abandoned:
-            channel.send("kill", name.encode())
+            channel.send(StopEngine(name))
         self._abandoned.clear()
         self._channel = channel
         self.connected.set()
-
-    def _ended(self, body: bytes) -> None:
-        self._resolve(msgspec.json.decode(body, type=Ended))
 
     def _resolve(self, end: Ended) -> None:
         engine = self.engines.pop(end.name, None)
@@ -210,3 +202,7 @@ class RayLauncher(Launcher):
     @staticmethod
     def _report(failure: str | None, backoff_s: float) -> None:
         _log.error("Ray unreachable, retrying: %s", failure, extra={"tried_again_in_s": backoff_s})
+
+
+async def _list(channel: Channel) -> dict[str, Place]:
+    return await channel.call(ListPlaces(), dict[str, Place])
