@@ -158,15 +158,12 @@ class EngineCore:
         now = self._clock()
         output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
         self._start_prepared(now)
-        while self._may_submit() and self._submit_step(now):
-            pass
+        while self.scheduler.num_in_flight < (1 if self.scheduler.needs_results else self._max_in_flight):
+            if not self._submit_step(now):
+                break
         if self.scheduler.num_in_flight:
             self._collect_step(output)
         return output
-
-    def _may_submit(self) -> bool:
-        limit = 1 if self.scheduler.needs_results else self._max_in_flight
-        return self.scheduler.num_in_flight < limit
 
     def _submit_step(self, now: float) -> bool:
         plan = self.scheduler.schedule(now)
@@ -223,20 +220,22 @@ class EngineCore:
             raise IntegrityError("no request is here, but blocks are held")
 
     def _refuse_overdue(self, now: float) -> list[Refused]:
-        refused: list[Refused] = []
-        for request in self._admission.overdue(now):
-            self._withdraw(request)
-            self._recorder.count_refusal(RefusalReason.QUEUE_TIMEOUT)
-            waited = now - request.arrival_s
-            refused.append(
-                Refused(
-                    request_id=request.request_id,
-                    reason=RefusalReason.QUEUE_TIMEOUT,
-                    message=f"waited {waited:.0f} s without a free place: try again later",
-                    retry_after_s=self._recorder.retry_after_s(self._admission.waiting_tokens),
-                )
+        return [
+            self._refuse(
+                request,
+                RefusalReason.QUEUE_TIMEOUT,
+                f"waited {now - request.arrival_s:.0f} s without a free place: try again later",
             )
-        return refused
+            for request in self._admission.overdue(now)
+        ]
+
+    def _refuse(self, request: Request, reason: RefusalReason, message: str) -> Refused:
+        """Give up a request that was taken."""
+        self._withdraw(request)
+        self._recorder.count_refusal(reason)
+        overdue = reason is RefusalReason.QUEUE_TIMEOUT
+        retry_after_s = self._recorder.retry_after_s(self._admission.waiting_tokens) if overdue else None
+        return Refused(request_id=request.request_id, reason=reason, message=message, retry_after_s=retry_after_s)
 
     def _start_prepared(self, now: float) -> None:
         if self._preparing:
@@ -246,14 +245,8 @@ class EngineCore:
                 self.scheduler.add(request)
 
     def _refuse_unmaskable(self) -> list[Refused]:
-        refused: list[Refused] = []
-        for request in list(self._masked.values()):
-            problem = request.mask.problem if request.mask is not None else None
-            if problem is not None:
-                self._withdraw(request)
-                self._recorder.count_refusal(RefusalReason.INVALID)
-                refused.append(Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=problem))
-        return refused
+        problems = [(each, each.mask.problem) for each in self._masked.values() if each.mask is not None]
+        return [self._refuse(each, RefusalReason.INVALID, text) for each, text in problems if text is not None]
 
     def _withdraw(self, request: Request) -> None:
         if request in self._preparing:

@@ -205,7 +205,7 @@ class Scheduler:
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
                 victim = max(self.running, key=lambda each: each.rank)
-                self._undo_row(step, victim)
+                self._charge(victim, -step.remove(victim))  # a row that it has in this step
                 self._preempt(victim)
                 step.preempted = True
                 if victim is sequence:
@@ -219,9 +219,6 @@ class Scheduler:
         if charged > 0:
             step.extra(sequence).charged = charged
             self._charge(sequence, charged)
-
-    def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
-        self._charge(sequence, -step.remove(sequence))
 
     def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
         sequence.num_charged += prompt_tokens

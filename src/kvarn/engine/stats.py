@@ -54,7 +54,8 @@ class StatsRecorder:
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
-        known, computed = self._running_tokens()
+        known = sum([each.num_tokens for each in scheduler.running])
+        computed = sum([each.num_computed_tokens for each in scheduler.running])
         tiers = scheduler.memory.tiers
         return EngineStats(
             step=totals.steps,
@@ -88,10 +89,6 @@ class StatsRecorder:
             speculation=_speculation(scheduler.speculation),
             work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
-
-    def _running_tokens(self) -> tuple[int, int]:
-        running = self._scheduler.running
-        return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
 
     def _kv_waste_ratio(self, computed: int) -> float:
         """Empty slots over all slots of running sequences. Only a table's last blocks have some, and those are never

@@ -30,6 +30,7 @@ _RIDGE = 1e-3
 class StepTimeModel:
     """Step times learned from every step, and how many prompt tokens still fit into a step of a given length."""
 
+    FORGETTING = 0.99
     FIRST_GUESS = 64
     """Prompt tokens to try beside running decodes before anything is known."""
     FIT_EVERY = 8
@@ -39,10 +40,9 @@ class StepTimeModel:
     EXPECTATION_FITS = 8
     """Fits of what is expected: each takes away what is left of the pull towards the coefficients before it."""
 
-    def __init__(self, forgetting: float = 0.99, expected: Sequence[ExpectedStep] = ()) -> None:
+    def __init__(self, expected: Sequence[ExpectedStep] = ()) -> None:
         """`expected`: different steps, from which the model starts; without them it knows nothing at first."""
         size = len(_SCALES)
-        self._forgetting = forgetting
         self._weights = [0.0] * size
         self.fitted = StepTimes()
         """`times` of the latest fit: up to `FIT_EVERY` steps old, and nothing is computed."""
@@ -84,7 +84,7 @@ class StepTimeModel:
         expected = self.fitted.seconds(shape)
         if self._samples >= self.FEW_STEPS and expected > 0:
             elapsed_s = min(elapsed_s, 3 * expected)
-        self._remember(_features(shape), elapsed_s, self._forgetting)
+        self._remember(_features(shape), elapsed_s, self.FORGETTING)
         self._samples += 1
         self._unfitted += 1
         if self._unfitted == self.FIT_EVERY or self._samples < self.FEW_STEPS:

@@ -5,6 +5,7 @@ A rewritten schema never allows more than what it stands for. Where it allows le
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -150,18 +151,18 @@ def _name_unevaluated(node: dict[str, Any]) -> None:
         node["items"] = node.pop("unevaluatedItems")
 
 
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Control characters without an escape of their own."""
+
+
 def _check_values(node: dict[str, Any]) -> None:
     """Refuse values that would be written as others."""
     for keyword in ("const", "enum"):
         for value in _leaves(node.get(keyword)):
-            if isinstance(value, str) and any(map(_is_unwritten, value)):
+            if isinstance(value, str) and _UNWRITTEN.search(value):
                 raise GrammarError(f"{keyword!r} holds a string with a control character, which cannot be written")
             if isinstance(value, int | float) and not isinstance(value, bool):
                 check_number(keyword, value)
-
-
-def _is_unwritten(character: str) -> bool:
-    return (character < " " and character not in "\b\t\n\f\r") or character == "\x7f"
 
 
 def _leaves(value: Any) -> Iterator[Any]:

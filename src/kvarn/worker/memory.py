@@ -136,13 +136,19 @@ def plan_cache(
     if state and may_lower_seqs:
         max_num_seqs = max(1, min(max_num_seqs, (budget - context) // (_STATE_SHARE * state)))
     states = max_num_seqs * state
-    num_snapshots = _num_snapshots(state, budget - states - context, max_num_seqs)
+    num_snapshots = 0
+    if state:
+        spare = max(0, budget - states - context)
+        num_snapshots = min(spare // _SNAPSHOT_SHARE // state, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs)
     num_blocks = max(0, budget - states - num_snapshots * state) // block_bytes
     if may_lower_context and kv_cache_gib is None and gpu is None and 0 < num_blocks < blocks_of_context:
         blocks_of_context, max_context_length = num_blocks, num_blocks * BLOCK_SIZE
     if num_blocks < blocks_of_context:
+        taken = (
+            f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
+        )
         raise CacheTooSmallError(
-            f"A KV cache of {budget / GIB:.3g} GiB{_what_states_take(states, max_num_seqs)} holds "
+            f"A KV cache of {budget / GIB:.3g} GiB{taken} holds "
             f"{num_blocks * BLOCK_SIZE} tokens, but one context has up to {max_context_length}, {context / GIB:.3g} "
             f"GiB{'' if gpu is None or kv_cache_gib is not None else f': {gpu}'}. "
             + _advice(
@@ -155,16 +161,6 @@ def plan_cache(
     if kv_cache_gib is None:
         num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)
     return CachePlan(num_blocks, max_num_seqs, num_snapshots, max_context_length)
-
-
-def _num_snapshots(state: int, spare_bytes: int, max_num_seqs: int) -> int:
-    if not state:
-        return 0
-    return min(max(0, spare_bytes) // _SNAPSHOT_SHARE // state, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs)
-
-
-def _what_states_take(states: int, max_num_seqs: int) -> str:
-    return f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
 
 
 def _more_memory(needed: int, left: int, gpu: GpuBudget | None) -> str:

@@ -58,11 +58,9 @@ class ReasoningFormat:
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
 
-def _tags(
-    name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, markers: tuple[str, ...] = (), opened: bool = False
-) -> ReasoningFormat:
+def _tags(name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, opened: bool = False) -> ReasoningFormat:
     splitter = partial(TagSplitter, starts=starts, ends=ends)
-    return ReasoningFormat(name, starts, ends, f"\n{ends[0]}\n\n", splitter, markers or starts + ends, opened)
+    return ReasoningFormat(name, starts, ends, f"\n{ends[0]}\n\n", splitter, starts + ends, opened)
 
 
 QWEN3 = _tags("qwen3", ("<think>",), ("</think>",))

@@ -58,7 +58,11 @@ class HarmonySplitter(ReasoningSplitter):
             self._begin(header, parts)
         elif final and (opened or not text):
             self._held = ""  # a header that was cut off says nothing
-        elif final or len(self._held) >= LONGEST_HEADER or not (opened or _may_open(text)):
+        elif (
+            final
+            or len(self._held) >= LONGEST_HEADER
+            or not (opened or any(each.startswith(text) for each in _OPENERS))
+        ):
             self._begin("", parts)
             self._give(self._held[:1], parts)  # so that what begins it cannot break it off again
             self._held = self._held[1:]
@@ -96,7 +100,3 @@ class HarmonySplitter(ReasoningSplitter):
         self._new_message = False
         self._begun.add(kind)
         parts.append(kind(text))
-
-
-def _may_open(text: str) -> bool:
-    return any(each.startswith(text) for each in _OPENERS)
