@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
+
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SUM = {
