@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
+from kvarn.batches.worker import BatchWorker
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
 from kvarn.store.repositories.contents import read_content
@@ -24,12 +23,10 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, audited_chan
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import EngineStats, RefusalReason
 
-MISSING = "missing_required_parameter"
-
 
 def test_the_official_client_runs_a_batch(runner: Any, wait_for: WaitFor) -> None:
     runner.chat.answer = lambda request, index: answer_text(f"to {len(request.prompt_token_ids)} tokens")
-    with openai.OpenAI(base_url=f"{runner.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
+    with runner.sdk() as sdk:
         file = sdk.files.create(file=jsonl([chat_line(i) for i in range(50)]), purpose="batch")
         made = sdk.batches.create(
             input_file_id=file.id,
@@ -157,12 +154,20 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
             async for chunk in chunks:
                 yield chunk
 
+    looks, refresh = list[str](), BatchWorker.refresh
+
+    async def noted(worker: BatchWorker, job: Any) -> None:
+        await refresh(worker, job)
+        looks.append(job.id)
+
+    monkeypatch.setattr(BatchWorker, "refresh", noted)
     monkeypatch.setattr("kvarn.batches.run.read_content", read_slowly)
     with runner.client() as client:
         batch = send(client, lines)
         assert reading.wait(10)
         assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
-        time.sleep(0.2)  # for four looks at the batch
+        seen = len(looks)
+        wait_for(lambda: len(looks) > seen + 1, "looks at the batch")
         go_on.set()
         await_end(client, batch, wait_for, "cancelled")
         assert "errors" not in batch and "failed_at" not in batch and batch["request_counts"]["total"] == 0

@@ -21,7 +21,7 @@ WELL: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}
 
 @pytest.fixture
 def claude(runner: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=runner.url, api_key="none", max_retries=0, timeout=20) as made:
+    with runner.claude() as made:
         yield made
 
 
