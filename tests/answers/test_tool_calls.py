@@ -158,9 +158,7 @@ def test_the_models_own_format_is_read(
 def test_special_tokens_that_mark_calls_reach_the_parser(
     server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marked = MISTRAL_TAGGED.__class__(
-        "mistral", MISTRAL_TAGGED.parser, MISTRAL_TAGGED.opening, ("<|system|>",), MISTRAL_TAGGED.new_id
-    )
+    marked = replace(MISTRAL_TAGGED, markers=("<|system|>",))
     served = server.served["tiny"]
     monkeypatch.setattr(served, "text", replace(served.text, tool_format=marked))
     system = 258
