@@ -261,8 +261,3 @@ def test_an_error_in_mid_stream_is_an_event(server: Any, claude: anthropic.Anthr
         for _ in claude.messages.create(stream=True, **ASK):
             pass
     assert lost.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index, call-overload]
-
-
-def test_other_paths_keep_openais_errors(client: httpx.Client) -> None:
-    assert client.get("/v1/messages").json()["type"] == "error"
-    assert "type" not in client.get("/v1/messagesque").json()

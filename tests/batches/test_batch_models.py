@@ -67,7 +67,7 @@ def completed(client: httpx.Client, batch: dict[str, Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize("how", ["busy", thorough("sheds"), thorough("starts")])
+@pytest.mark.parametrize("how", ["busy", thorough("sheds"), "starts"])
 def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
     runner: Any, second: FakeReplica, wait_for: WaitFor, how: str
 ) -> None:

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from lazy_modules import LazyModule
 
@@ -72,16 +71,6 @@ def test_langchain_runs_its_tools(server: Any) -> None:
     assert asked == ["Stockholm"] and RAINY in str(answer.content)
     assert call.usage_metadata is not None and call.usage_metadata["output_tokens"] > 0
     assert "".join(str(piece.content) for piece in bound.stream(messages)) == answer.content
-
-
-def test_langchain_gets_an_object(server: Any) -> None:
-    from langchain_ollama import ChatOllama
-
-    class Place(BaseModel):
-        city: str
-
-    model = ChatOllama(model=MODEL, base_url=server.url, temperature=0, num_predict=100)
-    assert isinstance(model.with_structured_output(Place).invoke(RAIN), Place)
 
 
 def test_langchain_embeds(server: Any) -> None:

@@ -57,14 +57,6 @@ def test_chat_completions_stream_into_a_type(sdk: openai.OpenAI) -> None:
     assert {"content.delta", "content.done"} <= kinds
 
 
-def test_chat_completions_parse_calls_of_strict_tools(sdk: openai.OpenAI) -> None:
-    tool = openai.pydantic_function_tool(Weather)
-    choice: Any = {"type": "function", "function": {"name": "Weather"}}
-    answer = sdk.chat.completions.parse(model=MODEL, messages=ASK, tools=[tool], tool_choice=choice, temperature=1)
-    (call,) = answer.choices[0].message.tool_calls or ()
-    assert isinstance(call.function.parsed_arguments, Weather)
-
-
 def test_responses_parse(sdk: openai.OpenAI) -> None:
     for form in (Person, Weather):
         response = sdk.responses.parse(model=MODEL, input=BELLA, text_format=form, temperature=1)
