@@ -112,7 +112,7 @@ class RankProcesses:
                 process.stdin.flush()
 
     def await_loaded(self) -> list[Loaded]:
-        """Wait until each rank has loaded its part. Raises `RankLostError` if one ended, or says why it cannot load."""
+        """Wait until each rank has loaded its part. Raises `RankLostError` where one ended or cannot load."""
         loaded: list[Loaded] = []
         for rank, answers in enumerate(self.answers, start=1):
             frame = read_frame(answers)
