@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
@@ -16,11 +16,11 @@ import kvarn
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.observe.merge import as_open_metrics
 from kvarn.quality.monitor import QualityMonitor
 
-router = APIRouter(tags=["operation"], route_class=JsonRoute)
+router = json_router("", "operation")
 
 _DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _ICON = (
