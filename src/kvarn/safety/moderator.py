@@ -21,7 +21,7 @@ class ModerationAwayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """On whose share of threads and engines a verdict is made, and how urgent it is."""
+    """The tenant that pays for a verdict in threads and engine time, and its urgency."""
 
     tenant: str
     weight: float = 1.0

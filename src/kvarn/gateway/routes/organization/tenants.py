@@ -40,7 +40,7 @@ async def list_tenants(admin: PlatformAdminDep, query: OldestFirstQuery) -> List
 @router.post("", summary="Create an organisation")
 async def create_tenant(admin: PlatformAdminDep, body: TenantCreate) -> TenantObject:
     """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
-    only: whoever has it does the rest."""
+    only."""
     settings = body.model_dump(exclude_none=True, exclude={"name"})
     async with admin.audited_change() as change:
         organization, project = await organizations.add_organization(change, body.name, **settings)
