@@ -22,7 +22,6 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 _TOKENS_A_MESSAGE = 4
-"""Tokens of a message's role and markers."""
 
 
 async def count_external_chat(
