@@ -16,7 +16,7 @@ from starlette.types import Message
 
 import kvarn.gateway.routes.files as files_module
 from asking import prompt_of
-from kvarn.gateway.content_encoding import decoding
+from kvarn.gateway.body import decoding
 from kvarn.store.owner import Scopes
 
 CHAT = "/v1/chat/completions"

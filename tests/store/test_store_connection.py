@@ -164,7 +164,7 @@ async def test_a_table_that_is_missing_from_a_prepared_database_is_a_fault(postg
 async def test_a_server_that_refuses_the_connection_is_named_and_counts_as_away(
     postgres_url: str, change: Callable[[str], str], why: str
 ) -> None:
-    async with opened(change(postgres_url)) as store:
+    async with opened(change(postgres_url), timeout_s=20) as store:
         for use in (migrate.upgrade, migrate.check, _read):
             with pytest.raises(StoreRefusedError, match=why) as raised:
                 await use(store)

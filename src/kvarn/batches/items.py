@@ -98,13 +98,8 @@ class ModelItems:
 
 
 class BatchItems:
-    """Runs the open lines of a batch.
-
-    Args:
-        serving: Where they run.
-        job: The batch.
-        places: Lines of all batches that may be in flight, by model; under the empty name, for models not served.
-    """
+    """Runs the open lines of a batch. `places`: lines of all batches that may be in flight, by model; under the empty
+    name, for models not served."""
 
     def __init__(self, serving: ResponsesContext, job: BatchJob, places: Mapping[str, FairSemaphore]) -> None:
         self._serving = serving
@@ -114,7 +109,6 @@ class BatchItems:
         self._answers: list[Answer] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
-        """Workers whose line has a place."""
 
     async def run(self) -> None:
         """Run lines until none is open, or the job is ended or preempted."""

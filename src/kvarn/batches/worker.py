@@ -45,7 +45,6 @@ class BatchWorker(Worker[BatchJob]):
         config = serving.config.batches
         super().__init__("batches", max_running=config.max_running, poll_s=min(config.poll_s, config.lease_s / 4))
         self.holder = new_id("gw-")
-        """Name of this gateway in leases."""
         self._serving = serving
         self._store = serving.store
         self._config = config

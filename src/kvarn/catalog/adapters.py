@@ -32,14 +32,7 @@ _log = logging.getLogger("kvarn.catalog")
 
 
 class AdapterLoader:
-    """Loads and unloads adapters for administrators.
-
-    Args:
-        config: Where adapters may be loaded from.
-        models: What is served.
-        held_requests: Where requests wait for a model's first replica.
-        store: Keeps which adapters a deployment has.
-    """
+    """Loads and unloads adapters for administrators; the database keeps which adapters a deployment has."""
 
     def __init__(self, config: KvarnConfig, models: ModelTable, held_requests: HeldRequests, store: Store) -> None:
         self._config = config
@@ -165,12 +158,7 @@ async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
 
 class AdapterReconciler:
     """Gives replicas the adapters of their deployment: one that was starting while an adapter was loaded or unloaded
-    lacks it, has it in an older form, or still has it.
-
-    Args:
-        models: What is served.
-        store: Where it stands what deployments have.
-    """
+    lacks it, has it in an older form, or still has it."""
 
     def __init__(self, models: ModelTable, store: Store) -> None:
         self._models = models

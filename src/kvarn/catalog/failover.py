@@ -65,7 +65,6 @@ class ResumableRequest:
         """Tokens that have come, and how many of them before the replica of now."""
         self._moves = 0
         self._lost: list[str] = []
-        """Replicas that were lost since the last token."""
         self._lost_at: float | None = None
 
     def open(self) -> AsyncGenerator[TokenDelta, None]:

@@ -15,8 +15,8 @@ from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.launcher import Launcher
+from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
@@ -66,7 +66,6 @@ class FleetController:
         self._read_desired = read_desired
         self._lease = lease
         self._holds = False
-        """Whether this process looks after the fleet."""
         self._counts = counts or ReplicaCounts()
         self._load_of = load_of
         self._clock = clock

@@ -27,7 +27,6 @@ class CandidateVersion:
     model: ModelConfig
     version: int
     share: float
-    """Share of the requests that its replicas are for."""
     fingerprints: Mapping[str, Any] | None = None
 
 
@@ -41,7 +40,6 @@ class Desired:
     replicas: int | None = None
     """Set by `kvarn scale`; None: as the version says."""
     candidate: CandidateVersion | None = None
-    """The version that is rolled out beside this one."""
     adapters: tuple[AdapterInfo, ...] = ()
     """Adapters loaded at run time, which belong to all versions."""
     fingerprints: Mapping[str, Any] | None = None
@@ -66,7 +64,6 @@ def replicas_of(share: float, serving: int) -> int:
 
 
 DesiredModels = dict[str, Desired]
-"""By the model's name."""
 
 
 class ReplicaCounts:

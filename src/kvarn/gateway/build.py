@@ -24,11 +24,10 @@ from kvarn.answers.stages.replica import ReplicaStage
 from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.turn import Stage
-from kvarn.catalog.engine_metrics import EngineCollector
 from kvarn.catalog.held_requests import HeldRequests
+from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
-from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.generator import external_generator

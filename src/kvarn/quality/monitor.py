@@ -39,7 +39,6 @@ class DriftAction(StrEnum):
     RESTART = "restart"
     """It is drained and started again, with weights that are loaded anew."""
     KEEP_OUT = "keep_out"
-    """It is drained and stays away."""
     ALERT = "alert"
     """It goes on, as no other replica answers for the model, and is reported."""
 
@@ -50,7 +49,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: str
     prompt: str
-    """Name of the golden prompt with the wrong answer."""
     adapter: str
     cached: bool
     """The answer was wrong only with cached blocks of the prompt."""
@@ -87,12 +85,10 @@ class _ProbeState:
 
     due: float = 0.0
     starts: int = 0
-    """`ReplicaClient.starts` when it was last probed."""
     next_adapter: int = 0
     restarted_at: float | None = None
     probe: asyncio.Task[None] | None = None
     asked: int = 0
-    """Golden prompts under way."""
 
 
 @dataclass
@@ -102,7 +98,6 @@ class ProbeCounts:
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """By (model, replica, result): `equal`, `drifted` or `unanswered`."""
     seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Time spent in probes."""
     passed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Unix seconds of the last probe without a deviation."""
 

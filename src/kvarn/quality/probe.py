@@ -16,7 +16,6 @@ TENANT = "kvarn:quality"
 UNCACHED_TENANT = "kvarn:quality:uncached"
 """The tenant of prompts that are computed as a whole: its cached blocks are deleted before."""
 _PRIORITY = 10
-"""The priority of batches: requests of clients go first."""
 _TOP = 4
 """Most likely tokens whose log-probabilities are compared at each position of the answer."""
 
@@ -30,7 +29,6 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[bytes, ...] = ()
     """The same for each token of the prompt but the first; empty: cached blocks were used."""
     cached_tokens: int = 0
-    """Tokens of the prompt that came from the prefix cache."""
 
     @classmethod
     def of(cls, deltas: Iterable[TokenDelta]) -> GoldenAnswer:
@@ -67,7 +65,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     mean_gap: float
     """Mean of the differences of the log-probabilities of the prompt's tokens and of the answer's equal ones."""
     largest_gap: float
-    """The largest of them."""
 
 
 async def ask(

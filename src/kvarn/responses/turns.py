@@ -42,9 +42,7 @@ class Turn:
     earlier: list[StoredItem]
     """Items of the turns before, oldest first."""
     items: list[StoredItem]
-    """Items that this one adds."""
     lock: Lock | None = None
-    """Lock of the conversation it belongs to."""
 
     @property
     def context(self) -> list[StoredItem]:

@@ -32,7 +32,6 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 
 _UPDATE_S = 1.0
-"""Seconds between two reads of the database."""
 _MAX_UNSENT = 10_000
 """Samples of a rollout that wait for the database; older ones are dropped."""
 
@@ -69,7 +68,6 @@ class Rollouts:
         clock: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.rollouts: dict[str, Rollout] = {}
-        """The latest rollout of each model."""
         self.is_leader = False
         """Only while a rollout is under way."""
         self.on_saved: Callable[[], None] = lambda: None
@@ -82,7 +80,6 @@ class Rollouts:
         self._may_lead = may_lead
         self._clock = clock
         self._by_route: dict[str, Rollout] = {}
-        """By the name of each route that is shared between two versions."""
         self._unsent: defaultdict[tuple[str, float], deque[RolloutSample]] = defaultdict(
             lambda: deque(maxlen=_MAX_UNSENT)
         )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
 _MAX_CHARS = 65_536
-"""Characters of an answer that are compared."""
 _LONGEST_S = 600.0
 
 _log = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ class ComparedAnswer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     first_s: float | None = None
-    """Seconds from its beginning to the first token."""
     total_s: float = 0.0
     finish_reason: str | None = None
 
@@ -68,7 +66,6 @@ class ShadowResult:
 
     route: str
     model: str
-    """Model that made the copy."""
     answer: ComparedAnswer
     copy: ComparedAnswer
     agreement: float
@@ -76,13 +73,8 @@ class ShadowResult:
 
 
 class Shadows(Observer):
-    """The copies of one gateway process: an observer that asks again once an answer has ended.
-
-    Args:
-        metrics: Where copies are counted.
-        on_result: Is given each copy that was finished.
-        on_failure: Is given each that failed: its route, the model that should have made it, and why.
-    """
+    """The copies of one gateway process: an observer that asks again once an answer has ended. `on_failure` is given
+    the route, the model that should have made the copy, and why."""
 
     def __init__(
         self,

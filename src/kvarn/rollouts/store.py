@@ -45,11 +45,7 @@ class StoredRow(NamedTuple):
 
 
 class RolloutStore:
-    """The rollouts of the database, as one process reads and writes them.
-
-    Args:
-        store: The database.
-    """
+    """The rollouts of the database, as one process reads and writes them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,9 +54,7 @@ class RolloutStore:
         self._renew_at = 0.0
         self._known: dict[str, Any] = {}
         self._candidates: dict[str, tuple[int, float] | None] = {}
-        """Versions and shares as last read or written, by model."""
         self._counted: dict[str, list[int]] = {}
-        """Samples that are counted and not deleted yet, by model."""
         self._undeleted: set[str] = set()
 
     async def read(self) -> list[StoredRow]:

@@ -18,8 +18,7 @@ from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.structured.answer_check import only_valid_answers
-from kvarn.answers.structured.grammars import grammar_of_completion
+from kvarn.answers.structured.answer_check import grammar_of_completion, only_valid_answers
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK

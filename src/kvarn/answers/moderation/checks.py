@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from kvarn.answers.moderation.guard import GuardModel
 from kvarn.answers.moderation.output_moderation import OutputModeration
 from kvarn.answers.turn import GeneratedPrompt, Turn
@@ -13,6 +16,7 @@ from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError,
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import Verdict
+from kvarn.text.messages import normalize_messages
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
 ALIASES = frozenset(
@@ -91,3 +95,31 @@ class Moderation:
 def _refusal(verdict: Verdict, param: str) -> ApiError:
     why = ", ".join(verdict.flagged)
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")
+
+
+def chat_texts(messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] | None) -> Iterable[str]:
+    """All that a chat tells the model: messages, tool calls and their results, and what the tools say of themselves."""
+    for message in normalize_messages(messages):  # as the template shows them: no word hidden by JSON's escapes
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content or ())
+        yield message.get("reasoning_content") or ""
+        for call in message.get("tool_calls") or ():
+            yield call["function"]["name"]
+            yield from _strings(call["function"]["arguments"])
+    for tool in tools or ():
+        yield from _strings(tool["function"])
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield str(name)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)

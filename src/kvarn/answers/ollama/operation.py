@@ -24,8 +24,7 @@ from kvarn.answers.turn import Deltas
 from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.ollama.answers import Answer
 from kvarn.wire.ollama.dialect import line
-from kvarn.wire.ollama.options import AnswerRequest
-from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest, Message
+from kvarn.wire.ollama.requests import AnswerRequest, ChatRequest, GenerateRequest, Message
 from kvarn.wire.openai.chat.answer import TokenLogprobs, TopLogprob
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionLogprobs

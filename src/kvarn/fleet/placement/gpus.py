@@ -27,7 +27,6 @@ class Gpu:
     """One GPU."""
 
     number: int
-    """Index in `nvidia-smi`."""
     uuid: str
     memory_bytes: int
     capability: tuple[int, int] = MIN_CAPABILITY

@@ -51,11 +51,9 @@ class LifecycleTimeouts:
     """Seconds."""
 
     launch_s: float = 600.0
-    """Limit for a launch."""
     sleep_s: float = 120.0
     """Limit for weights to leave the GPU."""
     stop_s: float = 2.0
-    """Between the instruction to stop and the kill."""
     kill_again_s: float = 2.0
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""
@@ -65,20 +63,13 @@ class LifecycleTimeouts:
 
 class ReplicaLifecycle:
     """One replica. Each method takes the time, in seconds of any clock that does not go back, and returns commands.
-
-    Args:
-        times: Its time limits.
-        in_pool: It shall wait until `activate`.
-        last_run: A number that no run of this replica has passed: an earlier controller may have started some.
-    """
+    `last_run`: no run of this replica has a greater number; an earlier controller may have started some."""
 
     def __init__(self, times: LifecycleTimeouts, *, in_pool: bool = False, last_run: int = 0) -> None:
         self.state = ReplicaState.PENDING
         self.run = last_run
-        """Number of the current or latest run."""
         self.reason = ""
         self.wake_at: float | None = None
-        """Time at which `tick` is due."""
         self.was_found_draining = False
         """It was adopted from a controller that had told it to end; none of its processes follows."""
         self.in_pool = in_pool

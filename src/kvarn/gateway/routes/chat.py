@@ -69,7 +69,6 @@ async def list_chat_completions(
 
 @router.get("/{completion_id}", summary="Read a stored chat completion", dependencies=_CHECKED)
 async def get_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> PlainCompletion:
-    """One stored completion."""
     return describe_completion(await read_owned(gateway.store, owner, StoredCompletion, completion_id))
 
 
@@ -83,7 +82,6 @@ async def change_chat_completion(
 
 @router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=_CHECKED)
 async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> DeletedObject:
-    """Delete a stored completion and its messages."""
     await delete_owned(gateway.store, owner, StoredCompletion, completion_id)
     return DeletedObject(id=completion_id, object="chat.completion.deleted")
 

@@ -74,7 +74,6 @@ async def create_message_batch(
 async def list_message_batches(
     request: Request, gateway: GatewayDep, owner: OwnerDep, query: PageQuery
 ) -> Listed[MessageBatch]:
-    """The project's batches of messages, newest first."""
     page = await list_batches(gateway.store, owner, query.cursor, ENDPOINT)
     return page_of(page, lambda batch: describe_message_batch(batch, _base_url(request)))
 

@@ -75,7 +75,6 @@ class Readiness(TypedDict):
 @router.head("/", include_in_schema=False)
 @router.get("/", summary="Name, version and links")
 async def root(gateway: GatewayDep) -> Root:
-    """Say what answers here and where to look next."""
     links = {
         "docs": "/docs",
         "openapi": "/openapi.json",
@@ -96,7 +95,6 @@ async def docs() -> HTMLResponse:
 
 @router.get("/favicon.ico", include_in_schema=False)
 async def favicon() -> Response:
-    """The picture that browsers ask every server for."""
     headers = {"cache-control": "public, max-age=86400"}
     return Response(_ICON, media_type="image/svg+xml", headers=headers)
 
@@ -122,7 +120,6 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
 
 @router.get("/version", summary="The version of the server")
 async def version() -> Version:
-    """Kvarn's version, in vLLM's form."""
     return {"version": kvarn.__version__}
 
 

@@ -67,7 +67,6 @@ async def create_response(
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
 async def count_tokens(gateway: GatewayDep, record: RecordDep, body: TokenCountRequest) -> answer.InputTokens:
-    """Count the tokens of a response's prompt."""
     return await count_input_tokens(gateway, record, body)
 
 
@@ -107,7 +106,6 @@ async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str
 async def list_input_items(
     gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
-    """The items that the request for a response brought."""
     row = await read_owned(gateway.store, owner, StoredResponse, response_id)
     page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
     return list_answer(page, lambda item: item)

@@ -46,7 +46,6 @@ async def start_rollout(admin: PlatformAdminDep) -> RolloutObject:
 
 @router.get("/{model}", summary="Retrieve a rollout")
 async def get_rollout(admin: PlatformAdminDep, model: str) -> RolloutObject:
-    """The latest rollout of a model."""
     return _describe(admin.gateway, _find(admin, model))
 
 

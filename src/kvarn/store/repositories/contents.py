@@ -18,7 +18,6 @@ from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.row_deletion import delete_rows
 
 _CHUNKS_AT_ONCE = 16
-"""Chunks deleted in one transaction."""
 _MOVING = "moving"
 """Folder of copies that are not whole yet."""
 

@@ -30,7 +30,6 @@ MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
 
 _FLUSH_BYTES = 4 * CHUNK_BYTES
-"""Written at once."""
 _ABANDONED_S = 24 * 3600
 """A file that was not published a day after it was begun belongs to a process that died."""
 
@@ -47,7 +46,6 @@ class FileWriter:
 
     def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
         self.size = 0
-        """Bytes taken so far."""
         self._store = store
         self._owner = owner
         self._counted = counted

@@ -29,7 +29,7 @@ from kvarn.store.models import (
     StoredResponse,
     Upload,
 )
-from kvarn.store.repositories.dialect import is_postgresql
+from kvarn.store.repositories.queries import is_postgresql
 
 ROW_BYTES = 1024
 """Bytes that an object counts for besides its content: a file of one byte takes hardly less."""

@@ -188,7 +188,6 @@ async def embeddings(gateway: GatewayDep, principal: PrincipalDep, query: UsageQ
 
 @router.get("/usage/moderations", summary="Usage of moderations")
 async def moderations(gateway: GatewayDep, principal: PrincipalDep, query: UsageQuery) -> UsagePage[InputUsage]:
-    """Requests and tokens."""
     where = replace(query.filter_for(principal), endpoints=MODERATIONS)
     return await query.answer(gateway.control.reports, where, query.groups, _input_usage("moderations"))
 

@@ -41,7 +41,6 @@ class BatchStatus(StrEnum):
 
 
 OVER = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
-"""States that a batch never leaves."""
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 

@@ -16,7 +16,6 @@ from kvarn.store.repositories.row_deletion import delete_rows
 
 _DELETED_AT_ONCE = 500
 _LAST = (1 << 63) - 1
-"""No line has a number beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class OpenLine(NamedTuple):
 
 
 FIRST = OpenLine("", 0)
-"""Before all lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.stored_bytes import json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
-"""States of responses that have not ended."""
 
 
 async def queue_response(

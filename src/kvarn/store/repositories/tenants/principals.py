@@ -21,7 +21,6 @@ class Grant:
 
     organization_id: str
     digest: str
-    """SHA-256 of the key."""
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None
