@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from kvarn.responses.custom_input import CustomInput, arguments_in_pieces
 from kvarn.responses.request import chat_request
+from kvarn.responses.tools import CustomInput, arguments_in_pieces
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.items import user_message

@@ -29,11 +29,9 @@ class BlockMemory(Protocol):
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""
-        ...
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""
-        ...
 
 
 class BlockTransfers:
@@ -48,7 +46,6 @@ class BlockTransfers:
         self._connector = connector
 
     def store(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Hand over the contents of blocks."""
         if not transfers:
             return
         parts = self._here or [part.numpy(force=True) for part in self._rows(transfers)]
@@ -56,7 +53,6 @@ class BlockTransfers:
         self._connector.store(transfers, [[part[place].data for part in parts] for place in places])
 
     def load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Write stored contents into blocks."""
         if not transfers:
             return
         if self._here is not None:

@@ -28,13 +28,10 @@ EFFICIENCY = 0.8
 too, and a step that both reads and computes much overlaps the two badly."""
 
 _FEW, _MANY = 1, 64
-"""Rows of products that are bound by reading, and by computing."""
 _LARGEST_PRODUCT = 512 * 1024**2
 """Operations: a product with many rows of a large weight gets fewer rows."""
 _MANY_ON_GPU = 2048
-"""Rows that fill a GPU."""
 _REPEATS = 5
-"""Repetitions of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
 
@@ -78,7 +75,6 @@ def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
 
 
 def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
-    """The keys that a prompt's chunk reads count by its operations alone: they are read once for many queries."""
     work = costs.step(
         tokens=shape.num_tokens,
         logits_rows=shape.decode_rows + shape.proposals + (shape.prefill_tokens > 0),
