@@ -36,7 +36,6 @@ class HiddenStates:
     taken: dict[int, torch.Tensor] = field(default_factory=dict)
     """[T, hidden] by layer, in the activations' type."""
     batch: PagedBatch | None = None
-    """The step that they are of."""
 
     def joined(self) -> torch.Tensor:
         return torch.cat([self.taken[layer] for layer in self.layers], dim=-1)

@@ -84,7 +84,6 @@ class TextEncoder(ABC):
 
 
 def _check_lengths(lengths: torch.Tensor, longest: int) -> None:
-    """Raise ValueError where a text is empty or too long."""
     if len(lengths) and not (int(lengths.min()) > 0 and int(lengths.max()) <= longest):
         raise ValueError(
             f"texts must have 1 to {longest} tokens, these have {int(lengths.min())} to {int(lengths.max())}"

@@ -197,7 +197,6 @@ class Encoder(TextEncoder):
 
 
 def _prefix(prefixes: tuple[str, ...], words: str, loader: WeightLoader) -> str:
-    """The one with which the checkpoint names its embeddings."""
     for prefix in prefixes:
         if f"{prefix}{words}.weight" in loader:
             return prefix

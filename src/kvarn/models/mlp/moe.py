@@ -28,7 +28,6 @@ class MoeMlp:
     operations: Operations
     router: Linear
     choice_bias: torch.Tensor | None
-    """[experts] float32: see `RouterSpec.choice_bias`."""
     experts: Experts
     shared: DenseMlp | None
     shared_gate: Linear | None
@@ -106,7 +105,6 @@ class MoeMlp:
 
 
 def _group(held: Sequence[DenseMlp], spec: DecoderSpec, loader: WeightLoader) -> GroupedExperts | None:
-    """The experts as two products, where the backend computes them so."""
     return loader.kernels.packer.group_experts(
         [each.gate_up for each in held], [each.down for each in held], spec.swiglu
     )
