@@ -28,13 +28,6 @@ Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 30))
 
 
-@pytest.fixture
-def checkpoint(oracle_factory: Factory, tmp_path: Path) -> Path:
-    """A copy of a small Qwen3 that a test may damage."""
-    _, path = oracle_factory("qwen3")
-    return Path(shutil.copytree(path, tmp_path / "model"))
-
-
 def load(path: Path, **options: Any) -> Decoder:
     model = load_model(path, **{"dtype": "float32", **options})
     assert isinstance(model, Decoder)
