@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -116,26 +115,6 @@ def test_logprobs_cover_the_text_token_by_token(answering: Callable[..., None], 
     assert whole.content[0].token == "h" and whole.content[0].logprob == -0.25
     streamed = [chunk.choices[0].logprobs for chunk in sdk.chat.completions.create(**options, stream=True)]
     assert [token for part in streamed if part for token in part.content or ()] == whole.content
-
-
-def test_a_tool_call_is_parsed_whole_and_streamed(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
-    answering('Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "två"}}\n</tool_call>')
-    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    answer = sdk.chat.completions.create(model="tiny", messages=HELLO, tools=[tool])
-    choice = answer.choices[0]
-    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."
-    call: Any = (choice.message.tool_calls or [])[0]
-    assert call.function.name == "add" and json.loads(call.function.arguments) == {"a": 1, "b": "två"}
-    name, arguments, text, reason = "", "", "", None
-    for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, tools=[tool], stream=True):
-        delta = chunk.choices[0].delta
-        text += delta.content or ""
-        for part in delta.tool_calls or []:
-            assert part.function is not None
-            name += part.function.name or ""
-            arguments += part.function.arguments or ""
-        reason = chunk.choices[0].finish_reason or reason
-    assert (name, json.loads(arguments), text, reason) == ("add", {"a": 1, "b": "två"}, "Let me see.", "tool_calls")
 
 
 def test_without_tools_or_with_choice_none_the_text_stays_text(

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
 import httpx
 import jsonschema_rs
 import pytest
@@ -18,6 +17,9 @@ from kvarn.answers.messages.context_edits import CLEARED, apply_edit
 from kvarn.answers.messages.request import chat_request
 from kvarn.text.errors import ChatTemplateError
 from kvarn.wire.anthropic.messages import MessagesRequest
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "messages": HELLO}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}

@@ -6,11 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-import anthropic
 import httpx
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
-from anthropic.types.beta import message_create_params as beta_message_create_params
 
 from asking import HELLO, prompt_of
 from kvarn.answers.chat.tool_calls import INVALID
@@ -18,6 +15,9 @@ from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.messages import RefusalReason
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "messages": HELLO}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -222,6 +222,9 @@ def test_what_is_not_served_is_refused_by_name(client: httpx.Client, changes: di
 
 
 def test_every_field_of_the_official_client_is_known(client: httpx.Client) -> None:
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types.beta import message_create_params as beta_message_create_params
+
     in_headers = {"user_profile_id", "workspace_id"}
     theirs = get_type_hints(message_create_params.MessageCreateParamsBase)
     assert theirs.keys() - MessagesRequest.model_fields.keys() == in_headers
@@ -258,8 +261,3 @@ def test_an_error_in_mid_stream_is_an_event(server: Any, claude: anthropic.Anthr
         for _ in claude.messages.create(stream=True, **ASK):
             pass
     assert lost.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index, call-overload]
-
-
-def test_other_paths_keep_openais_errors(client: httpx.Client) -> None:
-    assert client.get("/v1/messages").json()["type"] == "error"
-    assert "type" not in client.get("/v1/messagesque").json()

@@ -142,20 +142,6 @@ def test_one_flagged_choice_leaves_the_others_alone(guarded: Any) -> None:
         assert choices[1]["message"]["content"] == texts[1]
 
 
-def test_a_response_ends_with_a_refusal(guarded: Any) -> None:
-    with guarded(moderate_input=True, moderate_output=True, **RULES) as server, server.client() as client:
-        server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT + HARMLESS * 4)
-        body = {"model": "tiny", "input": "hi", "max_output_tokens": 400}
-        answer = client.post("/v1/responses", json=body).json()
-        assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "content_filter"}
-        shown, refusal = (item["content"][0] for item in answer["output"])
-        assert (HARMLESS * 4).startswith(shown["text"]) and "moderation (rule)" in refusal["refusal"]
-        streamed = client.post("/v1/responses", json={**body, "stream": True}).text
-        assert "response.refusal.done" in streamed and "response.incomplete" in streamed and "kill" not in streamed
-        flagged = client.post("/v1/responses", json={**body, "input": THREAT})
-        assert code_of(flagged) == (400, "content_filter")
-
-
 def test_anthropics_messages_end_with_a_refusal(guarded: Any) -> None:
     with guarded(moderate_output=True, **RULES) as server, server.client() as client:
         server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT + HARMLESS * 4)

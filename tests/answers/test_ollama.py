@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import httpx
-import ollama
 import pytest
 
 from asking import HELLO, prompt_of
@@ -22,7 +21,9 @@ from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.sampling import MAX_INT
+from lazy_modules import LazyModule
 
+ollama = LazyModule("ollama")
 GREETING = "Hello, världen! 🌍"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": CITY}}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
+
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 

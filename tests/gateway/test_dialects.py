@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -12,6 +11,9 @@ from kvarn.wire.anthropic.dialect import ANTHROPIC
 from kvarn.wire.dialect import Dialect
 from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.dialect import OPENAI
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 JSON = {"content-type": "application/json"}

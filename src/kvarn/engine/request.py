@@ -29,11 +29,9 @@ class FetchState:
         self.reset()
 
     def reset(self) -> None:
-        """Know nothing; a pending fetch stays."""
         self.block_names: list[bytes] = []
         """Names of the blocks that may be held beyond the device, from the sequence's first one on."""
         self.tried = False
-        """Whether it was decided what to fetch."""
         self.again_s = 0.0
         """Time to ask for it again, where the connector had no room for it."""
         self.timeout_s = 0.0
@@ -91,7 +89,6 @@ class Request:
         self.tpot_target_s = message.tpot_target_s
         self.is_late = False
         self.first_step_s: float | None = None
-        """Time at which the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = []
         """Collected chunk by chunk; entry p belongs to prompt position p."""
@@ -99,7 +96,6 @@ class Request:
             self.prompt_logprobs.append(None)
         self.wants_prompt_logprobs = 0 < len(self.prompt_logprobs) < len(self.prompt)
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
-        """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
         resumed = message.resume_token_ids
         choices = [Sequence(self, index, resumed[index] if resumed else ()) for index in message.choices]
@@ -135,7 +131,6 @@ class Sequence:
         """Block table: entry i holds positions 16 i to 16 i + 15."""
         self.nodes: list[PrefixNode] = []
         self.pending_updates: list[BlockUpdate] = []
-        """Changes of the block table that the executor has not been told."""
         self.fetch = FetchState()
         self.slot: int | None = None
         self.tier = request.priority
@@ -151,11 +146,9 @@ class Sequence:
         self.guesses: GuessRecord | None = None
         """Whether guesses of its tokens were right; None where none was asked for."""
         self.snapshots: SnapshotRecord | None = None
-        """While it runs, of a model with recurrent states."""
 
     @property
     def leads(self) -> bool:
-        """Whether it computes the prompt, from which its request's other choices are forked."""
         return self is self.request.sequences[0]
 
     @property

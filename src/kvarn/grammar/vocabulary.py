@@ -56,7 +56,7 @@ class Vocabulary:
 
 
 def _with_hidden_names(tokenizer: str, vocab_size: int) -> tuple[str, dict[int, str]]:
-    """The tokenizer with names for special tokens that nobody can guess, and their own names by id. Tokens that no
+    """The tokenizer with random names for special tokens, and their own names by id. Tokens that no
     answer can have, since logits end before them, are left out."""
     content = json.loads(tokenizer)
     secret = secrets.token_hex(16)

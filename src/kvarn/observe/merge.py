@@ -33,7 +33,6 @@ class MetricSample(msgspec.Struct, array_like=True):
     labels: dict[str, str]
     value: float
     weight: float = 1.0
-    """Events behind a ratio."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +84,6 @@ def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFa
 
 
 def totals_of(families: Sequence[MetricFamily]) -> list[MetricFamily]:
-    """The metrics that outlive a process: counters and histograms."""
     return [family for family in families if family.type in ("counter", "histogram")]
 
 

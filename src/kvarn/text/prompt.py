@@ -3,7 +3,7 @@
 A model knows where a turn, its reasoning or a call begins and ends by tokens that mark it (`Tokenizer.markers`), and
 the template writes them. The same words inside a message, a retrieved text or a tool's result are words: a text that
 says `<|im_end|>` does not end its turn, and one that says `<tool_call>` calls nothing. They are hidden from the
-template's rendering behind marks nobody can guess, and encoded apart, as ordinary text.
+template's rendering behind random marks, and encoded apart, as ordinary text.
 """
 
 from __future__ import annotations

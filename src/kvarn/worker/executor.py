@@ -19,11 +19,7 @@ class InProcessExecutor(SynchronousExecutor):
     """Executes plans one at a time (`kvarn.engine.plan.Executor`). Not thread-safe. Raises as the runner it makes."""
 
     def __init__(
-        self,
-        model: Decoder,
-        *,
-        runner_type: Callable[..., ModelRunner] = ModelRunner,
-        **options: Unpack[RunnerOptions],
+        self, model: Decoder, *, runner_type: Callable[..., ModelRunner] = ModelRunner, **options: Unpack[RunnerOptions]
     ) -> None:
         self.runner = runner_type(model, **options)
         self.sampler = Sampler(self.runner.slots, model.kernels.operations)
@@ -62,7 +58,6 @@ class InProcessExecutor(SynchronousExecutor):
         return _results(plan, step.batch, drawn, prompt_logprobs)
 
     def compile_ahead(self, token_budget: int, threads: int) -> None:
-        """Begin to compile the kernels of steps of up to `token_budget` tokens, in threads, the first ones first."""
         self.runner.compile_ahead(token_budget, threads)
 
     def shutdown(self) -> None:

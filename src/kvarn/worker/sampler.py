@@ -98,11 +98,7 @@ class Sampler:
                     drawn.logprobs[span.place].append(sampled.logprobs[row])
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        row_slots: Ints,
-        masks: Mapping[int, Mask] | None = None,
-        ahead: Ints | None = None,
+        self, logits: torch.Tensor, row_slots: Ints, masks: Mapping[int, Mask] | None = None, ahead: Ints | None = None
     ) -> Sampled:
         """Draw the next token of each row; the slots are not changed.
 
@@ -176,7 +172,6 @@ class Sampler:
         return tokens, row_max
 
     def _columns(self, row_slots: Ints, ahead: Ints | int) -> dict[str, npt.NDArray[Any]]:
-        """Fields of `SamplingTensors` for these slots."""
         slots = self._slots
         columns = {name: column[row_slots] for name, column in slots.sampling.items()}
         return columns | {"uniforms": uniforms(slots.seed[row_slots], slots.num_output[row_slots] + ahead)}

@@ -50,7 +50,7 @@ async def grammar_of_chat(
     if not request.is_structured:
         return None
     text = model.text
-    asked = chat_asked(request, opening_of(request, model), text.tool_format.opening("f"), text.tokenizer.markers)
+    asked = chat_asked(request, opening_of(request, model), text.tool_format.syntax, text.tokenizer.markers)
     made = None if asked is None else await _made(serving, record, asked)
     if made is None or made.text is None:
         return None

@@ -22,7 +22,6 @@ from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.shapes import BLOCK_SIZE
 
 _SPARE_S = 0.5
-"""Added to what a prompt is expected to take elsewhere, before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class PeerLoad:
     """Work that another engine has, and its speed."""
 
     waiting_tokens: int
-    """Tokens of prompts that it was asked for and has not sent."""
     token_s: float
     """Seconds for each token, the transfer included; 0 before it was measured."""
 

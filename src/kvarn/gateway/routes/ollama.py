@@ -114,7 +114,7 @@ async def ollama_version() -> Version:
     return Version(version=OLLAMA_VERSION, kvarn=kvarn.__version__)
 
 
-@router.post("/pull", summary="Make sure that a model is served")
+@router.post("/pull", summary="Make sure that a model is served", openapi_extra=_STREAMS)
 async def ollama_pull(gateway: GatewayDep, record: RecordDep, body: ModelRequest) -> Annotated[Response, Progress]:
     """Success for a model that is served; nothing is downloaded for a client."""
     try:

@@ -21,9 +21,8 @@ class ReasoningFormat:
 
     name: str
     starts: tuple[str, ...]
-    """Texts, any of which begins the reasoning."""
     ends: tuple[str, ...]
-    """Texts, any of which ends it: content begins right after."""
+    """Texts, any of which begins, and any of which ends the reasoning: content begins right after."""
     close: str
     """Text that ends reasoning which the prompt has opened, when the prompt also has the answer's beginning."""
     splitter: Callable[[ReasoningPhase], ReasoningSplitter]
@@ -59,11 +58,9 @@ class ReasoningFormat:
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
 
-def _tags(
-    name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, markers: tuple[str, ...] = (), opened: bool = False
-) -> ReasoningFormat:
+def _tags(name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, opened: bool = False) -> ReasoningFormat:
     splitter = partial(TagSplitter, starts=starts, ends=ends)
-    return ReasoningFormat(name, starts, ends, f"\n{ends[0]}\n\n", splitter, markers or starts + ends, opened)
+    return ReasoningFormat(name, starts, ends, f"\n{ends[0]}\n\n", splitter, starts + ends, opened)
 
 
 QWEN3 = _tags("qwen3", ("<think>",), ("</think>",))

@@ -63,7 +63,6 @@ class ToolCallParser(ABC):
         """Whether the arguments of the last call have begun and are not whole."""
         self._calls = 0
         self._after_call = False
-        """Whether only white space has followed the last call."""
         self._events: list[ToolEvent] = []
         self._machine = self._parse()
 
@@ -73,7 +72,6 @@ class ToolCallParser(ABC):
         return self._max_calls is not None and self._calls >= self._max_calls and self._after_call
 
     def push(self, text: str) -> list[ToolEvent]:
-        """Add text; returns what is now certain."""
         self._held += text
         return self._go_on()
 

@@ -140,7 +140,6 @@ class EagleProposer:
         """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`. A sequence whose latest tokens were not followed gets no guess."""
         self._unasked = 0
         guesses = [NO_GUESS] * len(wanted)
         rows = [index for index, (sequence, limit) in enumerate(wanted) if limit and self._is_followed(sequence)]
@@ -167,7 +166,6 @@ class EagleProposer:
         return guesses
 
     def warm_up(self) -> None:
-        """Compute and time passes of one row; nothing is kept."""
         token = torch.zeros(1, dtype=torch.int64, device=self._device)
         batch = self._batch(np.zeros(1, dtype=np.int64), np.full((1, 1), self._num_blocks, dtype=np.int32))
         times: list[float] = []

@@ -55,7 +55,6 @@ class RanksExecutor:
         self._own = own
         self._others = others
         self._plans: deque[tuple[StepPlan, BlockSlots | None]] = deque()
-        """Plans that the other stages have, and this one not yet."""
         self._rank = RankProtocol(own)
         self._drawn: DrawnTokens = []
         self._blocks = blocks
@@ -76,7 +75,6 @@ class RanksExecutor:
         self._drawn = self._rank.drawn_tokens()
 
     def collect(self) -> StepResult:
-        """This rank's result of the oldest plan. Raises as `InProcessExecutor.execute`, and RankLostError."""
         if self._stages == 1:
             return self._own.collect()
         return self._run(self._own.execute, *self._plans.popleft())
@@ -88,11 +86,9 @@ class RanksExecutor:
         return loaded
 
     def shutdown(self) -> None:
-        """Free the memory and threads of this rank. The others end when their pipes are closed."""
         self._own.shutdown()
 
     def _run(self, run: Callable[[StepPlan], Result], plan: StepPlan, slots: BlockSlots | None) -> Result:
-        """Run this rank's part of a plan, and end the transfers of the blocks that all ranks moved."""
         if self._blocks is None or slots is None:
             return run(plan)
         self._blocks.memory.slots = slots
