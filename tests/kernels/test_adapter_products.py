@@ -19,7 +19,7 @@ from kvarn.kernels.weights import Weight
 FORMATS = ["float32", "bfloat16", "int8", "int4"]
 IN = 192
 OUTS = (50, 30)
-"""Of the two outputs that are packed as one layer."""
+"""Widths of the two outputs that are packed as one layer."""
 
 
 def make_layer(kernels: Kernels, form: str, out: int = sum(OUTS), activation: Activation | None = None) -> Linear:

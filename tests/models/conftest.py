@@ -66,7 +66,7 @@ class PagedRunner:
         return self.states.setdefault(name, len(self.states))
 
     def _states(self, rows: dict[str, list[int]]) -> StateBatch | None:
-        """Of rows whose tokens are counted in `lengths` already; a copy is kept at the end of each block."""
+        """Recurrent states of rows whose tokens `lengths` counts already; a copy is kept at the end of each block."""
         if self.cache.recurrent_states is None:
             return None
         for name, tokens in rows.items():

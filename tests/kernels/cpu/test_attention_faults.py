@@ -1,4 +1,4 @@
-"""What attention does with numbers of a broken model, and with steps that do not fit together."""
+"""Attention over numbers of a broken model, and steps that do not fit together."""
 
 from __future__ import annotations
 

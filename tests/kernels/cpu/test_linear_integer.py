@@ -144,7 +144,7 @@ def test_a_gated_weight_multiplies_the_activated_gate_by_up(isa: str) -> None:
                 torch.testing.assert_close(packed(x).double(), F.silu(gate) * up, atol=1e-6, rtol=1e-5)
 
 
-def test_the_result_is_added_last_to_what_is_given(isa: str) -> None:
+def test_the_result_is_added_last_to_add_to(isa: str) -> None:
     for rows in (1, 11):
         x = torch.randn(rows, 70)
         for weight in (int8_weight(50, 70), int4_weight(50, 70)):

@@ -110,7 +110,7 @@ def test_numbers_that_an_activation_cannot_take_are_refused() -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_keep_what_shows_that_a_model_is_broken(isa: str, activation: Activation) -> None:
+def test_activations_keep_nan_and_infinity(isa: str, activation: Activation) -> None:
     """NaN, and minus infinity (times a share of zero), give NaN; plus infinity stays."""
     x = torch.tensor([math.nan, -math.inf, math.inf])
     packed = pack_linear(_native.Backend(isa), torch.ones(2, 1), None, activation)  # activation(x) x
