@@ -48,8 +48,6 @@ class BuiltInModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Tokenizer, template and formats of a model, read from its checkpoint."""
-
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder

@@ -26,7 +26,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     Args:
         clients: Those that are there from the start.
         gateway: Number of this gateway process, whom engines answer.
-        routing: How one is chosen; None: somebody else chooses.
+        routing: How one is chosen; None: it is chosen elsewhere.
         engine: How they schedule.
         adapters: Of the model, as long as no replica has told of its own.
         clock: Tells how old statistics are.

@@ -248,8 +248,6 @@ def connect(served: ServedModel, metrics: ExternalMetrics) -> ExternalModel:
 
 
 class _Attempts:
-    """The tries of one request."""
-
     def __init__(self, model: ExternalModel, key: bytes, turn: Turn) -> None:
         self._model = model
         self._key = key

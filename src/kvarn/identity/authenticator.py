@@ -18,8 +18,6 @@ from kvarn.wire.openai.errors import ApiError
 
 
 class Authenticator(Protocol):
-    """Finds the principal of a request."""
-
     async def principal(self, scope: Scope) -> Principal:
         """The principal of the request with this ASGI scope. Raises `ApiError` 401 without a valid key."""
         ...

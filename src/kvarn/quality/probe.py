@@ -21,8 +21,6 @@ _TOP = 4
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a replica."""
-
     token_ids: tuple[int, ...]
     logprobs: tuple[bytes, ...]
     """Log-probabilities of each token, as `PositionLogprobs` packs them."""
@@ -58,8 +56,6 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance between two answers to one prompt."""
-
     agreement: float
     """Share of the answer's tokens before the first that differs."""
     mean_gap: float

@@ -42,7 +42,7 @@ _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
 def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
-    """The engine that serves requests. Whoever finds no connection gets a `StoreAwayError`.
+    """The engine that serves requests; without a free connection it raises a `StoreAwayError`.
 
     Args:
         url: With an asynchronous driver.
@@ -181,7 +181,7 @@ def _begin_sqlite(connection: Any) -> None:
 DEMOTED_STATE = "25006"
 """SQLSTATE of a write in a read-only transaction: the server is a standby now, or was told to be read-only."""
 _LOCKED_STATE = "55P03"
-"""SQLSTATE of whoever waited for a lock for longer than its transaction's `lock_timeout`."""
+"""SQLSTATE of a wait for a lock for longer than the transaction's `lock_timeout`."""
 _AWAY_STATES = ("08", "53", "57P")
 """Beginnings of SQLSTATE while PostgreSQL starts, stops or has no room."""
 _UNPREPARED_STATES = ("42P01", "42703")

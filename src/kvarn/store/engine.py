@@ -22,7 +22,7 @@ from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
-"""For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
+"""For sums of the ledger, which may take long: other queries do not wait for these connections."""
 _ACCOUNT_CONNECTIONS = 1
 """Beside those, which reports never have all: for what an organisation has stored, see `stored_bytes.py`."""
 _WRITERS_AT_ONCE = 2
@@ -179,7 +179,7 @@ def store_url(config: KvarnConfig) -> URL:
 
 
 def _no_url() -> StoreError:
-    """Without the URL: it may hold a password, and nobody knows where."""
+    """Error without the URL: it may hold a password at an unknown place."""
     return StoreError(
         "store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…, and @, / and ? of a password "
         "as %40, %2F and %3F"

@@ -28,8 +28,6 @@ EngineCommand = Activate | Sleep | Drain | Stop
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a run."""
-
     reason: str | None
     """None: a clean exit."""
     gone: bool

@@ -52,7 +52,7 @@ async def delete_organization(
     """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
 
     Args:
-        begin_change: Begins an audited change of whoever wants it.
+        begin_change: Begins an audited change.
         organization_id: What goes.
         erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice. An organisation that has been
             deleted without may be named again with it.

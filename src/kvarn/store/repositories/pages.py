@@ -29,8 +29,6 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Page(Generic[ItemT]):
-    """A part of a list."""
-
     items: list[ItemT]
     has_more: bool
     """Whether there are more in the direction in which one reads: behind the page, or before it for `before`."""

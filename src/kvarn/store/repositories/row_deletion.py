@@ -1,4 +1,4 @@
-"""Deletion of many rows in steps of bounded size: nobody who writes meanwhile waits for long."""
+"""Deletion of many rows in steps of bounded size, so that other writers do not wait for long."""
 
 from __future__ import annotations
 

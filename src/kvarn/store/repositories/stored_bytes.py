@@ -37,7 +37,7 @@ ITEM_BYTES = 256
 """Bytes that an item of a conversation counts for besides its content."""
 SUM_EVERY_S = 30.0
 _SUMMED_AT_ONCE = 200
-"""Organisations whose rows one transaction locks: who writes files meanwhile waits for no more."""
+"""Organisations whose rows one transaction locks, so that writers of files wait for few."""
 
 _SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample)
 

@@ -1,7 +1,7 @@
 """Batches, as their owners see them, and as the gateways that run them do: taken by lease, changed by the holder of the
 lease only.
 
-A lease that runs out is taken by another. Whoever has lost one finds that its changes are refused (`LeaseLostError`),
+A lease that runs out is taken by another. Changes by a gateway that has lost its lease are refused (`LeaseLostError`),
 so that two never write the same batch.
 """
 
@@ -27,8 +27,6 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, j
 
 
 class BatchStatus(StrEnum):
-    """State of a batch."""
-
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"

@@ -20,8 +20,6 @@ _LAST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request of a batch."""
-
     line: int
     """Number in the input file, from 1."""
     custom_id: str
@@ -42,8 +40,6 @@ FIRST = OpenLine("", 0)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a line."""
-
     line: int
     failed: bool
     content: bytes

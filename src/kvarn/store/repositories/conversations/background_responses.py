@@ -49,8 +49,8 @@ async def claim_response(
     none. One at a time, since each may be megabytes to decode.
 
     Args:
-        gateway_id: Whose it shall be.
-        lease_s: Seconds for which.
+        gateway_id: The new holder.
+        lease_s: Length of its lease.
         known: Those that this gateway works on already: its leases may have run out while it stood still.
     """
     oldest = (
