@@ -97,17 +97,8 @@ class ProbeCounts:
 
 
 class QualityMonitor:
-    """Probes each replica when it gets ready and then again and again.
-
-    Args:
-        models: Gives the present models.
-        config: How often, and how much.
-        on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
-        clock: Tells when a probe is due.
-
-    Raises:
-        ReferenceFileError: The file of expected answers holds something else.
-    """
+    """Probes each replica when it gets ready and then again and again. `on_drift` takes a replica out of service, as
+    `Drift.action` says; what it raises is logged. Raises `ReferenceFileError`."""
 
     def __init__(
         self,

@@ -42,16 +42,8 @@ _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
 def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
-    """The engine that serves requests; without a free connection it raises a `StoreAwayError`.
-
-    Args:
-        url: With an asynchronous driver.
-        pool_size: Connections at most.
-        timeout_s: Seconds that connecting may take, and waiting for a connection.
-
-    Raises:
-        StoreError: The URL names a file that is not there.
-    """
+    """The engine that serves requests; without a free connection within `timeout_s` it raises a `StoreAwayError`.
+    Raises `StoreError` where the URL names a file that is not there."""
     common: dict[str, Any] = {
         "hide_parameters": True,  # errors are logged, and parameters are what clients wrote
         "pool_size": pool_size,

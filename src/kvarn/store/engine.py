@@ -87,12 +87,8 @@ class Store:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncSession, None]:
-        """A session whose changes are committed when the block ends, and undone when it raises.
-
-        Raises:
-            StoreReadOnlyError: The database takes no writes.
-            StoreAwayError: The database does not answer in time.
-        """
+        """A session whose changes are committed when the block ends, and undone when it raises. Raises
+        `StoreAwayError`, and `StoreReadOnlyError` where the database takes no writes."""
         with self.health.watching():
             async with self._guarded(self.timeout_s), self._sessions() as session, session.begin():
                 yield session
@@ -113,12 +109,8 @@ class Store:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[AsyncConnection, None]:
-        """A bare connection in one transaction, without a limit of time: a large table takes long to change.
-
-        Raises:
-            StoreAwayError: The database does not answer.
-            StoreError: It is none, or refuses the schema.
-        """
+        """A bare connection in one transaction, without a limit of time: a large table takes long to change. Raises
+        `StoreError`."""
         with self.health.watching(), self.explained(), _away_when_lost(self.timeout_s):
             async with self.engine.begin() as connection:
                 yield connection

@@ -35,14 +35,9 @@ _ABANDONED_S = 24 * 3600
 
 
 class FileWriter:
-    """A hidden file. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an
-    error in that leaves nothing of it.
-
-    Args:
-        owner: Its owner.
-        counted: Whether it counts before it is published, and has a bound.
-        part_of: The upload whose part it is, which is never published and goes with that.
-    """
+    """A hidden file. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an error in that
+    leaves nothing of it. `counted`: it counts before it is published, and has a bound. `part_of`: the upload whose part
+    it is, which is never published and goes with that."""
 
     def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
         self.size = 0

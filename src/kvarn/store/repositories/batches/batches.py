@@ -204,20 +204,8 @@ async def finish_batch(
     **values: Any,
 ) -> Batch:
     """End a batch: its files can be seen, and count, from the moment on at which it is over. One that is in none of the
-    states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
-
-    Args:
-        holder: Who runs it.
-        batch_id: The batch.
-        origin: States that it may leave in this way.
-        status: How it ends.
-        files: Fields of `publish_file` by the column that names the file, such as `output_file_id`.
-        kept_s: Seconds that the files are kept; None: until they are deleted.
-        values: More columns to change.
-
-    Raises:
-        LeaseLostError: Another has it.
-    """
+    states `origin` (its client cancelled it meanwhile) stays as it is. `files`: fields of `publish_file` by the column
+    that names the file. The batch as it is then."""
     now = int(store.now())
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)
