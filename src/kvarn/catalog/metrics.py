@@ -1,4 +1,4 @@
-"""Reports of the engines as Prometheus metrics, read at the moment of the scrape."""
+"""Reports of the engines, and decisions about replicas, as Prometheus metrics read at the moment of the scrape."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from operator import attrgetter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvarn.catalog.models import ServedModel
 from kvarn.observe.admission import TIERS, priority_tier
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.wire.messages import EngineStats
@@ -85,13 +86,8 @@ Values = float | Mapping[str, float]
 
 
 class EngineCollector(Collector):
-    """Turns the latest `EngineStats` of every replica into metrics at each scrape. Its counters count since the
-    engine's start.
-
-    Args:
-        models: The replicas of each model, by their names. As long as each model has had one, `model` alone labels
-            them.
-    """
+    """Turns the latest `EngineStats` of every replica into metrics at each scrape. Counters count since the engine's
+    start. As long as each model has had one replica, `model` alone labels them."""
 
     def __init__(self, models: Mapping[str, Mapping[str, ReplicaClient]]) -> None:
         self._models = models
@@ -221,3 +217,35 @@ def _queue_depth(client: ReplicaClient) -> Values:
     for priority, count in client.stats.waiting_by_priority.items():
         depth[priority_tier(priority)] += count
     return depth
+
+
+_LABELS = ("model", "replica")
+
+
+class RoutingCollector(Collector):
+    """Reads the routers at each scrape; models with one replica have none."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        picked = CounterMetricFamily(
+            "kvarn_routing_requests", "Requests for which this replica was chosen among several.", labels=_LABELS
+        )
+        expected = CounterMetricFamily(
+            "kvarn_routing_expected_cached_tokens",
+            "Tokens of their prompts that it was thought to have.",
+            labels=_LABELS,
+        )
+        known = GaugeMetricFamily(
+            "kvarn_routing_known_blocks", "Cached blocks that the replica has told of.", labels=_LABELS
+        )
+        served = [version for model in list(self._models.values()) for version in model.all_versions]
+        for router, model in [(each.replicas.router, each.name) for each in served]:
+            for name, candidate in {} if router is None else router.candidates.items():
+                picked.add_metric((model, name), candidate.picked_total)
+                expected.add_metric((model, name), candidate.expected_cached_total)
+                blocks = None if router is None else router.known_blocks(name)
+                if blocks is not None:
+                    known.add_metric((model, name), blocks)
+        yield from (picked, expected, known)
