@@ -13,7 +13,7 @@ import yaml
 from kvarn.cli.application import application, expand_options
 from kvarn.cli.client import ClientError, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
-from kvarn.cli.values import read_settings, set_nested
+from kvarn.cli.values import read_settings, set_value
 from kvarn.clock import SYSTEM_CLOCK
 
 _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
@@ -68,7 +68,7 @@ def deploy(
     """Deploy a version of a model. Settings that are left out stay as in the present version."""
     wanted = _read(file)
     for name, value in read_settings(settings, "--set").items():
-        set_nested(wanted, name, value)
+        set_value(wanted, name, value)
     if path is not None:
         wanted["path"] = _absolute(path)
     steps = _rollout(canary, read_settings(rollout, "--rollout"), shadow=shadow)

@@ -150,7 +150,7 @@ def lora_modules(texts: list[str]) -> list[dict[str, str]]:
     return modules
 
 
-def set_nested(settings: dict[str, Any], path: str, value: Any) -> None:
+def set_value(settings: dict[str, Any], path: str, value: Any) -> None:
     """Set a nested value by its path, such as `engine.max_num_seqs`."""
     *sections, name = path.split(".")
     for section in sections:
