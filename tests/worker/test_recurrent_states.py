@@ -19,7 +19,7 @@ from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.startup.recurrent import check_recurrent
+from kvarn.replica.server.startup.memory import check_recurrent
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.shapes.attention import DeltaDimensions

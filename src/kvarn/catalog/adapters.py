@@ -139,12 +139,8 @@ def _ready(model: ServedModel) -> list[tuple[ServedModel, ReplicaClient]]:
 
 
 async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
-    """Change the adapters of all replicas that are ready; those that are not hear of it when they are.
-
-    Raises:
-        ApiError: The adapter cannot be loaded or unloaded.
-        ReplicaLostError: None of them did it.
-    """
+    """Change the adapters of all replicas that are ready; those that are not hear of it when they are. Raises
+    `ApiError`, and `ReplicaLostError` where none of them did it."""
     results = await asyncio.gather(*changes, return_exceptions=True)
     lost = [each for each in results if isinstance(each, ReplicaLostError)]
     for error in results:

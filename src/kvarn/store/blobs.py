@@ -129,8 +129,6 @@ class Blobs:
 
 
 class BlobWriter:
-    """A blob that is being written."""
-
     def __init__(self, file: Any, folder: Path | None) -> None:
         self.file = file
         self._folder = folder

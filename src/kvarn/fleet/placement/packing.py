@@ -28,8 +28,6 @@ _LEAST_SHARE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Resources that one replica needs."""
-
     memory_bytes: int
     cpus: float = 0.0
     gpus: int = 0
@@ -42,8 +40,6 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine's memory, cores and GPUs."""
-
     name: str
     memory_bytes: int
     cpus: float = float("inf")
@@ -52,8 +48,6 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The machine and GPUs of a replica."""
-
     machine: str
     needs: Needs
     gpus: tuple[str, ...] = ()
