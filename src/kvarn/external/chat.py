@@ -6,10 +6,10 @@ import json
 from functools import partial
 from hashlib import sha256
 
+from kvarn.answers.chat.operation import ChatPrompt, ChatQuestion
 from kvarn.answers.chat.prompt import render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.context import ServingContext
-from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel

@@ -23,9 +23,8 @@ from kvarn.external.replica import ExternalReplica, make_replicas
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.external import ExternalMetrics
 from kvarn.replica.client.protocol import ReplicaState
-from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit
-from kvarn.routing.rendezvous import order_by_rank
-from kvarn.routing.retry_budget import RetryBudget, RetryRules
+from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit, RetryBudget, RetryRules
+from kvarn.routing.policies import order_by_rank
 from kvarn.routing.timeouts import TimeoutStage
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError

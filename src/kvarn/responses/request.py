@@ -13,9 +13,8 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
-from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem
+from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem, summary_of
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
-from kvarn.wire.openai.responses.summary import summary_of
 from kvarn.wire.openai.responses.tools import (
     OFFERED_TYPES,
     AllowedTools,
