@@ -14,10 +14,8 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.stages.budgets import BudgetStage
 from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.answers.turn import Turn
 from kvarn.config.schema import KvarnConfig
@@ -50,7 +48,7 @@ class Round:
     async def run(self) -> dict[str, float]:
         """Microseconds of each step."""
         turns = [make_turn() for _ in range(self._requests)]
-        spent = {"budget": await self._time(lambda: self._reserve(turns))}
+        spent = dict[str, float]()
         waves = [turns[start : start + 64] for start in range(0, len(turns), 64)]
         taken = counted = finished = 0.0
         for wave in waves:  # 64 requests in flight at a time
@@ -73,15 +71,6 @@ class Round:
         spent["count"] = 1e6 * counted / (self._requests * (COUNTS + 1)) - bare
         spent["finish"] = 1e6 * finished / self._requests
         return spent
-
-    async def _reserve(self, turns: list[Turn]) -> None:
-        for turn in turns:
-            await BudgetStage(self._metering).enter(turn)
-
-    async def _time(self, do: Callable[[], object]) -> float:
-        began = time.thread_time()
-        await do()  # type: ignore[misc]
-        return 1e6 * (time.thread_time() - began) / self._requests
 
     def _bare_counts(self) -> float:
         """A count that nobody watches, which the ledger is not to blame for."""

@@ -16,7 +16,8 @@ from kvarn.api_servers import SERVING, START, VERSION, VERSION_REMOVED, RemovedV
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.channel import Channel
-from kvarn.fleet.shared_counts import main_scripts, script_handlers
+from kvarn.fleet.shared_counts import counts_handlers
+from kvarn.limits.counts import Counts
 from kvarn.replica.endpoint import free_address
 from kvarn.text.checkpoint import resolve_checkpoint
 
@@ -36,7 +37,7 @@ async def test_a_version_that_is_removed_while_it_is_loaded_is_listed_by_no_proc
     process = subprocess.Popen(command, pass_fds=[other.fileno()])  # noqa: ASYNC220  it returns at once
     other.close()
     serving = asyncio.Event()
-    channel = await Channel.open(own, {**script_handlers(main_scripts()), SERVING: lambda _: serving.set()})
+    channel = await Channel.open(own, {**counts_handlers(Counts()), SERVING: lambda _: serving.set()})
     try:
         channel.send(START, msgspec.msgpack.encode(start))
         loaded = channel.begin(VERSION, msgspec.msgpack.encode(demo))

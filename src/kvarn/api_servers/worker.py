@@ -35,7 +35,7 @@ from kvarn.catalog.models import limits_of
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, Handler
-from kvarn.fleet.shared_counts import RemoteScripts, SharedState
+from kvarn.fleet.shared_counts import RemoteCounts, SharedState
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.gateway.state import Gateway
@@ -91,7 +91,7 @@ class Worker:
         async def metrics() -> CollectorRegistry:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
 
-        shared = SharedState(RemoteScripts(channel), metrics, is_main=False)
+        shared = SharedState(RemoteCounts(channel), metrics, is_main=False)
         app = create_app(config, live.by_name, shared=shared)
         gateway = self._gateway = app.state.gateway
         live.on_added = lambda model: gateway.metrics.add_model(model.name, config.slo_of(model.config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -9,60 +10,58 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
-from kvarn.limits.local import SlidingWindows
-from kvarn.limits.scripts import COUNTS, Call, LocalScripts, ScriptRunner
-from kvarn.limits.types import LimitsAwayError
-from kvarn.metering.budget_counts import BudgetCounts
-from kvarn.metering.budget_reservations import BUDGETS
+from kvarn.limits.backend import CountsBackend
+from kvarn.limits.counts import Counts
+from kvarn.limits.types import Decision, LimitsAwayError, Reservation, Update
 
-_RUN = "scripts.run"
-_decoder = msgspec.msgpack.Decoder(tuple[str, list[str], bytes])
+_RESERVE, _UPDATE = "limits.reserve", "limits.update"
+_encode = msgspec.msgpack.Encoder().encode
+_reservations = msgspec.msgpack.Decoder(Reservation)
+_updates = msgspec.msgpack.Decoder(Update)
+_decisions = msgspec.msgpack.Decoder(Decision)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
     """Parts that a gateway process shares with the others of its server."""
 
-    scripts: ScriptRunner
-    """Runs the scripts of limits and budgets in the main process."""
+    counts: CountsBackend
+    """Limits and budgets, in the main process."""
     metrics: Callable[[], Awaitable[CollectorRegistry]]
     is_main: bool
     """This process supervises the engines and shows their metrics."""
 
 
-def main_scripts() -> LocalScripts:
-    """The counts of all processes, in the main one."""
-    return LocalScripts({COUNTS.name: SlidingWindows().run, BUDGETS.name: BudgetCounts().run})
-
-
-def script_handlers(scripts: LocalScripts) -> dict[str, Handler]:
+def counts_handlers(counts: Counts) -> dict[str, Handler]:
     """Handlers of the calls of other processes."""
-    return {_RUN: lambda body: scripts.run(*_decoder.decode(body))}
+    return {
+        _RESERVE: lambda body: _encode(counts.decide(_reservations.decode(body))),
+        _UPDATE: lambda body: counts.update(_updates.decode(body)),
+    }
 
 
-class RemoteScripts(ScriptRunner):
-    """Scripts run in the main process."""
+class RemoteCounts:
+    """A `CountsBackend` in the main process."""
+
+    away = False
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__()
         self._channel = channel
 
-    async def ask(self, call: Call) -> bytes:
-        """Run a script and wait for its answer.
+    async def reserve(self, reservation: Reservation) -> Decision:
+        """Have the main process decide.
 
         Raises:
             LimitsAwayError: The main process is gone; this one ends too.
         """
-        call.reply = self._channel.begin(_RUN, _encode(call))
         try:
-            return await call.reply
+            return _decisions.decode(await self._channel.call(_RESERVE, _encode(reservation)))
+        except asyncio.CancelledError:  # it may have been admitted
+            self.update(Update(reservation, whole=True))
+            raise
         except ChannelClosedError as error:
             raise LimitsAwayError(str(error)) from None
 
-    def send(self, call: Call) -> None:
-        """Run a script whose answer nobody needs."""
-        self._channel.send(_RUN, _encode(call))
-
-
-def _encode(call: Call) -> bytes:
-    return msgspec.msgpack.encode((call.script.name, call.keys, call.argument))
+    def update(self, update: Update) -> None:
+        """Renew or settle a reservation there."""
+        self._channel.send(_UPDATE, _encode(update))

@@ -47,12 +47,6 @@ class MeteringMetrics:
         self.publish_errors = Counter(
             "kvarn_usage_publish_errors_total", "Usage events the broker did not take at once.", registry=registry
         )
-        self.budget_refusals = Counter(
-            "kvarn_budget_refusals_total",
-            "Requests refused since a budget was spent, or would have been passed.",
-            ("unit",),
-            registry=registry,
-        )
         self.budget_alerts = Counter(
             "kvarn_budget_alerts_total", "Budgets that passed their soft limit.", ("unit",), registry=registry
         )

@@ -12,9 +12,7 @@ from prometheus_client import CollectorRegistry
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.jobs.periodic import Periodic
-from kvarn.limits.scripts import ScriptRunner
-from kvarn.metering.budget_reservations import BudgetReservations
-from kvarn.metering.budgets import BudgetTracker
+from kvarn.limits.budgets import BudgetTracker
 from kvarn.metering.event import InFlight, Measured, make_event
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
@@ -45,7 +43,7 @@ class Metering:
         config: The whole configuration.
         store: The database.
         registry: Where its metrics are shown.
-        redis: Where gateways, or the processes of one, share what they reserve of budgets; None: they do not.
+        budgets: Budgets of this gateway's limiter; None: they hold for no request.
     """
 
     def __init__(
@@ -53,15 +51,14 @@ class Metering:
         config: KvarnConfig,
         store: Store,
         registry: CollectorRegistry | None = None,
-        redis: ScriptRunner | None = None,
+        budgets: BudgetTracker | None = None,
     ) -> None:
         self._config = config
         self._settings = config.metering
         self._store = store
         self.metrics = MeteringMetrics(registry)
         self.prices = PriceBook(config.prices)
-        self.budgets = BudgetTracker()
-        self.reservations = BudgetReservations(self.budgets, redis, config.limits.when_away)
+        self.budgets = budgets or BudgetTracker()
         self._journal: LiveJournal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
@@ -89,7 +86,6 @@ class Metering:
             budgets=self.budgets,
             metrics=self.metrics,
         )
-        self.reservations.start()
 
     async def start(self) -> None:
         """Learn the budgets and begin to write: the database's schema is there.
@@ -111,7 +107,6 @@ class Metering:
         """Write what is left, in a bounded time; what cannot be written is found by the next start."""
         started = self._writing.running
         await self._writing.stop()
-        await self.reservations.stop()
         if self._publisher is not None:
             await self._publisher.stop()
         if self._journal is None:
@@ -174,7 +169,6 @@ class Metering:
         self._budgets_read = SYSTEM_CLOCK.now()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
-        self.reservations.read()
         return rules
 
     def _check_currency(self, rules: Sequence[Budget]) -> None:

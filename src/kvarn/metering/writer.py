@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.metering.budgets import BudgetTracker
+from kvarn.limits.budgets import BudgetTracker
 from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event
 from kvarn.metering.kafka import encode_message
 from kvarn.metering.metrics import MeteringMetrics
