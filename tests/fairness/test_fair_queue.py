@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.fairness.queue import Account, FairQueue, _LateShare
+from kvarn.fairness.late_share import LateShare
+from kvarn.fairness.queue import Account, FairQueue
 
 AGEING_S = 10.0
 _numbers = count()
@@ -182,7 +183,7 @@ def test_removing_what_does_not_wait_is_an_error() -> None:
 
 
 def test_a_small_item_takes_no_credit_from_the_late_ones() -> None:
-    share = _LateShare()
+    share = LateShare()
     for cost in [*[100.0] * 6, 0.1, 100.0]:
         share.started(cost, late=False)
     assert share.is_due

@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
-from kvarn.metering.billing import MeterMetrics, bill_ledger
+from kvarn.metering.billing import bill_ledger
 from kvarn.metering.kafka import SCHEMA, NewerSchemaError, decode_message, encode_message
 from kvarn.metering.meter import Meter
-from kvarn.metering.metrics import MeteringMetrics
+from kvarn.metering.metrics import MeteringMetrics, MeterMetrics
 from kvarn.metering.publisher import Publisher
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent

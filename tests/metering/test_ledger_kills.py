@@ -22,8 +22,8 @@ from fake_replica import write_checkpoint
 from gateway_process import TOKENS_PER_STEP
 from kvarn.config.platform import KafkaConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.metering.billing import MeterMetrics
 from kvarn.metering.meter import Meter
+from kvarn.metering.metrics import MeterMetrics
 from kvarn.store.engine import Store
 from kvarn.store.models import BilledHour, UsageEvent
 from kvarn.store.repositories.usage import outbox

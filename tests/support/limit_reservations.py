@@ -9,7 +9,7 @@ import msgspec
 import redis
 
 from kvarn.limits.counts import Counts, Timing
-from kvarn.limits.redis_counts import SCRIPT, script_input
+from kvarn.limits.script import SCRIPT, script_input
 from kvarn.limits.types import Decision, Kind, Limit, Reservation, Spending, Update
 
 ORGANIZATION = "org-1"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +17,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.load import ConfigError
-from kvarn.limits.counts import KEEP_MS, Timing
+from kvarn.limits.counts import Timing
+from kvarn.limits.script import DIGEST, SCRIPT, script_input
 from kvarn.limits.types import Decision, Kind, Limit, LimitsAwayError, Reservation, Spending, Update
 from kvarn.observe.limits import LimitMetrics
 
@@ -31,8 +30,6 @@ _MAX_OWED = 20_000
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
 _STALL_S = 0.05
 """A timer that fires so late says that this process was held up, not Redis."""
-SCRIPT = Path(__file__).with_name("counts.lua").read_text(encoding="utf-8")
-_DIGEST = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _PROBE = Reservation(
     "probe",
     "kvarn",
@@ -53,8 +50,7 @@ _decoder = msgspec.msgpack.Decoder(Decision)
 class _Call:
     """One run of the script."""
 
-    keys: list[str]
-    argument: bytes
+    command: tuple[Any, ...]
     reply: asyncio.Future[bytes] | None = None
     """Set once it is sent for a caller that waits."""
     called: float = field(default_factory=SYSTEM_CLOCK.now)
@@ -168,7 +164,8 @@ class RedisCounts:
             self._start_sender()
 
     def _call(self, operation: str, update: Update) -> _Call:
-        return _Call(*script_input(operation, update, self._timing))
+        keys, argument = script_input(operation, update, self._timing)
+        return _Call(("EVALSHA", DIGEST, len(keys), *keys, argument))
 
     def _start_sender(self) -> None:
         if self._sender is None or self._sender.done():
@@ -192,7 +189,7 @@ class RedisCounts:
     async def _send_batch(self, unwaited: Sequence[_Call], waited: Sequence[_Call]) -> None:
         """One round trip, over before the caller who has waited longest has waited too long."""
         began = waited[0].called if waited else SYSTEM_CLOCK.now()
-        replies = await _until(began + self._timeout_s, self._run_or_fail([*unwaited, *waited]))
+        replies = await _until(began + self._timeout_s, self._run([*unwaited, *waited]))
         refused = [reply for reply in replies if isinstance(reply, Exception)]
         if refused:
             _log.error("Redis refuses %d of %d calls, which have no effect: %s", len(refused), len(replies), refused[0])
@@ -204,26 +201,24 @@ class RedisCounts:
             else:
                 call.reply.set_result(reply)
 
-    async def _run_or_fail(self, batch: Sequence[_Call]) -> list[Any]:
-        """Run the scripts. Raises if Redis refuses the probes too, not only some of the calls."""
-        replies = await self._run(batch)
-        if any(isinstance(reply, Exception) for reply in replies):
-            await self._run_probes()
-        return replies
-
     async def _run_probes(self) -> None:
-        for reply in await self._run(self._probes):
+        for reply in await self._evaluate(self._probes):
             if isinstance(reply, Exception):
                 raise reply
 
     async def _run(self, batch: Sequence[_Call]) -> list[Any]:
-        """Each script's reply, or the error that Redis answered."""
-        replies = await self._exchange(*map(_command, batch))
+        """The reply to each call, or its error. Raises if Redis refuses the probes too, not only some of the calls."""
+        replies = await self._evaluate(batch)
+        if any(isinstance(reply, Exception) for reply in replies):
+            await self._run_probes()
+        return replies
+
+    async def _evaluate(self, batch: Sequence[_Call]) -> list[Any]:
+        replies = await self._exchange(*[call.command for call in batch])
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
-            await self._exchange(("SCRIPT LOAD", SCRIPT))
-            again = await self._exchange(*[_command(batch[index]) for index in missing])
-            for index, reply in zip(missing, again, strict=True):
+            again = await self._exchange(("SCRIPT LOAD", SCRIPT), *[batch[index].command for index in missing])
+            for index, reply in zip(missing, again[1:], strict=True):
                 replies[index] = reply
         return replies
 
@@ -284,41 +279,14 @@ class RedisCounts:
         self._metrics.owed.set(len(self._owed))
 
 
-def script_input(operation: str, update: Update, timing: Timing) -> tuple[list[str], bytes]:
-    """Keys and argument of `counts.lua`; see there."""
-    reservation = update.reservation
-    keys = [f"kvarn:limits:{{{reservation.organization_id}}}:work:{reservation.work_id}"]
-    times = timing.slot_ms, timing.window, timing.lease_ms, KEEP_MS
-    argument: list[Any] = [operation, *times, reservation.work_id, reservation.tokens, update.used, update.whole]
-    for limit in reservation.limits:
-        numbers = [limit.kind.value, limit.maximum, reservation.amount(limit)]
-        if (spending := limit.spending) is not None:
-            keys += [limit.key, f"{limit.key}:leases", f"{limit.key}:{spending.period}"]
-            numbers += [spending.spent, spending.gateway, spending.unread]
-        elif limit.kind is Kind.CONCURRENCY:
-            keys += [f"{limit.key}:held", f"{limit.key}:leases"]
-        else:
-            keys.append(limit.key)
-        argument.append(numbers)
-    return keys, msgspec.msgpack.encode(argument)
-
-
-def _command(call: _Call) -> tuple[Any, ...]:
-    return ("EVALSHA", _DIGEST, len(call.keys), *call.keys, call.argument)
-
-
 def _first(calls: deque[_Call], count: int) -> list[_Call]:
     """Take the oldest out."""
     return [calls.popleft() for _ in range(min(len(calls), count))]
 
 
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run something that must be over at a moment of the monotonic clock, which is the loop's. Where this process was
-    itself held up till then, a reply may have come without having been read: it gets a moment more.
-
-    Raises:
-        TimeoutError: It was not, and has been cancelled.
-    """
+    """Await work until a moment of the monotonic clock, which is the loop's. If this process was held up past it, an
+    unread reply may have come: the work gets a moment more. Raises TimeoutError once the work is cancelled."""
     loop = asyncio.get_running_loop()
 
     def expire() -> None:

@@ -66,7 +66,7 @@ class Metering:
         self._writing = Periodic("usage events", self._write, self._settings.flush_interval_s, _RETRY_S)
 
     def open(self) -> None:
-        """Open the journal: from here on requests are noted. The database is not needed yet.
+        """Open the journal: from now on requests are noted. The database is not needed yet.
 
         Raises:
             StoreError: `data_dir` cannot be written.
@@ -88,7 +88,7 @@ class Metering:
         )
 
     async def start(self) -> None:
-        """Learn the budgets and begin to write: the database's schema is there.
+        """Read the budgets and begin to write; the database's schema must be there.
 
         Raises:
             StoreAwayError: The database does not answer.
@@ -104,7 +104,7 @@ class Metering:
         self._writing.start()
 
     async def stop(self) -> None:
-        """Write what is left, in a bounded time; what cannot be written is found by the next start."""
+        """Write what is left, in a bounded time; the next start finds what cannot be written."""
         started = self._writing.running
         await self._writing.stop()
         if self._publisher is not None:
@@ -114,7 +114,7 @@ class Metering:
         if started:
             try:
                 async with asyncio.timeout(_LAST_WRITE_S):
-                    self._budgets_read = float("-inf")  # other gateways shall not wait for what is held to run out
+                    self._budgets_read = float("-inf")  # so that nothing stays held for this gateway
                     await self._write()
             except (TimeoutError, StoreAwayError) as error:
                 _log.warning(
@@ -150,8 +150,8 @@ class Metering:
             _log.warning("metering.prices has prices for models that are not served: %s", ", ".join(unused))
 
     async def _write(self) -> None:
-        """Write events, then read what is spent now and then: one after the other, since what is being written while
-        the sums are read would be in both, or in neither."""
+        """Write events, then now and then read what is spent: one after the other, since an event that is written
+        while the sums are read would be in both, or in neither."""
         assert self._writer is not None
         await self._writer.work()
         if SYSTEM_CLOCK.now() - self._budgets_read < self._settings.budget_refresh_s:
@@ -176,8 +176,8 @@ class Metering:
         others = sorted({rule.currency for rule in rules if rule.currency} - {own})
         if others:
             raise StoreError(
-                f"metering.currency is {own!r}, but there are budgets in {', '.join(map(repr, others))}, which nothing "
-                "would be counted against: set it back, delete those budgets, then change it"
+                f"metering.currency is {own!r}, but there are budgets in {', '.join(map(repr, others))}, against which "
+                "nothing would be counted: set it back, delete those budgets, then change it"
             )
 
 
