@@ -76,18 +76,6 @@ async def used(limiter: Limiter, of: Any) -> int:
     return refused.usages[0].used
 
 
-async def test_two_gateways_share_their_counts(own_redis: Any, limiters: Any) -> None:
-    first, second = await limiters(), await limiters()
-    tpm, places = make_limit(TOKENS, 100), make_limit(CONCURRENCY, 1)
-    hold = await first.reserve(reserve(tpm, places, tokens=80))
-    refused = await second.reserve(reserve(tpm, places, tokens=30))
-    assert isinstance(hold, Active) and not isinstance(refused, Active)
-    assert [reading.used for reading in refused.usages] == [80, 1]
-    hold.settle(60)
-    assert isinstance(await first.reserve(reserve(tpm, places, tokens=1)), Active), "settled before what came after"
-    assert await used(second, tpm) == 61
-
-
 async def test_a_redis_that_lost_its_scripts_is_given_them_again(own_redis: Any, limiters: Any) -> None:
     limiter, tpm = await limiters(), make_limit(TOKENS, 1000)
     with redis.Redis(port=own_redis.port) as client:
@@ -115,17 +103,6 @@ async def test_open_counts_in_the_process_while_redis_is_away_and_shares_again_w
     assert sum("Redis is back" in record.message for record in caplog.records) == 1
 
 
-async def test_closed_refuses_while_redis_is_away(own_redis: Any, limiters: Any) -> None:
-    limiter, tpm = await limiters("closed"), make_limit(TOKENS, 100)
-    own_redis.kill()
-    for _ in range(3):
-        with pytest.raises(LimitsAwayError):
-            await limiter.reserve(reserve(tpm))
-    own_redis.start()
-    await back(limiter)
-    assert isinstance(await limiter.reserve(reserve(tpm)), Active)
-
-
 async def test_a_gateway_starts_without_redis_and_finds_it_later(own_redis: Any, limiters: Any) -> None:
     own_redis.kill()
     limiter = await limiters()
@@ -134,21 +111,11 @@ async def test_a_gateway_starts_without_redis_and_finds_it_later(own_redis: Any,
     await back(limiter)
 
 
-async def test_requests_wait_together_for_a_redis_that_hangs(own_redis: Any, limiters: Any) -> None:
-    limiter, tpm = await limiters(), make_limit(TOKENS, 1000)
-    os.kill(own_redis.process.pid, signal.SIGSTOP)
-    try:
-        async with asyncio.timeout(100 * TIMEOUT_S - 1):  # one after the other they would wait for longer
-            holds = await asyncio.gather(*[limiter.reserve(reserve(tpm, tokens=10)) for _ in range(100)])
-        assert all(isinstance(hold, Active) for hold in holds)
-    finally:
-        os.kill(own_redis.process.pid, signal.SIGCONT)
-
-
 async def test_reservations_that_a_hanging_redis_made_after_all_are_given_back(own_redis: Any, limiters: Any) -> None:
     limiter, tpm, places = await limiters(), make_limit(TOKENS, 1000), make_limit(CONCURRENCY, 100)
     os.kill(own_redis.process.pid, signal.SIGSTOP)
-    running = await asyncio.gather(*[limiter.reserve(reserve(tpm, places, tokens=10)) for _ in range(20)])
+    async with asyncio.timeout(20 * TIMEOUT_S - 1):  # one after the other they would wait for longer
+        running = await asyncio.gather(*[limiter.reserve(reserve(tpm, places, tokens=10)) for _ in range(20)])
     os.kill(own_redis.process.pid, signal.SIGCONT)
     await back(limiter)
     assert await used(limiter, tpm) == 0
@@ -185,18 +152,6 @@ async def test_a_caller_that_gives_up_waiting_holds_nothing(own_redis: Any, limi
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert await used(limiter, tpm) == 100
-
-
-async def test_a_redis_that_forgot_everything_soon_knows_what_runs(own_redis: Any, limiters: Any) -> None:
-    limiter, places = await limiters(timing=Timing(lease_ms=900)), make_limit(CONCURRENCY, 1)
-    hold = await limiter.reserve(reserve(places))
-    with redis.Redis(port=own_redis.port) as client:
-        client.flushall()
-        async with asyncio.timeout(60):
-            while not client.exists(f"{places.key}:leases"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-    hold.settle(0)
-    assert isinstance(await limiter.reserve(reserve(places)), Active)
 
 
 async def test_long_answers_are_charged_while_they_are_written(limiters: Any) -> None:
@@ -278,13 +233,6 @@ async def test_a_reservation_waits_for_few_of_many_updates(connect: Any) -> None
         counts.update(renewal(running))
     assert (await counts.reserve(reserve())).admitted
     assert len(counts._owed) > 2000
-
-
-async def test_an_update_takes_effect_before_a_reservation_made_after_it(connect: Any) -> None:
-    counts, running = await connect(), reserve(make_limit(TOKENS, 10**6), tokens=5)
-    await counts.reserve(running)
-    counts.update(renewal(running, 70))
-    assert await used_tokens(counts) == 70
 
 
 async def test_an_update_may_have_waited_longer_than_a_call_may_take(connect: Any, own_redis: Any) -> None:

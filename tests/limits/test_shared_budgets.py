@@ -218,16 +218,6 @@ async def test_a_redis_that_is_away_opens_or_closes_and_knows_all_when_it_is_bac
     assert held_in_redis(own_redis) == mine - 30 + 10 + 1
 
 
-async def test_a_request_that_stops_waiting_reserves_nothing(own_redis: Any, over_redis: Any) -> None:
-    (server,) = await over_redis(1)
-    asking = asyncio.create_task(server.ask(50))
-    await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.wait({asking})
-    await server.admitted(1)
-    assert held_in_redis(own_redis) == 1
-
-
 async def test_a_redis_that_has_forgotten_is_soon_told_what_a_silent_gateway_holds(
     own_redis: Any, over_redis: Any
 ) -> None:
