@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from asking import CHAT, chat
-from kvarn.answers.stages.budgets import BudgetStage
+from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
 from kvarn.metering.service import Metering
 
@@ -53,11 +53,13 @@ def gateways(
 
 
 def knows_budgets(server: Any) -> bool:
-    return bool(metering_of(server).budgets.all_statuses(time.time()))
+    budgets = metering_of(server).budgets
+    owner = server.authenticator.principals["shared"].owner
+    return bool(budgets.limits([owner.organization_id], 1, 1, time.time())[1])
 
 
 def metering_of(server: Any) -> Metering:
-    return next(stage.metering for stage in server.gateway.steps.stages if isinstance(stage, BudgetStage))
+    return next(stage.metering for stage in server.gateway.steps.stages if isinstance(stage, LedgerStage))
 
 
 def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
