@@ -26,8 +26,8 @@ DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 ADAPTERS = DEMO.parent / "adapters"
 NUM_PROMPTS = effort(80, 200)
 CROWDED = {"kv_cache_gib": 0.0003, "engine": {"token_budget": 48, "max_num_seqs": 12}}
-"""Prompts are cut into chunks, and sequences lose their blocks to each other; with more than nine blocks only
-where steps are fast."""
+"""Prompts are cut into chunks, and sequences lose their blocks to each other: with more than nine blocks they do so
+only where steps are fast."""
 DEGREES = [(2, 1), (1, 2), *(thorough(*degree) for degree in ((4, 1), (2, 2), (4, 2), (8, 1)))]
 
 

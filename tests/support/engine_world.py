@@ -348,6 +348,11 @@ class World:
         finished = next(each for each in engine_events(told) if each.kind is EngineEventKind.FINISHED)
         assert sum(spent_by_phase(told).values()) == finished.at_us, f"phases of {request_id} do not sum"
 
+    def assert_all_answered(self) -> None:
+        """The same of all requests that were taken."""
+        for request_id in self.messages.keys() - self.refused.keys():
+            self.assert_answered(request_id)
+
     def events(self, request_id: str) -> list[int]:
         """What the engine told of a request's time."""
         return [number for delta in self.deltas[request_id] for number in delta.events or ()]

@@ -17,7 +17,6 @@ from kvarn.answers.model_routes import ModelRoutes
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.answers.observer import Observer
 from kvarn.answers.stages.arrivals import ArrivalsStage
-from kvarn.answers.stages.budgets import BudgetStage
 from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.answers.stages.limits import LimitsStage
 from kvarn.answers.stages.replica import ReplicaStage
@@ -83,9 +82,9 @@ def build_gateway(
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:
         requests.on_held = autoscaling.wake
-    watch = _watch(golden, config, take_out, metrics)
-    if autoscaling is not None and watch is not None:
-        autoscaling.golden_prompts = watch.asked
+    monitor = _quality_monitor(golden, config, take_out, metrics)
+    if autoscaling is not None and monitor is not None:
+        autoscaling.golden_prompts = monitor.asked
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
     steps = _steps(services, text, generators, (rollouts.observer, shadows))
@@ -107,7 +106,7 @@ def build_gateway(
             fleet=fleet,
             autoscaling=autoscaling,
             shared=shared,
-            watch=watch,
+            monitor=monitor,
             golden=golden,
             shadows=shadows,
             rollouts=rollouts,
@@ -125,8 +124,7 @@ def _steps(
     """The parts of an answer's life, in order: arrivals are counted first, the ledger comes last."""
     stages: list[Stage] = [
         ArrivalsStage(services.arrivals),
-        BudgetStage(services.metering),
-        LimitsStage(services.limiter, services.config.limits, services.limit_metrics),
+        LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics),
         *_copy_stages(services, text),
         LedgerStage(services.metering),
     ]
@@ -144,12 +142,12 @@ def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, 
     return {model.name: connect(model, shown) for model in found}
 
 
-def _watch(
+def _quality_monitor(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
 ) -> QualityMonitor | None:
-    """The monitor of replicas that answer wrongly; None: not wanted, or nobody could take one out."""
+    """The monitor of replicas that answer wrongly; None: disabled, or no replica could be taken out of service."""
     if take_out is None or not config.quality.enabled:
         return None
-    watch = QualityMonitor(golden, config.quality, take_out)
-    metrics.registry.register(QualityCollector(watch))
-    return watch
+    monitor = QualityMonitor(golden, config.quality, take_out)
+    metrics.registry.register(QualityCollector(monitor))
+    return monitor
