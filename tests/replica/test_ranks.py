@@ -25,7 +25,7 @@ from tiny_checkpoints import make_decoder
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 ADAPTERS = DEMO.parent / "adapters"
 NUM_PROMPTS = effort(80, 200)
-CROWDED = {"kv_cache_gib": 0.0004, "engine": {"token_budget": 48, "max_num_seqs": 12, "tpot_target_ms": 1e9}}
+CROWDED = {"kv_cache_gib": 0.0003, "engine": {"token_budget": 48, "max_num_seqs": 12, "tpot_target_ms": 1e9}}
 """Prompts are cut into chunks, and sequences lose their blocks to each other, however long steps take."""
 DEGREES = [(2, 1), (1, 2), *(thorough(*degree) for degree in ((4, 1), (2, 2), (4, 2), (8, 1)))]
 

@@ -13,16 +13,15 @@ ResultT = TypeVar("ResultT")
 
 
 class FairSemaphore:
-    """A number of places. Those who wait get them round robin by tenant, first come, first served within each.
-
-    A tenant whose place is given back goes behind the others that wait.
+    """A number of places. They go round robin by tenant, first come, first served within each; a tenant whose place is
+    given back goes behind the others that wait.
 
     Args:
         places: How many there are.
         per_tenant: How many one tenant may hold.
         times_free: A tenant may hold at most this many times what is left free: the dynamic thresholds that switches
-            share their buffers by (Choudhury and Hahne, 1998). Whoever comes next always finds some places free.
-            None: it may hold all.
+            share their buffers by (Choudhury and Hahne, 1998), so that some places are always free. None: it may hold
+            all.
     """
 
     def __init__(

@@ -140,7 +140,6 @@ class FleetController:
         return ReplicaState.DOWN if is_out else state
 
     async def reconcile(self) -> None:
-        """Look once, and begin what has to be done."""
         if not await self._read_and_hold():
             return
         await self._claim()

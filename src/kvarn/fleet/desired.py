@@ -70,7 +70,6 @@ class ReplicaCounts:
         return desired.count
 
     def pool(self, model: str) -> int:
-        """Additional replicas of a model for the warm pool."""
         return 0
 
     def forget(self) -> None: ...

@@ -169,7 +169,6 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
 
 
 def launcher_of(config: KvarnConfig, engines: Engines) -> Launcher:
-    """The launcher of engine processes after the start."""
     if config.fleet.launcher == "local":
         return LocalLauncher(engines.places, engines.preloaded_process)
 

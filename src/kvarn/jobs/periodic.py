@@ -13,7 +13,7 @@ _log = logging.getLogger("kvarn.jobs")
 
 
 class Periodic:
-    """Repeats some work. A failure is logged, and the next try comes all the same.
+    """Repeats some work. A failure is logged, and the work tried again.
 
     Args:
         what: The work, in the log: a plural.
@@ -42,7 +42,7 @@ class Periodic:
         self._task = asyncio.create_task(self._repeat(), name=self._what)
 
     def wake(self) -> None:
-        """Do it at once, or again where it is under way."""
+        """Do it at once, or once more if it is under way."""
         self._woken.set()
 
     async def stop(self) -> None:

@@ -114,8 +114,6 @@ class Blobs:
         await _in_thread(delete)
 
     async def delete_folder(self, name: str) -> None:
-        """Delete all blobs whose names begin with a folder's."""
-
         def delete() -> None:
             files, root = self.open()
             with suppress(FileNotFoundError):

@@ -174,7 +174,6 @@ def main_memory() -> int:
 
 
 def describe_room(needs: Needs, machines: Sequence[Machine], placed: Collection[Placement]) -> str:
-    """The needs of a replica and the free resources, in words."""
     free = []
     for room in (_Room.on(machine, placed) for machine in machines):
         gpus = "".join(f", {max(0.0, each.free):.0%} of GPU {each.gpu.number}" for each in room.gpus)

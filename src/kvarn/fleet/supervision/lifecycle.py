@@ -86,7 +86,6 @@ class ReplicaLifecycle:
 
     @property
     def given_up(self) -> frozenset[int]:
-        """Runs that were given up and may still be there."""
         return frozenset(self._kills)
 
     # What is wanted ----------------------------------------------------------------------------------------------

@@ -85,7 +85,6 @@ async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -
 async def _principal_of(
     session: AsyncSession, organization: Organization, project: Project, *limited: str
 ) -> Principal:
-    """A principal of a project, under its limits, its organisation's and those of the ids `limited`."""
     return Principal(
         Owner(organization.id, project.id),
         weight=organization.weight,
