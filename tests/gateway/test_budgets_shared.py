@@ -1,4 +1,4 @@
-"""Budgets that two gateways share over one database and a real Redis; `tests/metering` shows that they are exact."""
+"""Budgets that two gateways share over one database and a real Redis; `tests/limits` shows that they are exact."""
 
 from __future__ import annotations
 
