@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu._native import usable_instruction_sets
@@ -55,11 +56,11 @@ class Bench:
         angles = torch.rand(tokens, self.heads.dim // 2)
         rotation = Rotation(angles.cos(), angles.sin())
         norm = Norm(torch.ones(self.heads.query + self.heads.kv, self.heads.dim), 1e-6)
-        scale = self.heads.dim**-0.5
+        layer = AttentionLayer(self.heads.dim**-0.5, norm)
 
         def step() -> None:
             for keys, values in zip(cache.keys, cache.values, strict=True):
-                plan.run(qkv, rotation, norm, keys, values, scale)
+                plan.run(qkv, rotation, layer, keys, values)
 
         return best_time(step, self.seconds) / len(cache.keys)
 
@@ -77,17 +78,7 @@ class Bench:
         print(f"{line} {seconds * 1e6:9.0f} us a layer {rate:6.1f} GB/s   plan {planning:5.0f} us", flush=True)
 
     def prefill(self, tokens: int) -> None:
-        batch = PagedBatch(
-            positions=torch.arange(tokens),
-            query_starts=torch.tensor([0, tokens], dtype=torch.int32),
-            context_lens=torch.tensor([tokens], dtype=torch.int32),
-            block_tables=(torch.randperm(tokens // BLOCK) + 1).to(torch.int32)[None],
-            slot_mapping=torch.arange(tokens),
-        )
-        slots = batch.block_tables[0].to(torch.int64)[:, None] * BLOCK + torch.arange(BLOCK)
-        batch = PagedBatch(
-            batch.positions, batch.query_starts, batch.context_lens, batch.block_tables, slots.flatten()[:tokens]
-        )
+        batch = prompt_batch(tokens)
         seconds = self.layer_time(batch, self.cache(tokens // BLOCK + 1), self.plan(batch))
         operations = 4 * self.heads.query * self.heads.dim * tokens * (tokens + 1) / 2
         rate = operations / seconds / 1e9
@@ -117,6 +108,18 @@ def decode_batch(batch_size: int, context: int, shared: int) -> PagedBatch:
         context_lens=torch.full((batch_size,), context, dtype=torch.int32),
         block_tables=tables,
         slot_mapping=last,
+    )
+
+
+def prompt_batch(tokens: int) -> PagedBatch:
+    """The whole prompt of one sequence, in whole blocks that are not in order."""
+    table = (torch.randperm(tokens // BLOCK) + 1).to(torch.int32)[None]
+    return PagedBatch(
+        positions=torch.arange(tokens),
+        query_starts=torch.tensor([0, tokens], dtype=torch.int32),
+        context_lens=torch.tensor([tokens], dtype=torch.int32),
+        block_tables=table,
+        slot_mapping=(table[0].long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[:tokens],
     )
 
 

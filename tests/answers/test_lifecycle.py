@@ -35,27 +35,37 @@ class Noting:
         self.notes.append(f"{self.label} enters")
         self.turns.append(turn)
         turn.closing.callback(self.notes.append, f"{self.label} settled")
-        return None if self.answer is None else self._deltas(turn, self.answer)
+        return None if self.answer is None else self._deltas(self.answer)
 
-    async def _deltas(self, turn: Turn, text: str) -> AsyncGenerator[ChoiceDelta, None]:
-        turn.usage.pending -= 1
-        yield ChoiceDelta(0, text=text, finish_reason="stop")
+    async def _deltas(self, text: str) -> AsyncGenerator[ChoiceDelta, None]:
+        yield ChoiceDelta(0, text=text, token_ids=[1])
+        yield ChoiceDelta(0, token_ids=[2], finish_reason="stop")
 
 
 class Listening(Observer):
-    """An observer that notes what it hears."""
+    """An observer that notes what it hears, and may fail at one of its calls."""
 
-    def __init__(self, notes: list[str], label: str) -> None:
-        self.notes, self.label = notes, label
+    def __init__(self, notes: list[str], label: str, fails: str = "") -> None:
+        self.notes, self.label, self.fails = notes, label, fails
+
+    def _note(self, call: str, text: str | None = None) -> None:
+        if text is not None:
+            self.notes.append(f"{self.label}: {text}")
+        if self.fails == call:
+            raise RuntimeError(call)
 
     def listen(self, turn: Turn, question: Any) -> AnswerListener:
+        self._note("listen")
         return self
 
     def take(self, delta: ChoiceDelta) -> None:
-        self.notes.append(f"{self.label}: {delta.text}")
+        self._note("take", delta.text)
 
     def end(self, error: BaseException | None) -> None:
-        self.notes.append(f"{self.label}: {'whole' if error is None else type(error).__name__}")
+        self._note("end", "whole" if error is None else type(error).__name__)
+
+    def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
+        self._note("not_begun", "refused")
 
 
 def with_steps(server: Any, **changes: Any) -> Any:
@@ -88,11 +98,30 @@ def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server: An
         answer = await (await start_chat(gateway, record, CHAT)).collect()
         await record.close()
         assert answer.choices[0].message.content == "known"
-        assert len(server.chat.submitted) == before and record.turns[0].outcome is Outcome.FINISHED
+        assert len(server.chat.submitted) == before
         assert notes == [
-            *("first enters", "cache enters", "a: known", "b: known", "a: whole", "b: whole"),
+            *("first enters", "cache enters", "a: known", "b: known", "a: ", "b: ", "a: whole", "b: whole"),
             *("cache settled", "first settled"),
         ]
+
+    server.do(run())
+
+
+@pytest.mark.parametrize(("read", "outcome", "tokens"), [(2, Outcome.FINISHED, 2), (1, Outcome.ABORTED, 1)])
+def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(
+    server: Any, read: int, outcome: Outcome, tokens: int
+) -> None:
+    async def run() -> None:
+        gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),))
+        record = RequestRecord("r", endpoint="/v1/chat/completions")
+        run = await start_chat(gateway, record, CHAT)
+        for _ in range(read):
+            await anext(run.deltas)
+        await run.deltas.aclose()
+        (turn,) = record.turns
+        assert (turn.outcome, turn.usage.completion_tokens) == (outcome, tokens)
+        assert turn.usage.prompt_tokens == turn.prompt_tokens > 0
+        await record.close()
 
     server.do(run())
 
@@ -126,44 +155,17 @@ def test_an_observer_hears_that_nobody_reads_on(server: Any) -> None:
     server.do(run())
 
 
-class FailingObserver(Listening):
-    """An observer that fails at one of its calls."""
-
-    def __init__(self, notes: list[str], fails: str) -> None:
-        super().__init__(notes, fails)
-        self.fails = fails
-
-    def _fail(self, call: str) -> None:
-        if self.fails == call:
-            raise RuntimeError(call)
-
-    def listen(self, turn: Turn, question: Any) -> AnswerListener:
-        self._fail("listen")
-        return self
-
-    def take(self, delta: ChoiceDelta) -> None:
-        self._fail("take")
-
-    def end(self, error: BaseException | None) -> None:
-        self.notes.append("failing ends")
-        self._fail("end")
-
-    def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
-        self.notes.append("failing hears of the refusal")
-        self._fail("not_begun")
-
-
 @pytest.mark.parametrize("fails", ["listen", "take", "end"])
 def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others(server: Any, fails: str) -> None:
     async def run() -> None:
         notes: list[str] = []
-        observers = (FailingObserver(notes, fails), Listening(notes, "b"))
+        observers = (Listening([], "a", fails), Listening(notes, "b"))
         gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),), observers=observers)
         record = RequestRecord("r", endpoint="/v1/chat/completions")
         answer = await (await start_chat(gateway, record, CHAT)).collect()
         await record.close()
         assert answer.choices[0].message.content == "known"
-        assert notes == ["b: known", *(["failing ends"] if fails == "end" else []), "b: whole"]
+        assert notes == ["b: known", "b: ", "b: whole"]
 
     server.do(run())
 
@@ -171,13 +173,12 @@ def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others
 def test_an_observer_that_fails_at_a_refusal_does_not_replace_it(server: Any) -> None:
     async def run() -> None:
         notes: list[str] = []
-        gateway = with_steps(
-            server, stages=(Noting([], "limits", refuses=True),), observers=(FailingObserver(notes, "not_begun"),)
-        )
+        observers = (Listening(notes, "a", "not_begun"),)
+        gateway = with_steps(server, stages=(Noting([], "limits", refuses=True),), observers=observers)
         record = RequestRecord("r", endpoint="/v1/chat/completions")
         with pytest.raises(ApiError):
             await start_chat(gateway, record, CHAT)
         await record.close()
-        assert notes == ["failing hears of the refusal"]
+        assert notes == ["a: refused"]
 
     server.do(run())

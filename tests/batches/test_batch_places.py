@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, send
 from fake_replica import answer_text
-from kvarn.config.platform import BatchesConfig, MeteringConfig, StoreConfig
+from kvarn.config.platform import BatchesConfig, MeteringConfig
 from kvarn.wire.messages import EngineStats
 
 BUSY = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
@@ -20,22 +20,15 @@ Open = Callable[[int], AbstractContextManager[Any]]
 
 
 @pytest.fixture
-def with_places(serve: Any, database_url: str, wait_for: WaitFor) -> Open:
+def with_places(serve_stored: Any) -> Open:
     """Serves a gateway that works on so many batches at once."""
 
-    @contextmanager
-    def make(places: int) -> Iterator[Any]:
-        def prepare(server: Any) -> None:
-            changes = {
-                "store": StoreConfig(url=database_url),
-                "batches": BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=places),
-                "metering": MeteringConfig(budget_refresh_s=0.02),
-            }
-            server.config = server.config.model_copy(update=changes)
+    metering = MeteringConfig(budget_refresh_s=0.02)
 
-        with serve(prepare) as server, server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-            yield server
+    def make(places: int) -> AbstractContextManager[Any]:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=places)
+        gateway: AbstractContextManager[Any] = serve_stored(config={"batches": batches, "metering": metering})
+        return gateway
 
     return make
 

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
 import kvarn.batches.run as run_module
 from kvarn.store.errors import NotFoundError
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 HELLO: Any = [{"role": "user", "content": "Hej"}]
 WELL: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}
@@ -19,7 +21,7 @@ WELL: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}
 
 @pytest.fixture
 def claude(runner: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=runner.url, api_key="none", max_retries=0, timeout=20) as made:
+    with runner.claude() as made:
         yield made
 
 

@@ -40,11 +40,12 @@ def make(tmp_path: Path):
         has_cpu_build: bool = True,
         reaches_pytorch: bool = True,
         status: int = 0,
+        program: str = "",
     ) -> str:
         missing = [] if has_cpu_build else ["*torch==*+cpu"]
         missing += [] if has_cpu_build or reaches_pytorch else ["*torch==*+cpu*"]
         refuse = f'case "$*" in {"|".join(missing)}) exit 1;; esac' if missing else ""
-        _program(tmp_path / ".venv/bin/python", f'echo "$@"\n{refuse}')
+        _program(tmp_path / ".venv/bin/python", f'echo "$@"\n{refuse}\n{program}')
         for name, present in (("g++", "true" if compiler else None), ("nvidia-smi", gpu)):
             (programs / name).unlink(missing_ok=True)
             if present:
@@ -53,7 +54,7 @@ def make(tmp_path: Path):
         command = [made, *(arguments or ("install",))]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
-        return done.stdout if status == 0 else done.stderr
+        return done.stdout + done.stderr if program or status else done.stdout
 
     return run
 
@@ -134,3 +135,11 @@ def test_what_lint_installs_serves_and_tests_too(make) -> None:
     assert make(".venv/.lint").count("--editable .[test,lint]") == 1
     for goal in ("install", ".venv/.test", ".venv/.lint"):
         assert _installed(make(goal)) == []
+
+
+@pytest.mark.parametrize("passes_alone", [False, True])
+def test_a_test_that_passes_only_alone_is_told_and_fails_all_the_same(make, passes_alone: bool) -> None:
+    again = 0 if passes_alone else 1
+    program = f'case "$*" in *--last-failed*) exit {again};; *"-m pytest"*) exit 1;; esac'
+    told = make("test", program=program, status=2)
+    assert any(line.startswith("UNSTABLE") for line in told.splitlines()) is passes_alone

@@ -11,11 +11,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 from coding_agents import PRINTED_MODEL, PRINTED_URL, variables_of
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = re.search(r"## Coding agents and Ollama's clients\n(.*?)\n## ", README, re.DOTALL)

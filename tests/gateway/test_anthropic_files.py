@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
+
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -20,8 +23,7 @@ def tenant(server: Any, request: pytest.FixtureRequest) -> Iterator[httpx.Client
 
 @pytest.fixture
 def claude(server: Any, tenant: httpx.Client) -> Iterator[anthropic.Anthropic]:
-    token = tenant.headers["authorization"].removeprefix("Bearer ")
-    with anthropic.Anthropic(base_url=server.url, auth_token=token, api_key=None, max_retries=0) as made:
+    with server.claude(tenant.headers["authorization"].removeprefix("Bearer ")) as made:
         yield made
 
 

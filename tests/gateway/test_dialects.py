@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -12,6 +11,9 @@ from kvarn.wire.anthropic.dialect import ANTHROPIC
 from kvarn.wire.dialect import Dialect
 from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.dialect import OPENAI
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 JSON = {"content-type": "application/json"}
@@ -71,19 +73,18 @@ def test_an_answer_has_its_id_in_both_headers(client: httpx.Client) -> None:
     assert "request-id" not in client.get("/v1/models").headers
 
 
-def test_anthropics_client_lists_and_reads_models(server: Any) -> None:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
-        page = claude.models.list()
-        assert [model.id for model in page] == ["tiny"] and (page.has_more, page.first_id) == (False, "tiny")
-        model = claude.models.retrieve("tiny")
-        assert (model.type, model.display_name, model.max_input_tokens) == ("model", "tiny", 512)
-        assert model.created_at.year > 2000
-        assert claude.models.list(after_id="tiny").data == []
-        assert [each.id for each in claude.models.list(limit=1)] == ["tiny"]
-        with pytest.raises(anthropic.NotFoundError):
-            claude.models.retrieve("none")
-        with pytest.raises(anthropic.BadRequestError):
-            claude.models.list(after_id="none")
+def test_anthropics_client_lists_and_reads_models(claude: anthropic.Anthropic) -> None:
+    page = claude.models.list()
+    assert [model.id for model in page] == ["tiny"] and (page.has_more, page.first_id) == (False, "tiny")
+    model = claude.models.retrieve("tiny")
+    assert (model.type, model.display_name, model.max_input_tokens) == ("model", "tiny", 512)
+    assert model.created_at.year > 2000
+    assert claude.models.list(after_id="tiny").data == []
+    assert [each.id for each in claude.models.list(limit=1)] == ["tiny"]
+    with pytest.raises(anthropic.NotFoundError):
+        claude.models.retrieve("none")
+    with pytest.raises(anthropic.BadRequestError):
+        claude.models.list(after_id="none")
 
 
 def test_openais_client_gets_all_models_in_openais_shape(client: httpx.Client) -> None:

@@ -38,12 +38,16 @@ class Desk:
             )
             for tenant in tenants
         ]
-        await asyncio.sleep(0.01)
+        await self._let_run()
         return asked
 
     async def end(self, tenant: str) -> None:
         self._ends[tenant].set()
-        await asyncio.sleep(0.01)
+        await self._let_run()
+
+    async def _let_run(self) -> None:
+        for _ in range(20):  # more than a report's steps
+            await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -110,12 +110,6 @@ def test_rounding_a_float16_checkpoint_is_said(
     assert "float16 weights are rounded to bfloat16" in caplog.text
 
 
-def test_dtype_auto_follows_the_processor(checkpoint: Path) -> None:
-    for name in ("cpu", "torch"):
-        model = load(checkpoint, dtype="auto", kernels=name)
-        assert model.dtype == model.kernels.packer.preferred_dtype()
-
-
 def test_a_lower_context_length_can_be_asked_for(checkpoint: Path) -> None:
     assert load(checkpoint, max_context_length=100).spec.max_context_length == 100
     assert load(checkpoint, max_context_length=1000).spec.max_context_length == 256

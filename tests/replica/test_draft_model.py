@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvarn
-from kvarn.replica.server.startup.draft import DraftModelError, check_vocabulary
+from kvarn.replica.server.startup.proposer import DraftModelError, check_vocabulary
 
 ASSETS = Path(kvarn.__file__).parent / "assets"
 

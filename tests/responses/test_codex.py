@@ -10,8 +10,9 @@ import httpx
 import openai
 import pytest
 
-from kvarn.responses.custom_input import CustomInput, arguments_in_pieces
+from asking import events_of, prompt_of
 from kvarn.responses.request import chat_request
+from kvarn.responses.tools import CustomInput, arguments_in_pieces
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.items import user_message
@@ -60,17 +61,6 @@ FIRST_TURN: dict[str, Any] = {
 
 def called(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
-
-
-def prompt_of(server: Any) -> str:
-    prompt = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].text.tokenizer.decode(prompt, skip_special_tokens=False)
-    return text
 
 
 def test_the_first_turn_is_answered_and_says_what_it_passes_over(server: Any, client: httpx.Client) -> None:

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 from sqlalchemy import update
 
+from asking import prompt_of
+from background_runs import hold
 from fake_replica import answer_text
-from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import histories
-
-
-@pytest.fixture
-def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
-    """A gateway of its own on each database."""
-
-    def prepare(server: Any) -> None:
-        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
-
-    with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield server
+from raw_http import post_of
 
 
 @pytest.fixture
 def sdk(kept: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with kept.sdk() as made:
         yield made
 
 
@@ -42,11 +30,6 @@ def texts(items: Any) -> list[str]:
 
 def say(text: str, role: str = "user") -> Any:
     return {"role": role, "content": text}
-
-
-def prompt_of(server: Any) -> str:
-    submitted = server.chat.submitted[-1].prompt_token_ids
-    return str(server.served["tiny"].text.tokenizer.decode(submitted, skip_special_tokens=False))
 
 
 def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> None:
@@ -130,24 +113,18 @@ def test_a_conversation_grows_with_every_response(kept: Any, sdk: openai.OpenAI)
 
 def test_one_response_at_a_time_is_made_in_a_conversation(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
     made = sdk.conversations.create()
-    kept.chat.hold = kept.do(_event())
-    results: list[Any] = []
-
-    def ask() -> None:
-        results.append(sdk.responses.create(model="tiny", input="first", conversation=made.id))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    wait_for(lambda: len(kept.chat.running) == 1, "the first to run")
-    with pytest.raises(openai.ConflictError) as conflict:
-        sdk.responses.create(model="tiny", input="second", conversation=made.id)
-    assert (conflict.value.code, conflict.value.param) == ("conversation_locked", "conversation")
-    with pytest.raises(openai.ConflictError):
-        sdk.conversations.items.create(made.id, items=[say("x")])
-    assert sdk.conversations.items.list(made.id).data == []
-    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
-    thread.join(20)
-    assert results[0].status == "completed"
+    go_on = hold(kept)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(sdk.responses.create, model="tiny", input="first", conversation=made.id)
+        wait_for(lambda: len(kept.chat.running) == 1, "the first to run")
+        with pytest.raises(openai.ConflictError) as conflict:
+            sdk.responses.create(model="tiny", input="second", conversation=made.id)
+        assert (conflict.value.code, conflict.value.param) == ("conversation_locked", "conversation")
+        with pytest.raises(openai.ConflictError):
+            sdk.conversations.items.create(made.id, items=[say("x")])
+        assert sdk.conversations.items.list(made.id).data == []
+        go_on()
+        assert first.result().status == "completed"
     sdk.responses.create(model="tiny", input="third", conversation=made.id)
     assert texts(sdk.conversations.items.list(made.id, order="asc"))[::2] == ["first", "third"]
 
@@ -164,10 +141,11 @@ def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
     kept.chat.lose_after = None
     with pytest.raises(openai.BadRequestError):
         sdk.responses.create(model="tiny", input="x" * 600, conversation=made.id)
-    kept.chat.hold = kept.do(_event())
-    leaving = sdk.with_options(timeout=1.5)
-    with pytest.raises(openai.APITimeoutError):
-        leaving.responses.create(model="tiny", input="x", conversation=made.id)
+    hold(kept)
+    leaving = kept.connect()
+    leaving.sendall(post_of("/v1/responses", {"model": "tiny", "input": "x", "conversation": made.id}))
+    wait_for(lambda: kept.chat.running, "the request to run")
+    leaving.close()
     wait_for(lambda: not kept.chat.running, "the abandoned request to be aborted")
     kept.chat.hold = None
     wait_for(lambda: _succeeds(sdk, made.id), "the conversation to be free")
@@ -176,17 +154,14 @@ def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
 
 def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
     made = sdk.conversations.create()
-    kept.chat.hold = kept.do(_event())
-    results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.append(sdk.responses.create(model="tiny", input="x", conversation=made.id))
-    )
-    thread.start()
-    wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
-    sdk.conversations.delete(made.id)
-    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
-    thread.join(20)
-    assert results[0].status == "completed" and sdk.responses.retrieve(results[0].id).id == results[0].id
+    go_on = hold(kept)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(sdk.responses.create, model="tiny", input="x", conversation=made.id)
+        wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
+        sdk.conversations.delete(made.id)
+        go_on()
+        response = asked.result()
+    assert response.status == "completed" and sdk.responses.retrieve(response.id).id == response.id
     with pytest.raises(openai.NotFoundError):
         sdk.conversations.retrieve(made.id)
 
@@ -215,21 +190,15 @@ def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(
     kept: Any, sdk: openai.OpenAI, wait_for: Any, background: bool
 ) -> None:
     made = sdk.conversations.create()
-    kept.chat.hold = kept.do(_event())
-    streams: list[Any] = []
-
-    def ask() -> None:
-        asked = {"input": "slow", "conversation": made.id, "stream": True, "background": background}
-        streams.append(list(sdk.responses.create(model="tiny", **asked)))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
-    kept.do(_let_the_hold_run_out(kept))
-    sdk.conversations.items.create(made.id, items=[say("meanwhile")])
-    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
-    thread.join(20)
-    last = streams[0][-1]
+    go_on = hold(kept)
+    asked: dict[str, Any] = {"input": "slow", "conversation": made.id, "stream": True, "background": background}
+    with ThreadPoolExecutor(1) as pool:
+        events = pool.submit(lambda: list(sdk.responses.create(model="tiny", **asked)))
+        wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
+        kept.do(_let_the_hold_run_out(kept))
+        sdk.conversations.items.create(made.id, items=[say("meanwhile")])
+        go_on()
+        last = events.result()[-1]
     assert last.type == "response.failed" and "gone on without" in last.response.error.message
     assert sdk.responses.retrieve(last.response.id).status == "failed"
     assert texts(sdk.conversations.items.list(made.id, order="asc")) == ["meanwhile"]
@@ -241,10 +210,6 @@ async def _let_the_hold_run_out(server: Any) -> None:
     server.gateway.responses.locked.clear()
     async with server.gateway.store.transaction() as session:
         await session.execute(update(Conversation).values(locked_until=0))
-
-
-async def _event() -> asyncio.Event:
-    return asyncio.Event()
 
 
 def _succeeds(sdk: openai.OpenAI, conversation_id: str) -> bool:

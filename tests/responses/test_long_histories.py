@@ -19,14 +19,11 @@ from kvarn.store.repositories.conversations import conversations, histories
 
 
 @pytest.fixture
-def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
+def kept(open_gateway: Open) -> Iterator[Any]:
     def patient(server: Any) -> None:
-        store = server.config.store.model_copy(update={"timeout_s": 60})
-        server.config = server.config.model_copy(update={"store": store})
+        server.configure(store=server.config.store.model_copy(update={"timeout_s": 60}))
 
     with open_gateway(patient) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 

@@ -9,24 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Project
 from kvarn.store.owner import Owner
 
 HI = {"model": "tiny", "input": "hi"}
-
-
-@pytest.fixture
-def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
-    """A gateway of its own on each database."""
-
-    def prepare(server: Any) -> None:
-        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
-
-    with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield server
 
 
 @pytest.fixture(params=["organization", "project"])
@@ -50,7 +36,8 @@ def _other_project(server: Any) -> httpx.Client:
 
     server.do(add())
     server.authenticator.principals["second"] = replace(principal, owner=owner)
-    return httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer second"})
+    client: httpx.Client = server.client("second")
+    return client
 
 
 def test_anothers_things_are_as_unknown_as_none(clients: tuple[httpx.Client, httpx.Client]) -> None:

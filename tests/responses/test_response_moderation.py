@@ -15,22 +15,16 @@ RULES = {"rules": ("(?i)i will kill you",), "threshold": 0.999}
 
 
 @pytest.fixture
-def guarded(serve: Any, wait_for: Any) -> Iterator[Any]:
+def guarded(serve: Any) -> Iterator[Any]:
     """A gateway that looks at prompts and answers."""
 
-    def prepare(server: Any) -> None:
-        safety = SafetyConfig(moderate_input=True, moderate_output=True, **RULES)
-        server.config = server.config.model_copy(update={"safety": safety})
-
-    with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    with serve(config={"safety": SafetyConfig(moderate_input=True, moderate_output=True, **RULES)}) as server:
         yield server
 
 
 @pytest.fixture
 def sdk(guarded: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with guarded.sdk() as made:
         yield made
 
 

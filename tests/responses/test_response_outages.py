@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asking import code_of
 from background_runs import Open, queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import ResponsesConfig, StoreConfig
@@ -21,20 +22,15 @@ HELLO = {"model": "tiny", "input": "Hej"}
 
 
 @pytest.fixture
-def server(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Any]:
+def server(serve: Any, tmp_path: Path) -> Iterator[Any]:
     """A gateway on a database of its own."""
 
-    def prepare(server: Any) -> None:
-        changes = {
-            "store": StoreConfig(url=f"sqlite:///{tmp_path}/kvarn.db"),
-            "responses": ResponsesConfig(lease_s=30, wait_s=600),
-            "data_dir": str(tmp_path / "data"),
-        }
-        server.config = server.config.model_copy(update=changes)
-
-    with serve(prepare, drain_timeout_s=0.5) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    config = {
+        "store": StoreConfig(url=f"sqlite:///{tmp_path}/kvarn.db"),
+        "responses": ResponsesConfig(lease_s=30, wait_s=600),
+        "data_dir": str(tmp_path / "data"),
+    }
+    with serve(config=config, drain_timeout_s=0.5) as server:
         yield server
 
 
@@ -60,7 +56,7 @@ def test_a_cancellation_that_cannot_be_written_is_told_in_time_and_holds_all_the
     switch.is_on = True
     for _ in range(2):
         answer = cancel(server, writing)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "end_not_written")
+        assert code_of(answer) == (503, "end_not_written")
         assert int(answer.headers["retry-after"]) >= 1
     wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
     switch.is_on = False
@@ -91,8 +87,6 @@ def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
 
     monkeypatch.setattr(responses, "finish_background", refuse_once)
     with open_gateway() as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         response_id = queue(server)
         wait_for(refused.is_set, "its end to be written")
     with open_gateway() as other:
@@ -129,7 +123,7 @@ def test_a_conversation_does_not_go_on_from_an_answer_that_the_database_refuses(
     with server.client() as client:
         conversation = client.post("/v1/conversations", json={}).json()["id"]
         answer = client.post("/v1/responses", json={**HELLO, "conversation": conversation})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "conversation_not_kept")
+        assert code_of(answer) == (503, "conversation_not_kept")
         assert client.get(f"/v1/conversations/{conversation}/items").json()["data"] == []
 
 

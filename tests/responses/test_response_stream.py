@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from background_runs import hold
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.wire.messages import RefusalReason
+from raw_http import post_of
 
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d}}\n</tool_call>'
@@ -139,10 +139,8 @@ def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(
 ) -> None:
     answering("abc" * 100)
     server.chat.step_s = 0.01
-    body = json.dumps({"model": "tiny", "input": "x", "stream": True}).encode()
-    raw: socket.socket = server.connect()
-    head = f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    raw.sendall(head.encode() + b"\r\n\r\n" + body)
+    raw = server.connect()
+    raw.sendall(post_of("/v1/responses", {"model": "tiny", "input": "x", "stream": True}))
     received = b""
     while received.count(b"output_text.delta\ndata") < 5:
         received += raw.recv(65536)
@@ -154,12 +152,8 @@ def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(
     assert kept["status"] == "cancelled" and kept["output"][0]["status"] == "incomplete"
     assert kept["output"][0]["content"][0]["text"].startswith("abcab") and kept["usage"]["output_tokens"] >= 5
     server.chat.reset()
-    assert (
-        client.post("/v1/responses", json={"model": "tiny", "input": "y", "previous_response_id": response_id}).json()[
-            "status"
-        ]
-        == "completed"
-    )
+    more = client.post("/v1/responses", json={"model": "tiny", "input": "y", "previous_response_id": response_id})
+    assert more.json()["status"] == "completed"
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -186,11 +180,20 @@ def test_a_stream_can_be_sent_again_from_any_event(
 
 
 def test_the_first_event_does_not_wait_for_the_last(server: Any, client: httpx.Client) -> None:
-    server.chat.step_s = 0.02
-    began = time.monotonic()
+    go_on, generate = hold(server), server.chat.generate
+    gate, server.chat.hold = server.chat.hold, None
+
+    async def pausing(submit: Any, *args: Any) -> AsyncGenerator[Any, None]:
+        async for delta in generate(submit, *args):
+            yield delta
+            await gate.wait()
+
+    server.chat.generate = pausing
     with client.stream("POST", "/v1/responses", json={"model": "tiny", "input": "x", "stream": True}) as answer:
-        arrived = [time.monotonic() - began for _ in answer.iter_raw()]
-    assert len(arrived) > 10 and arrived[0] < arrived[-1] / 2
+        events = answer.iter_lines()
+        assert next(events) == "event: response.created"
+        go_on()
+        assert "event: response.completed" in list(events)
 
 
 def test_a_server_that_stops_says_so_in_the_streams_own_words(serve: Any, wait_for: Any) -> None:
@@ -202,8 +205,6 @@ def test_a_server_that_stops_says_so_in_the_streams_own_words(serve: Any, wait_f
             received.extend(answer.iter_text())
 
     with serve(drain_timeout_s=0.2) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         server.chat.step_s, server.chat.answer = 0.05, lambda request, index: [97] * 400
         thread = threading.Thread(target=listen, args=(server,))
         thread.start()

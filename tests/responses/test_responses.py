@@ -10,14 +10,10 @@ import httpx
 import openai
 import pytest
 
+from asking import prompt_of
+
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-
-
-def prompt_of(server: Any, number: int = -1) -> str:
-    """The prompt that the engine was given."""
-    submitted = server.chat.submitted[number].prompt_token_ids
-    return str(server.served["tiny"].text.tokenizer.decode(submitted, skip_special_tokens=False))
 
 
 def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(server: Any, sdk: openai.OpenAI) -> None:

@@ -42,8 +42,7 @@ class RequestTimeline(Timeline):
 
     def __init__(self) -> None:
         super().__init__()
-        self._on_the_way: dict[float, float] = {}
-        """Seconds to an engine and back, by when its turn was sent."""
+        self._on_the_way: dict[float, float] = {}  # seconds to an engine and back, by when its turn was sent
         self.began = self.received_s = self.mark("received")
 
     def mark(self, name: str, numbers: Mapping[str, float] | None = None) -> float:
@@ -51,10 +50,6 @@ class RequestTimeline(Timeline):
         at_s = now()
         self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
         return at_s
-
-    def mark_read(self, size: int) -> None:
-        """Note that the body has come."""
-        self.received_s = self.mark("read", {"bytes": size})
 
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
         """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when it
@@ -65,11 +60,11 @@ class RequestTimeline(Timeline):
             return
         on_the_way = max(0.0, now() - sent_s - max(event.at_us for event in events) / 1e6)
         self._on_the_way[sent_s] = on_the_way = min(on_the_way, self._on_the_way.get(sent_s, on_the_way))
-        self.add_engine_events(events, sent_s + on_the_way / 2)
+        turn = 1 + list(self._on_the_way).index(sent_s)
+        self.add_engine_events(events, sent_s + on_the_way / 2, turn)
 
     @property
     def total_s(self) -> float:
-        """Seconds from the first event of the gateway to its last."""
         return next(event.at_s for event in reversed(self.events) if not event.name.startswith(_ENGINE)) - self.began
 
 
@@ -85,10 +80,9 @@ def _readable(flat: Sequence[int]) -> list[EngineEvent]:
 
 
 def parts_of(events: Iterable[Event]) -> dict[str, float]:
-    """Seconds of each part of a request."""
     parts: dict[str, float] = {}
     before: float | None = None
-    for name, at_s, _ in events:
+    for name, at_s, *_ in events:
         if name.startswith(_ENGINE):
             continue
         if before is not None:

@@ -16,7 +16,6 @@ MAX_FAULTS = 100
 """Faults of one input that are reported; after so many the rest is not read."""
 MAX_CUSTOM_ID = 512
 MAX_MODEL = 256
-"""Characters of a model's name."""
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _BOM = b"\xef\xbb\xbf"
@@ -27,14 +26,8 @@ Answering = Callable[[str | None], str | None]
 
 
 class InputCheck:
-    """Checks lines one after another, and remembers what is wrong with them.
-
-    Args:
-        endpoint: What every line must be for.
-        max_lines: Requests at most.
-        max_line_bytes: Of one line.
-        answering: Says which model a request needs.
-    """
+    """Checks lines one after another, and remembers what is wrong with them. `answering` says which model a request
+    needs."""
 
     def __init__(
         self, endpoint: str, max_lines: int, max_line_bytes: int, answering: Answering = lambda name: name
@@ -51,7 +44,6 @@ class InputCheck:
 
     @property
     def model(self) -> str | None:
-        """The model that all lines need, where it is one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
     @property
@@ -81,7 +73,6 @@ class InputCheck:
         return self._check(fields, decoded, number)
 
     def end(self) -> None:
-        """The file is over: one without any request is a fault too."""
         if not self.total:
             self._add_fault("empty_file", "The input file holds no request.", None, None)
 
@@ -123,12 +114,8 @@ class InputCheck:
 
 
 def model_of(request: Mapping[str, Any]) -> str | None:
-    """The model that a request names; None where it names none, or what cannot be the name of one.
-
-    Args:
-        request: As `decode_body` reads it, for that is how it is read when it runs: of a key that stands in it twice,
-            both see the same value.
-    """
+    """The model that a request names; None where it names none, or what cannot be the name of one. `request` is as
+    `decode_body` reads it, also when it runs: of a key that stands in it twice, both see the same value."""
     name = request.get("model")
     return name if isinstance(name, str) and len(name) <= MAX_MODEL and "\x00" not in name else None
 

@@ -45,7 +45,6 @@ class BatchWorker(Worker[BatchJob]):
         config = serving.config.batches
         super().__init__("batches", max_running=config.max_running, poll_s=min(config.poll_s, config.lease_s / 4))
         self.holder = new_id("gw-")
-        """Name of this gateway in leases."""
         self._serving = serving
         self._store = serving.store
         self._config = config
@@ -54,7 +53,6 @@ class BatchWorker(Worker[BatchJob]):
         """Losses of batches that this gateway has let go unfinished."""
 
     async def claim(self, free: int) -> Sequence[BatchJob]:
-        """Take batches, of each organization its oldest first."""
         if not free:
             await self._preempt(list(self.running.values()))
             return []
@@ -81,7 +79,6 @@ class BatchWorker(Worker[BatchJob]):
         return held
 
     async def release(self, job: BatchJob) -> None:
-        """Let another gateway take it."""
         if job.losses and job.row.status not in OVER:
             self._losses[job.id] = job.losses
         rest_s = 0.0
@@ -93,11 +90,7 @@ class BatchWorker(Worker[BatchJob]):
         await release_batch(self._store, self.holder, job.id, until)
 
     async def refresh(self, job: BatchJob) -> None:
-        """Renew the lease, and see whether the work shall go on.
-
-        Raises:
-            LeaseLostError: Another gateway has it.
-        """
+        """Renew the lease, and see whether the work shall go on. Raises `LeaseLostError`."""
         async with job.changing:
             job.row = await renew_lease(self._store, self.holder, job.id, self._config.lease_s)
         bearer = await find_bearer(self._store, job.owner, job.row.key_id)
@@ -114,7 +107,6 @@ class BatchWorker(Worker[BatchJob]):
             job.preempt()
 
     async def run(self, job: BatchJob) -> None:
-        """Bring a batch as far as it will go."""
         try:
             await self.refresh(job)
             await BatchRun(self._serving, job, self._places_now()).run()

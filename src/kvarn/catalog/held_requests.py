@@ -22,18 +22,12 @@ class _Hold(NamedTuple):
 
 
 class HeldRequests:
-    """Holds them, model by model. Where replicas follow the work, that they wait has the autoscaler start one.
-
-    Args:
-        metrics: Where they are counted.
-        models: What is served.
-        engines_outlive_gateways: This gateway may stand by until it takes over the engines of another: requests wait
-            for that.
-    """
+    """Holds them, model by model; with replicas that follow the work, a held request has the autoscaler start one.
+    `engines_outlive_gateways`: this gateway may stand by until it takes over the engines of another, and requests wait
+    for that."""
 
     def __init__(self, metrics: ArrivalMetrics, models: ModelTable, *, engines_outlive_gateways: bool = False) -> None:
         self.on_held: Callable[[], None] = lambda: None
-        """Called when one begins to wait."""
         self._metrics = metrics
         self._models = models
         self._engines_outlive_gateways = engines_outlive_gateways
@@ -49,11 +43,8 @@ class HeldRequests:
 
     async def until_ready(self, find: Callable[[], tuple[ServedModel, str]]) -> tuple[ServedModel, str]:
         """Wait until a model has a replica that is ready, where one is expected. `find` finds the version and the
-        adapter that would answer now; returns what it found last.
-
-        Raises:
-            ApiError: 503 with Retry-After: too many wait, or none was ready in time.
-        """
+        adapter that would answer now; returns what it found last. Raises `ApiError` 503: too many wait, or none was
+        ready in time."""
         found = model, _ = find()
         if model.ready or model.load_error is not None or (hold := self._hold_of(model)) is None:
             return found

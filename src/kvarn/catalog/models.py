@@ -54,13 +54,10 @@ class ModelText:
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder
     tool_format: ToolFormat
-    """Format of its tool calls."""
     reasoning_format: ReasoningFormat | None
     """None where it does not reason."""
     version: str
-    """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults
-    """Sampling parameters of requests that leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +70,16 @@ class ReadyModel:
     """None where another server runs the model and its tokenizer is not configured."""
     card: ModelCard
     adapter: str = ""
-    """Name of the adapter that it answers with."""
     replica_name: str = ""
     """Which of the servers that run it answers; empty where Kvarn runs it."""
 
     @property
     def public_name(self) -> str:
-        """Its name in answers, by which it is found again."""
         return self.adapter or self.name
 
     @property
     def text(self) -> ModelText:
-        """Its tokenizer and template.
-
-        Raises:
-            ApiError: 400, there are none here.
-        """
+        """Its tokenizer and template. Raises `ApiError` 400 where there are none here."""
         if self.loaded_text is None:
             why = f"The model {self.name!r} is served by another server, and this one does not have its tokenizer."
             raise invalid_request(why, "model", "model_not_supported")
@@ -96,12 +87,10 @@ class ReadyModel:
 
     @property
     def is_external(self) -> bool:
-        """Whether other servers run it."""
         return self.served.config.external is not None
 
     @property
     def exact_prompts(self) -> bool:
-        """Whether the tokens of a chat can be counted exactly."""
         return self.loaded_text is not None and self.loaded_text.chat_template.exists
 
     @property
@@ -111,7 +100,6 @@ class ReadyModel:
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """Sampling parameters of requests that leave them out."""
         return SamplingDefaults() if self.loaded_text is None else self.loaded_text.sampling_defaults
 
     @property
@@ -176,14 +164,12 @@ class ServedModel:
     name: str
     config: ModelConfig
     clients: InitVar[Sequence[ReplicaClient]]
-    """Replicas that are there from the start."""
     directory: Path
     created: int = field(default_factory=lambda: int(SYSTEM_CLOCK.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
     load_error: str | None = None
     process: int = 0
-    """Number of the gateway process."""
     version: int = 0
     """Number of the version in the model's deployment; 0: the configuration's."""
     held_back: bool = False
@@ -191,9 +177,7 @@ class ServedModel:
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
     kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
-    """Adapters of its deployment, loaded at run time."""
     clock: Clock = SYSTEM_CLOCK
-    """Read by all that admits and routes its requests."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
@@ -225,7 +209,6 @@ class ServedModel:
         return name if self.is_version(name) else self.name
 
     def draw_seed(self) -> int:
-        """The seed of a request that has none."""
         return self._seeds.getrandbits(63)
 
     @property
@@ -242,13 +225,11 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """The card of what is served; None until first ready."""
         replica = self.replicas.most_ready
         return None if replica is None else replica.card
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """The adapters that requests may name, by name."""
         return self.replicas.adapters
 
     @property
@@ -270,11 +251,8 @@ class ServedModel:
         return self.text is not None or (self.config.external is not None and self.config.tokenizer is None)
 
     def require_ready(self, adapter: str = "") -> ReadyModel:
-        """This model with its parts, to answer with an adapter where one is named.
-
-        Raises:
-            ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
-        """
+        """This model with its parts, to answer with an adapter where one is named. Raises `ApiError` 503 with
+        Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read."""
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
         replica = self.replicas.most_ready
@@ -283,7 +261,6 @@ class ServedModel:
         return ReadyModel(self.name, self, self.text, replica.card, adapter)
 
     def not_ready(self) -> ApiError:
-        """Why no request can be answered now: 503 with Retry-After."""
         return unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
 
     @property
@@ -335,13 +312,11 @@ class ServedModel:
         )
 
     async def close(self) -> None:
-        """End what runs for its text."""
         if self._template is not None:
             await self._template.close()
 
 
 def limits_of(config: GatewayConfig) -> SandboxLimits:
-    """Limits of work on input of clients and checkpoints."""
     return SandboxLimits(config.client_work_timeout_s, config.client_work_memory_bytes)
 
 

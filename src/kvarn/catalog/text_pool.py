@@ -20,19 +20,13 @@ INLINE_BYTES = 4096
 
 
 class TextPool:
-    """Runs text work: what is short here and now, what is long in a thread.
-
-    Args:
-        executor: The threads.
-        threads: How many there are.
-    """
+    """Runs text work: what is short here and now, what is long in one of so many threads."""
 
     def __init__(self, executor: Executor, threads: int) -> None:
         self._executor = executor
         self._threads = FairSemaphore(threads)
 
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
-        """Do work on `size` bytes for a tenant; raises what the work raises."""
         if size <= INLINE_BYTES:
             return work()
         loop = asyncio.get_running_loop()

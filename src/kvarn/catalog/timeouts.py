@@ -20,7 +20,6 @@ _WORDS = {
     TimeoutStage.TOTAL: "The answer took longer than {seconds:g} s.",
 }
 EXTERNAL_TIMEOUTS = StageTimeouts(connect_s=5.0, first_token_s=120.0, between_tokens_s=60.0)
-"""Time-outs of external models where the configuration does not say."""
 
 NO_TIMEOUTS = StageTimeouts()
 
@@ -34,7 +33,6 @@ class StageTimeoutError(Exception):
 
 
 def timeouts_of(config: TimeoutsConfig, *, external: bool) -> StageTimeouts:
-    """The time-outs of a model."""
     default = EXTERNAL_TIMEOUTS if external else NO_TIMEOUTS
     return StageTimeouts(
         connect_s=config.connect_s or default.connect_s,
@@ -49,12 +47,11 @@ class StageTimer:
 
     def __init__(self, timeouts: StageTimeouts) -> None:
         self.begun = False
-        """Whether a part of the answer has come."""
         self._timeouts = timeouts
         self._began = SYSTEM_CLOCK.now()
 
     async def wait(self, awaited: Awaitable[ItemT]) -> ItemT:
-        """Await something of the answer. Raises `StageTimeoutError`: it took too long."""
+        """Await something of the answer. Raises `StageTimeoutError`."""
         deadline = self._timeouts.deadline(self._began, SYSTEM_CLOCK.now(), begun=self.begun)
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline[0]) as limit:
@@ -68,11 +65,8 @@ class StageTimer:
 async def within_timeouts(
     items: AsyncGenerator[ItemT, None], timeouts: StageTimeouts, is_token: Callable[[ItemT], bool]
 ) -> AsyncGenerator[ItemT, None]:
-    """The items as they come; `is_token` says which of them are part of the answer.
-
-    Raises:
-        StageTimeoutError: A stage took too long; `items` is closed then.
-    """
+    """The items as they come; `is_token` says which of them are part of the answer. Raises `StageTimeoutError`; `items`
+    is closed then."""
     timer = StageTimer(timeouts)
     async with aclosing(items):
         while True:

@@ -22,12 +22,10 @@ class StepWork:
 
     @property
     def num_bytes(self) -> float:
-        """Bytes read in all."""
         return self.weight_bytes + self.kv_bytes
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: operations for each byte read."""
         return self.operations / self.num_bytes if self.num_bytes else 0.0
 
 
@@ -52,16 +50,9 @@ class DecoderCosts:
     """Bytes of one sequence's recurrent states, in all layers."""
 
     def step(self, *, tokens: int, logits_rows: int, kv_tokens: int, pairs: float) -> StepWork:
-        """The work of one step.
-
-        Args:
-            tokens: Tokens computed, prompt and decode together.
-            logits_rows: Tokens whose logits are computed.
-            kv_tokens: Distinct cached tokens read.
-            pairs: (query, key) pairs attended.
-
-        Recurrent states are read and written once for each of `logits_rows`: sequences, all but those amid a prompt.
-        """
+        """The work of one step: of so many tokens, logits, distinct cached tokens read, and (query, key) pairs
+        attended. Recurrent states are read and written once for each of `logits_rows`: sequences, all but those
+        amid a prompt."""
         if tokens == 0:
             return StepWork(0.0, 0.0, 0.0)
         active = self.dense_weights + self.expert_weights * self.experts_per_token
@@ -78,7 +69,6 @@ class DecoderCosts:
         return self.step(tokens=batch, logits_rows=batch, kv_tokens=distinct, pairs=batch * context)
 
     def prefill(self, tokens: int, cached: int = 0) -> StepWork:
-        """A prompt's last `tokens` tokens after `cached` ones; logits of the last."""
         pairs = tokens * cached + tokens * (tokens + 1) / 2
         return self.step(tokens=tokens, logits_rows=1, kv_tokens=cached, pairs=pairs)
 

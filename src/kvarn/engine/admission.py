@@ -13,7 +13,6 @@ from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
 
 MAX_TOKEN_ID = 2**31
-"""Token ids are below this in every vocabulary; the replica's server checks the model's own."""
 
 
 class AdmissionControl:
@@ -29,7 +28,6 @@ class AdmissionControl:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of requests that wait for their first step."""
         return self._fresh_tokens
 
     def check(self, message: Submit, adapter_blocks: int, retry_after_s: Callable[[], float]) -> None:
@@ -41,17 +39,14 @@ class AdmissionControl:
         self._check_queue(message, retry_after_s)
 
     def enter(self, request: Request) -> None:
-        """The request begins to wait for its first step."""
         self._fresh[request.request_id] = request
         self._fresh_tokens += len(request.prompt)
 
     def leave(self, request: Request) -> None:
-        """The request had its first step, or is gone."""
         if self._fresh.pop(request.request_id, None) is not None:
             self._fresh_tokens -= len(request.prompt)
 
     def overdue(self, now: float) -> list[Request]:
-        """Requests that have waited longer than `max_wait_s` for their first step."""
         late: list[Request] = []
         if self._config.max_wait_s is None:
             return late
@@ -104,7 +99,6 @@ class AdmissionControl:
 
 
 def _may_go_on(message: Submit) -> bool:
-    """Whether what was drawn elsewhere can be the beginning of its answers."""
     if not message.resume_token_ids:
         return True
     sampling = message.sampling

@@ -1,8 +1,8 @@
-"""Which requests can still keep their latency targets, and how many may run at once for that.
+"""Requests that can still keep their latency targets, and the number that may run at once for that.
 
 Past an engine's capacity a queue in order of arrival makes everybody late: each is begun when its target is missed
 already. So `WaitingQueue` lets those go first that would have their first token in time if they started now
-(`misses_target`), and nobody starts beside whom the others would miss their time per token (`has_room`). Both are
+(`misses_target`), and none starts that would make running ones miss their time per token (`has_room`). Both are
 predicted by the engine's step-time model; until that knows enough, everybody starts at once.
 """
 
@@ -24,10 +24,10 @@ TPOT_MARGIN = 0.9
 """The same of the time for each token: single answers stray from the mean."""
 OUT_OF_REACH = 2.5
 """Requests that miss a target on an idle engine get this many times what they take alone: a target out of reach
-protects nobody."""
+holds nothing back."""
 CREDIT_REQUESTS = 4
 """A tenant that has only late requests lets others pass by at most the cost of so many usual ones."""
-MOST_DELAY = 3.0
+MAX_DELAY = 3.0
 """Steps are not expected to follow each other more slowly than so many times what they take."""
 PACE_FADE = 0.05
 """Weight of the latest step in what is between steps: about the last twenty count."""
@@ -36,13 +36,7 @@ FADE = 0.02
 
 
 class LatencyTargets:
-    """Predictions for what waits.
-
-    Args:
-        config: Of the engine.
-        step_time: Its model.
-        running: The sequences that run, now and later.
-    """
+    """Predictions for requests that wait. `running`: the scheduler's own, current collection."""
 
     def __init__(self, config: EngineConfig, step_time: StepTimeModel, running: Collection[Sequence]) -> None:
         self._config = config
@@ -57,17 +51,13 @@ class LatencyTargets:
         self._pace = 1.0
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
         self._prefill = PrefillSpeed(0.0, 1.0)
-        """Tokens of prompts computed a second beside the decodes."""
         self._before_s = 0.0
-        """Seconds that the prompts which are being computed still take."""
 
     @property
     def usual_cost(self) -> float:
-        """Weighted tokens of the average request."""
         return self._cost(self._computed * self._prompt, self._output)
 
     def cost(self, sequence: Sequence) -> float:
-        """Weighted tokens that a waiting sequence will probably take."""
         output = min(float(sequence.request.sampling.max_tokens), self._output) if self._ended else 0.0
         return self._cost(sequence.num_tokens, output)
 
@@ -77,7 +67,7 @@ class LatencyTargets:
             self._between_s += PACE_FADE * (now - self._planned_at - self._between_s)
         self._planned_at = now
         if self._taken_s > 0:
-            self._pace = min(max(1.0, self._between_s / self._taken_s), MOST_DELAY)
+            self._pace = min(max(1.0, self._between_s / self._taken_s), MAX_DELAY)
 
     def took(self, seconds: float, *, warming: bool) -> None:
         """A step took so long by itself. `warming`: it is no example, nor is the time until the next plan."""
@@ -87,7 +77,6 @@ class LatencyTargets:
         self._taken_s += PACE_FADE * (seconds - self._taken_s)
 
     def learn(self, request: Request) -> None:
-        """A request has ended."""
         self._ended += 1
         fade = max(FADE, 1 / self._ended)
         prompt, computed = len(request.prompt), len(request.prompt) - request.cached_tokens
@@ -114,7 +103,6 @@ class LatencyTargets:
         return None if limit_s is None else limit_s / self._pace
 
     def misses_target(self, sequence: Sequence, now: float) -> bool:
-        """Whether the first token would come too late if the sequence started now."""
         request = sequence.request
         assert request.first_token_by_s is not None, "only what has a target misses it"
         if request.first_token_by_s <= request.arrival_s:
@@ -128,17 +116,16 @@ class LatencyTargets:
         return now > request.arrival_s + allowed_s
 
     def has_room(self, sequence: Sequence, instead_of: Sequence | None = None) -> bool:
-        """Whether a sequence may start, where one that runs has given way perhaps: nobody who runs, and is in time so
-        far, would miss the target for each token because of it. Its own target refuses it nothing, and an answer that
-        was begun, here or elsewhere, goes on. The prompts beside them are no matter of this: they take what a step has
-        left (`step_limit_s`)."""
+        """Whether a sequence may start, perhaps instead of one that runs: no running one, in time so far, would miss
+        its target for each token. Its own target refuses it nothing, and an answer that was begun anywhere goes
+        on. Prompts do not count: they take what a step has left (`step_limit_s`)."""
         if _has_begun(sequence):
             return True
         running = [each for each in self._running if each is not instead_of]
         limit_s = self._limit_s(running, sequence.num_tokens)
         if limit_s is None or self._least_s(running, sequence) <= limit_s:
             return True
-        # Where rows without a target to keep take too long by themselves, keeping one out helps nobody.
+        # Where rows without a target to keep take too long by themselves, keeping one out does not help.
         kept = [each for each in running if each.request.tpot_target_s is not None and not each.request.is_late]
         is_kept = sequence.request.tpot_target_s is not None and not sequence.request.is_late
         return is_kept and self._least_s(running) >= limit_s and self._least_s(kept, sequence) <= limit_s
@@ -159,7 +146,6 @@ class LatencyTargets:
         return max(TPOT_MARGIN * min(targets), OUT_OF_REACH * self._step_s(1, context))
 
     def _compute_s(self, tokens: float) -> float:
-        """Until prompts of so many tokens are computed beside what decodes."""
         return self._prefill.seconds(tokens, self._prompt_s(tokens))
 
     def _step_s(self, rows: int, context: float) -> float:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
-from kvarn.engine.forced import add_forced
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch
-from kvarn.engine.memory.pressure import MemoryReserve, Preemption, RecomputePreemption
+from kvarn.engine.memory.pressure import MemoryReserve
 from kvarn.engine.plan import BlockCopy, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.proposals.speculation import Speculation
@@ -38,7 +37,6 @@ class Scheduler:
         self,
         config: EngineConfig,
         memory: KVCacheManager,
-        preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
         speculation: SpeculationConfig | None = None,
@@ -47,12 +45,11 @@ class Scheduler:
         self._config = config
         self._micro_batches = micro_batches
         self.memory = memory
-        self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
         self.step_time = step_time or StepTimeModel()
         self._running = RunningSequences(config.max_num_seqs)
         self.running = self._running.sequences
-        self._slots, self._in_flight = self._running.slots, self._running.in_flight
+        self._in_flight = self._running.in_flight
         self._targets = LatencyTargets(config, self.step_time, self.running)
         self.queue = WaitingQueue(config.priority_ageing_s, self._targets.misses_target)
         self.totals = SchedulerTotals()
@@ -63,7 +60,6 @@ class Scheduler:
         self._memory_reserve = MemoryReserve(memory, self.running)
         self.waits = QueueWaits()
         self._now = 0.0
-        """Time of the step that is planned, or whose result was taken."""
         self._results = StepResults(
             memory=memory,
             running=self._running,
@@ -78,13 +74,11 @@ class Scheduler:
     # What waits ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
         self.queue.push(request.sequences[0], new=True)
         self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)
 
     def remove(self, request: Request) -> None:
-        """Forget a request, waiting or running. Its blocks and slots are free at once."""
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
                 continue
@@ -97,7 +91,6 @@ class Scheduler:
                 self.speculation.forget(sequence)
 
     def drain_started(self) -> list[Request]:
-        """Requests that had their first step since the last call."""
         started, self._started = self._started, []
         return started
 
@@ -105,12 +98,10 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned whose result was not taken."""
         return len(self._in_flight)
 
     @property
     def needs_results(self) -> bool:
-        """Whether the next step shall not be planned before the results of those in flight are there."""
         return self.speculation is not None and self.speculation.needs_results
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -132,7 +123,7 @@ class Scheduler:
         self.waits.hold(held_by, now)
         if not step.rows and (self._in_flight or not self.memory.has_transfers):
             return None
-        add_forced(step, self.memory)
+        step.add_forced(self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
         for sequence, saves in self.memory.plan_saves(step.rows).items():
@@ -140,16 +131,13 @@ class Scheduler:
         self.totals.steps += 1
         self._targets.planned(now, is_busy=was_busy)
         self._memory_reserve.growth.observe(step.preempted)
-        submitted = step.build(now, self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
+        submitted = step.build(now, self.totals.steps, self._running.drain_released(), *self.memory.drain_transfers())
         self._in_flight.append(submitted)
         return submitted.plan
 
     def update(self, result: StepResult, now: float) -> StepUpdate:
-        """Take what the executor made of the oldest step in flight.
-
-        Raises:
-            ProtocolError: The result does not answer that step's plan.
-        """
+        """Take the result of the oldest step in flight. Raises `ProtocolError` where it does not answer that step's
+        plan."""
         self._now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
@@ -191,14 +179,13 @@ class Scheduler:
         return sequence.awaits_result or (self._micro_batches > 1 and sequence.num_pending > 0)
 
     def _can_start_some(self) -> bool:
-        return len(self.queue) > 0 and self._slots.num_free > 0
+        return len(self.queue) > 0 and self._running.has_free_slot
 
     def _kept_for_prompts(self) -> int:
         """Tokens that decodes leave to prompts, should there ever be as many decodes as the budget has tokens."""
         return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
     def _compute(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
-        """Add a row if memory can be had for it."""
         end = sequence.num_computed_tokens + num_tokens
         if not self.memory.is_reserved(sequence, end) and not self._reserve(step, sequence, end):
             return
@@ -208,10 +195,8 @@ class Scheduler:
         step.add(sequence, num_tokens)
 
     def _reserve(self, step: StepBuilder, sequence: Sequence, end: int) -> bool:
-        """Get blocks up to position `end`, preempting others where memory runs out.
-
-        Returns False where in the end the sequence itself gave way.
-        """
+        """Get blocks up to position `end`, preempting others; False where in the end the sequence itself was
+        preempted."""
         copies: list[BlockCopy] = []
         while True:
             try:
@@ -219,8 +204,8 @@ class Scheduler:
                 break
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
-                victim = self._preemption.victim(self.running)
-                self._undo_row(step, victim)
+                victim = max(self.running, key=lambda each: each.rank)
+                self._charge(victim, -step.remove(victim))  # a row that it has in this step
                 self._preempt(victim)
                 step.preempted = True
                 if victim is sequence:
@@ -230,15 +215,10 @@ class Scheduler:
         return True
 
     def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
-        """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
             step.extra(sequence).charged = charged
             self._charge(sequence, charged)
-
-    def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
-        """Undo a row of this step, its charge included."""
-        self._charge(sequence, -step.remove(sequence))
 
     def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
         sequence.num_charged += prompt_tokens
@@ -248,9 +228,8 @@ class Scheduler:
     # Giving way ------------------------------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, where its early arrival puts it near the front."""
         sequence.request.turn.preempted(sequence.num_computed_tokens, self._now)
-        self._preemption.suspend(sequence, self.memory)
+        self.memory.suspend(sequence)
         self._running.leave(sequence, self._now)
         self.queue.push(sequence)
         self.totals.preemptions += 1
@@ -277,7 +256,7 @@ class Scheduler:
             return
         if not self._targets.has_room(sequence, worse[-1]):  # it would not start
             return
-        while worse and (not self._slots.num_free or self._memory_reserve.missing_blocks(sequence) > 0):
+        while worse and (not self._running.has_free_slot or self._memory_reserve.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
 
     # Letting in ------------------------------------------------------------------------------------------------------
@@ -287,14 +266,14 @@ class Scheduler:
         there have it loaded where there is room, and wait for that while others start.
 
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
-        long as ageing lifts by a tier, nobody passes it any more until it fits. Returns why the rest waits.
+        long as ageing lifts by a tier, no other passes it until it fits. Returns why the rest waits.
         """
         spare, adapters = self._memory_reserve.spare_blocks(), self.memory.adapters
         passed = 0
         for sequence in self.queue.candidates(now):
             if not step.tokens_left:
                 return Phase.WAIT_BUDGET
-            if not self._slots.num_free:
+            if not self._running.has_free_slot:
                 return Phase.WAIT_SLOT
             if passed == self.LOOK_AHEAD:
                 return Phase.WAIT_BLOCKS
@@ -328,7 +307,6 @@ class Scheduler:
         return Phase.WAIT_STEP
 
     def _start(self, sequence: Sequence, match: PrefixMatch, now: float) -> None:
-        """Give a waiting sequence its slot and the blocks it shares."""
         sequence.tier = self.queue.tier(sequence, now)
         self.queue.start(sequence, self._targets.cost(sequence))
         self.memory.place(sequence, match)
@@ -349,7 +327,6 @@ class Scheduler:
             sequence.num_charged = max(sequence.num_charged, min(sequence.num_computed_tokens, sequence.num_prompt))
 
     def check_integrity(self) -> None:
-        """Recount slots, blocks and queue. Valid between steps. Raises `IntegrityError`."""
         self._running.check_integrity()
         self.memory.check_integrity(list(self.running))
         self.queue.check_integrity()

@@ -32,7 +32,6 @@ class StatsRecorder:
         self.finished = 0
 
     def count_refusal(self, reason: RefusalReason) -> None:
-        """A request was refused or given up."""
         self._refused[reason.value] = self._refused.get(reason.value, 0) + 1
 
     def count_step(self, shape: StepShape, result: StepResult) -> None:
@@ -47,17 +46,16 @@ class StatsRecorder:
             self._tokens_per_s += (speed - self._tokens_per_s) * (0.02 if self._tokens_per_s else 1.0)
 
     def retry_after_s(self, waiting_tokens: int) -> float:
-        """Seconds in which the present throughput works off the prompts that wait, within sensible bounds."""
         if not self._tokens_per_s:
             return self.MIN_RETRY_S
         return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
 
     def stats(self, preparing: int = 0) -> EngineStats:
-        """All gauges and totals now; so many requests more wait, for their masks."""
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
-        known, computed = self._running_tokens()
+        known = sum([each.num_tokens for each in scheduler.running])
+        computed = sum([each.num_computed_tokens for each in scheduler.running])
         tiers = scheduler.memory.tiers
         return EngineStats(
             step=totals.steps,
@@ -92,17 +90,9 @@ class StatsRecorder:
             work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
 
-    def _running_tokens(self) -> tuple[int, int]:
-        """Tokens of running sequences: known, and computed of those."""
-        running = self._scheduler.running
-        return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
-
     def _kv_waste_ratio(self, computed: int) -> float:
-        """Empty slots of running sequences over all slots they hold.
-
-        Only a table's last blocks have empty slots, and those are never shared after a step: whoever shares one
-        copies it in the step in which it starts.
-        """
+        """Empty slots over all slots of running sequences. Only a table's last blocks have some, and those are never
+        shared after a step: a sequence that shares one copies it in the step in which it starts."""
         memory = self._scheduler.memory
         held = (memory.pool.num_held - memory.adapters.num_held) * BLOCK_SIZE
         if not held:
@@ -116,10 +106,7 @@ def _lookups(tiers: KVTiers | None) -> LookupStats:
         return LookupStats()
     asked = 0 if tiers.remote_prefill is None else tiers.remote_prefill.asked
     return LookupStats(
-        queries_total=tiers.queries,
-        hits_total=tiers.hits,
-        given_up_total=tiers.given_up,
-        remote_prefills_total=asked,
+        queries_total=tiers.queries, hits_total=tiers.hits, given_up_total=tiers.given_up, remote_prefills_total=asked
     )
 
 

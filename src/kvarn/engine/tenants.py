@@ -15,7 +15,6 @@ class TenantAccount(Account):
     def __init__(self, name: str, weight: float) -> None:
         super().__init__(name, weight)
         self.served_tokens = 0
-        """Prompt tokens computed and tokens drawn."""
         self.live_requests = 0
 
 
@@ -44,7 +43,6 @@ class TenantAccounts:
         return account
 
     def close(self, account: TenantAccount) -> None:
-        """One of the tenant's requests ended."""
         account.live_requests -= 1
         if account.live_requests == 0:
             self._idle[account.name] = None
@@ -58,16 +56,14 @@ class TenantAccounts:
         account.charge(tokens * self._input_cost)
 
     def charge_output(self, account: TenantAccount, tokens: int) -> None:
-        """Charge tokens drawn."""
         account.served_tokens += tokens
         account.charge(tokens * self._output_cost)
 
     def charge_rejected(self, account: TenantAccount, tokens: int) -> None:
-        """Charge proposals that were computed and not drawn: as prompt tokens, but they count as served to nobody."""
+        """Charge proposals that were computed and not drawn: as prompt tokens, but not as tokens served."""
         account.charge(tokens * self._input_cost)
 
     def served_tokens(self) -> dict[str, int]:
-        """Tokens served by tenant, the forgotten ones together under `OTHERS`."""
         totals = {name: account.served_tokens for name, account in self._accounts.items()}
         if self._forgotten_tokens:
             totals[self.OTHERS] = totals.get(self.OTHERS, 0) + self._forgotten_tokens

@@ -17,11 +17,10 @@ _ENDS = {
     Phase.WAIT_ADAPTER: EngineEventKind.ADAPTER_READY,
     Phase.WAIT_FETCH: EngineEventKind.FETCH_ENDED,
 }
-"""Events at the end of phases."""
 
 
 class QueueWaits:
-    """Why those in the queue wait whom nothing of their own holds up: one reason for all at each moment.
+    """Waiting reason shared, at each moment, by all in the queue that have no reason of their own.
 
     A request takes `read` when it begins to wait so and again when it stops: the difference is its own.
     """
@@ -32,11 +31,9 @@ class QueueWaits:
         self._since_us = 0
 
     def hold(self, reason: Phase, now: float) -> None:
-        """They wait for this reason from now on."""
         self._hold(reason, _us(now))
 
     def read(self, now_us: int) -> tuple[int, ...]:
-        """Microseconds by phase up to now."""
         self._hold(self._reason, now_us)
         return tuple(self._us)
 
@@ -47,24 +44,6 @@ class QueueWaits:
 
 class TurnRecorder:
     """Events and phases of one request."""
-
-    __slots__ = (
-        "_accepted_us",
-        "_chunk",
-        "_chunks",
-        "_events",
-        "_phase",
-        "_queue_mark",
-        "_since_us",
-        "_told_first",
-        "_us",
-        "_waits",
-        "accepted_tokens",
-        "is_decoding",
-        "num_running",
-        "preemptions",
-        "proposed_tokens",
-    )
 
     def __init__(self, now: float, waits: QueueWaits, waiting: int) -> None:
         """`now`: seconds, when the request was accepted. `waiting`: sequences in the queue before it."""
@@ -80,14 +59,11 @@ class TurnRecorder:
         self._chunks = 0
         self._told_first = False
         self.is_decoding = False
-        """Whether a token was drawn since known ones were computed."""
         self.num_running = 0
-        """Choices that run."""
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was scheduled."""
         return self._phase is not None and self._phase >= Phase.PROMPT
 
     def wait(self, reason: Phase | None, now: float) -> None:
@@ -96,7 +72,6 @@ class TurnRecorder:
             self._enter(reason, now)
 
     def fetch_begun(self, blocks: int, now: float) -> None:
-        """Its blocks are brought near."""
         if not self.has_begun:
             self._add(now, EngineEventKind.FETCH_BEGUN, blocks)
 
@@ -114,12 +89,10 @@ class TurnRecorder:
             self._add(now, EngineEventKind.RESUMED, recomputed_tokens)
 
     def preempted(self, computed_tokens: int, now: float) -> None:
-        """A choice has given up its slot."""
         self.preemptions += 1
         self._add(now, EngineEventKind.PREEMPTED, computed_tokens)
 
     def stop(self, now: float) -> None:
-        """A choice runs no more."""
         self.num_running -= 1
         if not self.num_running:
             self._enter(Phase.PREEMPTED, now)
@@ -146,7 +119,6 @@ class TurnRecorder:
         return self._drain(now)
 
     def finish(self, now: float, output_tokens: int) -> list[int]:
-        """The last choice has ended. Returns what was not told yet."""
         self._enter(self._phase, now)
         numbers = (output_tokens, self.proposed_tokens, self.accepted_tokens, self.preemptions)
         self._events += (int(EngineEventKind.FINISHED), _us(now) - self._accepted_us, *numbers)

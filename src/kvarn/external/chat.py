@@ -6,10 +6,10 @@ import json
 from functools import partial
 from hashlib import sha256
 
+from kvarn.answers.chat.operation import ChatPrompt, ChatQuestion
 from kvarn.answers.chat.prompt import render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.context import ServingContext
-from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel
@@ -22,7 +22,6 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 _TOKENS_A_MESSAGE = 4
-"""Tokens of a message's role and markers."""
 
 
 async def count_external_chat(
@@ -44,11 +43,7 @@ async def count_external_chat(
 async def external_chat(
     external: ExternalModel, serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
 ) -> ChatPrompt:
-    """Check a chat and make its request to the other server.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
+    """Check a chat and make its request to the other server."""
     request, limits = question.request, serving.limits
     if question.context:
         raise invalid_request("Another server runs this model: it takes no token ids before a chat.", "context")

@@ -25,13 +25,7 @@ _BROKEN_OFF = frozenset({"abort", "error", "insufficient_system_resource"})
 
 
 class ChoiceReader:
-    """Reads the parts of one choice.
-
-    Args:
-        index: In the answer that the client gets.
-        legacy: The client speaks of functions, not of tools.
-        with_reasoning: The client wants the reasoning; else it is left out.
-    """
+    """Reads the parts of one choice. `legacy`: the client speaks of functions, not of tools."""
 
     def __init__(self, index: int, *, legacy: bool = False, with_reasoning: bool = True) -> None:
         self.index = index
@@ -43,11 +37,8 @@ class ChoiceReader:
         """Numbers that the server gives the calls, in the order in which they began."""
 
     def read(self, part: ChoicePart) -> ChoiceDelta:
-        """A part as a delta.
-
-        Raises:
-            ExternalFailedError: It makes no sense, or says that the answer was broken off.
-        """
+        """A part as a delta. Raises `ExternalFailedError` where it makes no sense, or says that the answer was broken
+        off."""
         message = part.delta or part.message or MessagePart()
         reasoning = message.reasoning or message.reasoning_content or ""
         text = part.text or _text_of(message.content)

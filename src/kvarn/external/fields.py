@@ -50,7 +50,6 @@ _EXTENSIONS: dict[str, frozenset[str]] = {
 }
 """Further fields that each kind of server understands."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {"top_k": (0, -1), "min_p": (0,), "repetition_penalty": (1,)}
-"""Values that change nothing."""
 _NAMES = {("llama_cpp", "repetition_penalty"): "repeat_penalty"}
 _HAS_SALT = ("vllm", "kvarn")
 """Servers that keep cached prompts of different salts apart."""

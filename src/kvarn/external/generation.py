@@ -26,23 +26,14 @@ class ExternalPrompt:
     """A prompt as it is sent to another server."""
 
     path: str
-    """Below the server's address."""
     body: dict[str, Any]
-    """The request's."""
     key: bytes
     """Its beginning, by which a replica is chosen."""
     tokens: int
-    """Estimated or counted."""
 
 
 class TokenAccount:
-    """Counts the tokens of one prompt and its answers: as they come by estimate, then as the server reports them.
-
-    Args:
-        usage: Of the request.
-        prompt_tokens: Of the prompt, estimated or counted.
-        count: Tokens of a text.
-    """
+    """Counts the tokens of one prompt and its answers: as they come by estimate, then as the server reports them."""
 
     def __init__(self, usage: TokenUsage, prompt_tokens: int, count: Callable[[str], int]) -> None:
         self._usage = usage
@@ -90,7 +81,6 @@ class _Choices:
         self._held = held
         self._ends: dict[int, ChoiceDelta] = {}
         self._cut_off: set[int] = set()
-        """Choices that moderation has ended."""
 
     @property
     def all_ended(self) -> bool:

@@ -15,10 +15,13 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.launch.engine_process import EngineProcess
-from kvarn.fleet.launch.local import LocalLauncher
-from kvarn.fleet.launch.preloaded_process import PreloadedProcess
+from kvarn.fleet.launch.launcher import Launcher
+from kvarn.fleet.launch.local import LocalLauncher, PreloadedProcess
 from kvarn.fleet.placement.cpu_affinity import separate_cpus, share_cpus
+from kvarn.fleet.placement.gpus import ranks_on_gpus
+from kvarn.fleet.placement.packing import Needs, main_memory, needs_of
 from kvarn.fleet.placement.places import Places, places_of_this_machine
+from kvarn.fleet.ray.launcher import RayLauncher
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
@@ -55,9 +58,7 @@ class Engines:
         """Replicas that end now for their answers. They keep their places: nothing replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
-        """Supervisors of the prefill engines."""
         self._sockets: list[Path] = []
-        """Socket directories of the prefill engines."""
         models = [model for model in config.models if model.external is None]
         found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}
@@ -115,7 +116,6 @@ class Engines:
         )
 
     def start(self) -> None:
-        """Supervise them in the running event loop."""
         for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.start()
 
@@ -177,3 +177,15 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
         "prefill_socket": path,
     }
     return msgspec.structs.replace(spec, **changes_of_spec)
+
+
+def launcher_of(config: KvarnConfig, engines: Engines) -> Launcher:
+    """The launcher of engine processes after the start."""
+    if config.fleet.launcher == "local":
+        return LocalLauncher(engines.places, engines.preloaded_process)
+
+    def needs(spec: ReplicaSpec) -> Needs:
+        model = spec.model_config
+        return needs_of(model, Path(spec.directory), main_memory(), ranks_on_gpus(model, ()))
+
+    return RayLauncher(config.fleet.ray, needs)

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,12 +15,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.errors import shutting_down, to_api_error
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.plain_requests import ANSWERS_HEAD
-from kvarn.gateway.record import client_left, record_of
+from kvarn.gateway.record import ANSWERS_HEAD, client_left, record_of
+from kvarn.wire.sse import EncodedStream
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -32,7 +32,6 @@ _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"
 
 
 def json_response(answer: object, status: int = 200) -> Response:
-    """A finished answer: a msgspec struct or plain data."""
     return Response(msgspec.json.encode(answer), status_code=status, media_type="application/json")
 
 
@@ -48,7 +47,6 @@ class WatchedResponse(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, or give it up."""
         record = record_of(scope)
         work = asyncio.create_task(self._answer(record, send))
         gone = asyncio.create_task(client_left(receive))
@@ -145,7 +143,6 @@ class ContentStream(WatchedResponse):
         self._content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the headers, and what follows them if it is asked for."""
         if ANSWERS_HEAD in scope:
             await send(self._start())
             await send(_body(b"", is_last=True))
@@ -165,6 +162,7 @@ class ContentStream(WatchedResponse):
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 
+@dataclass(slots=True)
 class _Outbox:
     """Messages on their way to a client, in order. What a full socket holds up stays here when its sender is cancelled.
 
@@ -172,24 +170,17 @@ class _Outbox:
     written, and it may be sent again.
     """
 
-    def __init__(self, send: Send) -> None:
-        self.begun = False
-        """Whether there ever was a message."""
-        self._send = send
-        self._unsent: deque[Message] = deque()
-
-    @property
-    def has_last(self) -> bool:
-        """Whether the message that ends the answer waits here."""
-        return bool(self._unsent) and self._unsent[-1].get("more_body") is False
+    to_client: Send
+    unsent: deque[Message] = field(default_factory=deque)
+    begun: bool = False  # whether there ever was a message
 
     async def send(self, *messages: Message) -> None:
         """Send what is left of earlier messages, then these."""
         self.begun = True
-        self._unsent += messages
-        while self._unsent:
-            await self._send(self._unsent[0])
-            self._unsent.popleft()
+        self.unsent += messages
+        while self.unsent:
+            await self.to_client(self.unsent[0])
+            self.unsent.popleft()
 
 
 def _body(data: bytes, *, is_last: bool = False) -> Message:
@@ -198,7 +189,8 @@ def _body(data: bytes, *, is_last: bool = False) -> Message:
 
 async def _take_leave(outbox: _Outbox, encode_error: Callable[[Exception], bytes]) -> None:
     """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
-    why = [] if outbox.has_last else [_body(encode_error(shutting_down()), is_last=True)]
+    has_last = bool(outbox.unsent) and outbox.unsent[-1].get("more_body") is False
+    why = [] if has_last else [_body(encode_error(shutting_down()), is_last=True)]
     with suppress(TimeoutError):
         async with asyncio.timeout(_LEAVE_S):  # the socket of a slow reader may be full
             await outbox.send(*why)

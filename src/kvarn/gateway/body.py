@@ -1,21 +1,20 @@
-"""Reading a request's body: bounded in bytes and in time, refused before it is read to its end."""
+"""Reading a request's body: bounded in bytes and in time, and decoded (`content-encoding: gzip` or `deflate`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+import zlib
+from functools import partial
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
-from kvarn.answers.record import RequestRecord
-from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
+from kvarn.answers.context import ServingContext
+from kvarn.answers.held_bytes import HeldBytes, memory_of
+from kvarn.catalog.text_pool import INLINE_BYTES
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.gateway import GatewayConfig
-from kvarn.gateway.content_encoding import decoding
 from kvarn.gateway.record import record_of
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import decode_body, validate
@@ -25,47 +24,31 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 _MIN_BYTES_PER_S = 64 * 1024  # of the slowest body that is taken
 
 
-class BodyReader:
-    """Reads JSON bodies.
+class JsonBody(Generic[RequestT]):
+    """FastAPI dependency that reads and validates a JSON body of up to `gateway.max_body_bytes`."""
 
-    Args:
-        config: How large they may be, one by one and together, and how long they may take.
-        text: Where long ones are parsed.
-        held: Memory that all together may take.
-        check: May refuse a request whose body has come, before it is parsed.
-    """
+    def __init__(self, model: type[RequestT]) -> None:
+        self.model = model
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        text: TextPool,
-        held: ByteBudget,
-        check: Callable[[RequestRecord, bytes], None] | None = None,
-    ) -> None:
-        self._held = held
-        self._config = config
-        self._text = text
-        self._check = check
-
-    async def read(self, request: Request, model: type[RequestT]) -> RequestT:
-        """Read and validate a JSON body; the memory it takes is held until the request's record is closed.
-
-        That is the body's own size while it comes, then what the request made of it takes, which lives as long as its
-        answer.
+    async def __call__(self, request: Request) -> RequestT:
+        """Read the body; the memory it takes is held until the request's record is closed: the body's own size while it
+        comes, then that of the parsed request, which lives as long as its answer.
 
         Raises:
             ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large), 415 (not JSON), 429 or 503 (no memory
-                left, or it would be answered too late).
+                left, or it would be answered too late: by its length, so before it is read where that is announced).
             ClientDisconnect: The client left in the middle of its body.
         """
-        if not record_of(request.scope).reply.dialect.any_body_type or "origin" in request.headers:
+        gateway: ServingContext = request.app.state.gateway
+        check_length, record = request.app.state.check_length, record_of(request.scope)
+        if not record.reply.dialect.any_body_type or "origin" in request.headers:
             _require_json(request)
-        max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
-        record = record_of(request.scope)
-        held = HeldBytes(self._held, record)
-        parts = []
-        receive = limit_body(request, max_bytes, timeout_s, "gateway.max_body_bytes")
-        more = True
+        limits = gateway.limits
+        receive = limit_body(request, limits.max_body_bytes, limits.body_timeout_s, "gateway.max_body_bytes")
+        announced = request.headers.get("content-length")
+        if announced is not None:
+            check_length(record, int(announced))
+        held, parts, more = HeldBytes(gateway.held, record), list[bytes](), True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -75,13 +58,13 @@ class BodyReader:
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         record.body_bytes = len(body)
-        record.timeline.mark_read(len(body))
+        record.timeline.received_s = record.timeline.mark("read", {"bytes": len(body)})
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
-        if self._check is not None:
-            self._check(record, body)
-        tenant = record.principal.organization_id
-        parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
+        if announced is None:
+            check_length(record, len(body))
+        parse = partial(_parse, self.model, body)
+        parsed, size, warnings = await gateway.text.run(record.principal.organization_id, len(body), parse)
         held.resize(size)
         record.reply.warnings += warnings
         record.timeline.mark("parsed")
@@ -98,14 +81,12 @@ def _parse(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]
 
 
 def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str) -> Receive:
-    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so.
-
-    It has `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not
-    waited for.
+    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so. It has
+    `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not waited for.
 
     Raises:
-        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` itself raises 408 (too
-            slow), 413, or 400 (not encoded as announced).
+        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` raises 408 (too slow), 413,
+            or 400 (not encoded as announced).
     """
 
     def check_size(size: int) -> None:
@@ -149,3 +130,66 @@ def _require_json(request: Request) -> None:
         shown = repr(content_type[:80]) if content_type else "none"
         message = f"The content type of the request is {shown}: send 'content-type: application/json'."
         raise ApiError(415, message, code="unsupported_media_type")
+
+
+_WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_ACCEPTED = {"accept-encoding": "gzip, deflate"}
+_PIECE_BYTES = 256 * 1024
+"""Bytes that are made at once: whoever reads them counts them, and others are served, before there are more."""
+
+
+def decoding(request: Request, receive: Receive) -> Receive:
+    """ASGI's `receive` for the plain body, in small pieces however much one that came decodes to: the caller sees in
+    time that it is too large. Raises `ApiError`: 415, an unknown encoding; `receive` raises 400 for a body that is not
+    so encoded."""
+    values = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    encodings = [value.strip() for value in values if value.strip() not in ("", "identity")]
+    if not encodings:
+        return receive
+    if len(encodings) > 1 or encodings[0] not in _WINDOW_BITS:
+        shown = ", ".join(encodings)[:80]
+        message = f"The content encoding of the request is {shown!r}: send it plain, or as 'gzip' or 'deflate'."
+        raise ApiError(415, message, code="unsupported_content_encoding", headers=_ACCEPTED)
+    return _Decoding(receive, encodings[0]).receive
+
+
+class _Decoding:
+    def __init__(self, receive: Receive, encoding: str) -> None:
+        self._receive = receive
+        self._encoding = encoding
+        self._decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+        self._rest = b""  # bytes that have come and are not decoded yet
+        self._pending = False  # whether more can be made of what has come
+        self._more_body = True
+
+    async def receive(self) -> Message:
+        if self._pending:
+            await asyncio.sleep(0)
+        else:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return message
+            self._rest, self._more_body = message.get("body", b""), message.get("more_body", False)
+        data = self._decode()
+        # zlib may hold back a little of what does not fit, though it has taken all that came.
+        self._pending = bool(self._rest) or len(data) == _PIECE_BYTES
+        more_body = self._pending or self._more_body
+        if not more_body and not self._decoder.eof:
+            raise _not_encoded(self._encoding, "it ends too early")
+        return {"type": "http.request", "body": data, "more_body": more_body}
+
+    def _decode(self) -> bytes:
+        if self._decoder.eof and self._rest:
+            if self._encoding == "deflate":
+                raise _not_encoded(self._encoding, "there are bytes behind its end")
+            self._decoder = zlib.decompressobj(_WINDOW_BITS[self._encoding])  # RFC 1952, 2.2: one member or several
+        try:
+            data = self._decoder.decompress(self._rest, _PIECE_BYTES)
+        except zlib.error as error:
+            raise _not_encoded(self._encoding, str(error)) from None
+        self._rest = self._decoder.unused_data if self._decoder.eof else self._decoder.unconsumed_tail
+        return data
+
+
+def _not_encoded(encoding: str, why: str) -> ApiError:
+    return invalid_request(f"The request body is not valid {encoding}: {why}.", code="invalid_encoding")

@@ -23,11 +23,10 @@ from kvarn.answers.stages.replica import ReplicaStage
 from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.turn import Stage
-from kvarn.catalog.engine_metrics import EngineCollector
 from kvarn.catalog.held_requests import HeldRequests
+from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
-from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.generator import external_generator
@@ -122,7 +121,7 @@ def build_gateway(
 def _steps(
     services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer]
 ) -> LifecycleSteps:
-    """Whoever has a part in an answer's life, in order: what arrives is counted first, the ledger comes last."""
+    """The parts of an answer's life, in order: arrivals are counted first, the ledger comes last."""
     stages: list[Stage] = [
         ArrivalsStage(services.arrivals),
         LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics),
@@ -138,7 +137,6 @@ def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
 
 
 def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalModel]:
-    """The models that other servers run, by name."""
     shown = ExternalMetrics(metrics.registry)
     found = [model for model in models if model.config.external is not None]
     return {model.name: connect(model, shown) for model in found}

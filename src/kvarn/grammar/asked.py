@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvarn.text.tool_calls.formats import CallSyntax
+
 Kind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 
@@ -15,19 +17,15 @@ class Wanted(msgspec.Struct, frozen=True):
     param: str
     kind: Kind
     value: Any
-    """The field's value, unchanged."""
     subject: str
     """Beginning of the error where it cannot be enforced."""
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A function that may be called."""
-
     name: str
     parameters: dict[str, Any] | None
     strict: bool
     param: str
-    """The field that holds its schema."""
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -36,12 +34,10 @@ class Calls(msgspec.Struct, frozen=True):
     functions: list[Function]
     forced: bool
     named: str | None
-    """Only this function may be called."""
     max_calls: int | None
     opening: str
-    """Beginning of a forced call, written in the prompt."""
-    plain_opening: str
-    """Beginning of a call of a function `f`, as the model writes it."""
+    syntax: CallSyntax
+    """The model's way to write calls."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
@@ -59,27 +55,20 @@ class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     """The grammar of a request's answer."""
 
     text: str | None
-    """None: it may be anything."""
     warnings: list[str] = []
-    """Parts that are not enforced."""
     content_schema: str | None = None
     """The schema, as JSON, of the text of an answer that calls nothing; None: it is of another kind."""
     argument_schemas: dict[str, str] = {}
-    """The schemas of arguments, as JSON, by function."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """A finished answer: its parts that are JSON of schemas."""
 
     parts: list[tuple[str, str]]
-    """Schema and text of each."""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """Result of checking an answer."""
-
     problem: str | None
-    """Why it does not match; None: it does."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

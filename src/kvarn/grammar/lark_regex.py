@@ -49,12 +49,8 @@ Token = tuple[str, str]
 
 
 def regex_of_lark(grammar: str) -> str:
-    """An expression for what the rule `start` matches.
-
-    Raises:
-        GrammarError: It is no Lark grammar, uses what no regular expression can say (recursion, `%ignore`), or is too
-            large.
-    """
+    """An expression for what the rule `start` matches. Raises GrammarError for what is no Lark grammar, what no
+    regular expression can say (recursion, `%ignore`), and what is too large."""
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise GrammarError("it is too large")
     try:
@@ -64,7 +60,6 @@ def regex_of_lark(grammar: str) -> str:
 
 
 def _definitions(grammar: str) -> dict[str, list[Token] | str]:
-    """Tokens by rule, and what is imported."""
     found: dict[str, list[Token] | str] = {}
     body: list[Token] = []
     position = 0
@@ -103,7 +98,6 @@ class _Expander:
         self._done: dict[str, str] = {}
 
     def of(self, name: str, within: tuple[str, ...]) -> str:
-        """The expression of a rule or a terminal that is needed within others."""
         if name in self._done:
             return self._done[name]
         if name in within:

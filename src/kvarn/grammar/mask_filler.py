@@ -52,23 +52,19 @@ class Fill:
         return len(self.proposals) + 1
 
     def __getitem__(self, position: int) -> memoryview:
-        """See `RowMasks`."""
         self.wait()
         return memoryview(self._masks[position])
 
     def wait(self) -> None:
-        """Until they are filled."""
         self._filled.wait()
 
     def take(self, masks: npt.NDArray[np.int32]) -> None:
-        """Here they are: [len, words]."""
         problem = self.matcher.get_error() if self.matcher.is_error() else None
         if problem is None and not masks[0].any():
             problem = "no token of the vocabulary can follow"
         self.settle(masks, problem)
 
     def settle(self, masks: npt.NDArray[np.int32], problem: str | None) -> None:
-        """End the wait, with a problem where there is one."""
         if problem is not None:
             self._fail(problem)
             masks = np.tile(self._instead, (len(self), 1))
@@ -79,12 +75,7 @@ class Fill:
 
 
 class MaskFiller:
-    """One thread that takes what is waiting and fills it at once, in parallel.
-
-    Args:
-        vocab_size: Tokens of a mask.
-        num_threads: Threads that fill.
-    """
+    """One thread that takes what is waiting and fills it at once, in parallel."""
 
     def __init__(self, vocab_size: int, num_threads: int) -> None:
         self._vocab_size = vocab_size
@@ -94,11 +85,9 @@ class MaskFiller:
         self._thread.start()
 
     def submit(self, fill: Fill) -> None:
-        """Fill these soon."""
         self._queue.put(fill)
 
     def shutdown(self) -> None:
-        """Fill what waits, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -133,7 +122,7 @@ class MaskFiller:
                 fill_next_token_bitmask_par(self._executor, plain, masks)
             if proposed:
                 fill_next_token_bitmask_par_with_draft_tokens(self._executor, proposed, masks)
-        except BaseException as error:  # a panic of the library included: whoever waits must hear of it
+        except BaseException as error:  # a panic of the library included: the waiting step must get an error
             if len(fills) == 1:
                 fills[0].settle(masks[:0], f"{type(error).__name__}: {error}")
             else:  # one by one, so that the others are not refused for it

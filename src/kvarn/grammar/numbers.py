@@ -14,16 +14,11 @@ _MAX_REMAINDERS = 50_000
 """Largest `multipleOf`, its factors 2 and 5 not counted: the automaton that counts remainders has as many states."""
 _MAX_DIGITS = 17
 _MAX_SHOWN = 40
-"""Characters of a number in a message."""
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 
 def check_number(keyword: str, value: float) -> None:
-    """Refuse a number that would be written as another.
-
-    Raises:
-        GrammarError: It names the keyword.
-    """
+    """Refuse a number that would be written as another. Raises GrammarError that names the keyword."""
     if not abs(value) <= MAX_EXACT:  # true of NaN, too
         raise GrammarError(
             f"{keyword!r} of {str(value)[:_MAX_SHOWN]} cannot be enforced: numbers are exact up to {MAX_EXACT}"
@@ -31,7 +26,6 @@ def check_number(keyword: str, value: float) -> None:
 
 
 def has_fractional_bound(node: dict[str, Any]) -> bool:
-    """Whether a schema's own bounds are no integers."""
     values = [node.get(keyword) for low, high, _ in _BOUNDS for keyword in (low, high)]
     return any(isinstance(value, float) and math.isfinite(value) and not value.is_integer() for value in values)
 
@@ -73,7 +67,6 @@ def exact_bounds(node: dict[str, Any], fractional: bool) -> None:
 
 
 def _keep_tighter(node: dict[str, Any]) -> None:
-    """Drop the looser of an inclusive and an exclusive bound."""
     for inclusive, exclusive, sign in _BOUNDS:
         closed_at, open_at = node.get(inclusive), node.get(exclusive)
         if _is_number(closed_at) and _is_number(open_at):
@@ -115,7 +108,6 @@ def _add_short_decimals(node: dict[str, Any]) -> None:
 
 
 def _beginnings(value: float) -> list[float]:
-    """The numbers that the decimals of one begin with."""
     text = format(Decimal(repr(value)), "f")
     whole, _, digits = text.partition(".")
     return [float(f"{whole}.{digits[:length]}") for length in range(1, min(len(digits), _MAX_DIGITS))]

@@ -66,7 +66,6 @@ def from_structural_tag(value: dict[str, Any], markers: Mapping[str, int]) -> st
 
 
 def _trigger_rules(number: int, trigger: str, markers: Mapping[str, int]) -> list[str]:
-    """Text up to a trigger. Where that begins with a token of its own, text cannot hold it."""
     first = next((name for name in markers if trigger.startswith(name)), None)
     if first is not None:
         return [f"trigger{number}: TEXT {literal(trigger, markers)}"]

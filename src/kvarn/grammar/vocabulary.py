@@ -43,13 +43,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, directory: Path, checkpoint: Path, generation_config: str, vocab_size: int) -> Vocabulary:
-        """Read the tokenizer.json of a directory; see `Tokenizer.load` for the others.
-
-        Raises:
-            GrammarError: Nothing can be enforced with this tokenizer.
-            TokenizerError: There is none, or it is broken.
-            CheckpointError: A configuration file is broken.
-        """
+        """Read the tokenizer.json of a directory; see `Tokenizer.load`. Raises GrammarError, TokenizerError,
+        CheckpointError."""
         text = read_tokenizer_text(directory)
         ids = {token["content"]: token["id"] for token in added_tokens(text)}
         return cls(text, vocab_size, read_eos_ids(directory, checkpoint, generation_config, ids.get))
@@ -61,7 +56,7 @@ class Vocabulary:
 
 
 def _with_hidden_names(tokenizer: str, vocab_size: int) -> tuple[str, dict[int, str]]:
-    """The tokenizer with names for special tokens that nobody can guess, and their own names by id. Tokens that no
+    """The tokenizer with random names for special tokens, and their own names by id. Tokens that no
     answer can have, since logits end before them, are left out."""
     content = json.loads(tokenizer)
     secret = secrets.token_hex(16)

@@ -41,7 +41,6 @@ _MAX_UNKNOWN = 4_096
 _UNKNOWN_S = 5.0
 """Seconds for which a key counts as unknown: a new key is not in the feed."""
 _NO_GRANT = Grant("", digest_of(""), None, None)
-"""An unknown key's."""
 
 _log = logging.getLogger("kvarn.identity")
 
@@ -50,19 +49,12 @@ class _Question(NamedTuple):
     """State of the cache when the database was asked."""
 
     began: float
-    """Seconds of the clock."""
     since: Position | None
     renewals: int
 
 
 class KeyCache:
-    """Finds principals.
-
-    Args:
-        store: Where keys are kept.
-        config: How old an answer may be.
-        clock: Monotonic seconds.
-    """
+    """Finds principals. `config` says how old an answer may be; `clock` gives monotonic seconds."""
 
     def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._store = store
@@ -72,30 +64,24 @@ class KeyCache:
         """Position in the feed at which all that follows was read."""
         self._known = OrderedDict[str, Grant]()
         self._unknown = OrderedDict[str, float]()
-        """Times at which keys were found to be unknown, in seconds of the clock."""
         self._anybody: Principal | None = None
         self._is_anybody_current = False
         self._renewals = 0
         self._reading = dict[tuple[int, Position | None, str], asyncio.Task[Grant]]()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -math.inf
-        """Time at which the feed was read up to the position."""
         self._away_since: float | None = None
         self._failed_at = -math.inf
 
     async def bearer_of(self, key: str) -> Principal | None:
-        """The principal of a key; None for one that is unknown, expired or revoked, all alike in way and time.
-
-        Raises:
-            ApiError: 503, the database is away and the key has not been seen lately.
-        """
+        """The principal of a key; None for one that is unknown, expired or revoked, all alike in way and time. Raises
+        `ApiError` 503 where the database is away and the key has not been seen lately."""
         grant = await self._grant(lookup_of(key))
         is_same = hmac.compare_digest(digest_of(key), grant.digest)
         principal = grant.principal_at(self._store.now())
         return principal if is_same else None
 
     async def anybody(self) -> Principal:
-        """The principal of requests without a key on an open server."""
         is_current = await self._is_current()
         known = self._anybody
         if known is not None and (self._is_away or (is_current and self._is_anybody_current)):
@@ -118,7 +104,6 @@ class KeyCache:
             await asyncio.wait({self._asking})
 
     async def close(self) -> None:
-        """Leave the database alone."""
         tasks = [*self._reading.values(), *([self._asking] if self._asking else [])]
         for task in tasks:
             task.cancel()
@@ -200,17 +185,14 @@ class KeyCache:
 
     @property
     def _is_away(self) -> bool:
-        """Whether the last question found no answer."""
         return self._away_since is not None
 
     @property
     def _away_s(self) -> float:
-        """Seconds since the database was first missed."""
         return 0.0 if self._away_since is None else self._clock() - self._away_since
 
     @property
     def _just_failed(self) -> bool:
-        """Whether it is too early to ask again."""
         return self._clock() - self._failed_at < AWAY_S
 
     async def _is_current(self) -> bool:
@@ -241,11 +223,8 @@ class KeyCache:
         return _Question(self._clock(), self._position, self._renewals)
 
     def _note_answer(self, question: _Question, news: News) -> bool:
-        """Forget what changed, now that the database has answered. Answers may come in any order.
-
-        Returns:
-            Whether the cache may hold what was read with this answer.
-        """
+        """Forget what changed, now that the database has answered; answers may come in any order. Whether the cache may
+        hold what was read with this answer."""
         if self._is_away:
             _log.info("database reachable again; API keys are checked against it")
             self._away_since, self._failed_at = None, -math.inf

@@ -57,7 +57,6 @@ class PackedAdapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its lines."""
         return self.lines.nbytes
 
 
@@ -82,7 +81,7 @@ class AdapterMemory(Protocol):
         ...
 
     def write(self, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """Copy an adapter into blocks that nobody else uses. May run in a thread beside steps that use other blocks."""
+        """Copy an adapter into blocks of its own. May run in a thread beside steps that use other blocks."""
         ...
 
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
@@ -144,11 +143,9 @@ class AdapterPages:
         self._lines_per_block = self.lines_per_page * len(self._chunks)
 
     def num_blocks(self, adapter: PackedAdapter) -> int:
-        """See `AdapterMemory`."""
         return max(1, -(-len(adapter.lines) // self._lines_per_block))
 
     def write(self, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """See `AdapterMemory`."""
         size = len(blocks) * self._lines_per_block
         if len(adapter.lines) > size:
             raise KernelInputError(f"{len(blocks)} blocks hold {size} lines, the adapter has {len(adapter.lines)}")

@@ -17,25 +17,21 @@ class Fetch:
     def __init__(self, store: TieredStore, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
         self.names, self.tenant, self.scope = names, tenant, scope
         self.pinned: list[bytes] = []
-        """Those that are in memory."""
         self.ended = False
         self.on_release: Callable[[], None] = lambda: None
         """Called once nobody waits for it any more."""
         self._store = store
 
     def is_done(self) -> bool:
-        """Whether nothing more will come."""
         return self.ended
 
     def release(self) -> None:
-        """Nobody waits for it any more."""
         self._store.end_fetch(self)
         on_release, self.on_release = self.on_release, lambda: None
         on_release()
 
 
 def copy_parts(parts: BlockContents, contents: memoryview, *, outwards: bool) -> None:
-    """Between a block's parts and its memory here."""
     if sum(map(len, parts)) != len(contents):
         raise ValueError(f"a block has {len(contents)} bytes here, and {sum(map(len, parts))} in the KV cache")
     start = 0

@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import BlockContents, BlockTransfer
-from kvarn.kvstore.dropped import DroppedBlocks
-from kvarn.kvstore.errors import EVICTED, BadBlockError
-from kvarn.kvstore.far_tier import FIRST_GUESS, FarTier
+from kvarn.kvstore.far_tier import FIRST_GUESS, DroppedBlocks, FarTier
 from kvarn.kvstore.fetch import Fetch, copy_parts
 from kvarn.kvstore.memory import MemoryTier
+from kvarn.kvstore.record import EVICTED, BadBlockError
 from kvarn.kvstore.tier import Tier
 from kvarn.wire.messages import KVTierStats
 
@@ -30,13 +29,7 @@ _CLOSE_S = 1.5
 
 
 class TieredStore:
-    """Memory, and tiers behind it.
-
-    Args:
-        memory: Becomes its own.
-        tiers: As well; a block is read from the first that has it.
-        clock: Seconds, monotonic.
-    """
+    """Memory, and tiers behind it; a block is read from the first that has it."""
 
     def __init__(
         self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = SYSTEM_CLOCK.now
@@ -64,15 +57,12 @@ class TieredStore:
     # The engine asks --------------------------------------------------------------------------------------------------
 
     def holds(self, name: bytes) -> bool:
-        """See `KVConnector`."""
         return self._memory.is_here(name) or any(name in far.tier for far in self._far)
 
     def is_loadable(self, name: bytes) -> bool:
-        """See `KVConnector`."""
         return name in self._memory
 
     def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> Fetch | None:
-        """See `KVConnector`."""
         fetch = self.expect(names, tenant, scope)
         if fetch is not None:
             with self._work:
@@ -84,10 +74,8 @@ class TieredStore:
         return fetch
 
     def expect(self, names: Sequence[bytes], tenant: str, scope: bytes) -> Fetch | None:
-        """Keep room for blocks that will come, and those of them that are here; None where there is none.
-
-        At most half of the memory is kept so.
-        """
+        """Keep room for blocks that will come, and those of them that are here; None where more than half of the memory
+        would be kept so."""
         with self._lock:
             more = sum(1 for name in names if name not in self._wanted)
             if len(self._wanted) + more > max(1, self._memory.num_slots // 2):
@@ -126,11 +114,9 @@ class TieredStore:
         return (ahead + num_blocks) * self._memory.block_bytes / self._bytes_per_s()
 
     def _bytes_per_s(self) -> float:
-        """Speed of the slowest tier behind memory."""
         return min([far.bytes_per_s for far in self._far], default=FIRST_GUESS)
 
     def end_fetch(self, fetch: Fetch) -> None:
-        """Let its blocks go."""
         with self._lock:
             for name in fetch.names:
                 self._wanted[name] -= 1
@@ -141,7 +127,6 @@ class TieredStore:
             fetch.names, fetch.pinned, fetch.ended = (), [], True
 
     def reserve(self, name: bytes) -> bool:
-        """See `KVConnector`."""
         with self._lock:
             if name not in self._memory:
                 return False
@@ -149,16 +134,13 @@ class TieredStore:
             return True
 
     def unreserve(self, name: bytes) -> None:
-        """A reserved block is not loaded after all."""
         with self._lock:
             self._memory.unpin(name)
 
     def contents(self, name: bytes) -> memoryview:
-        """The memory of a reserved block."""
         return self._memory.contents(name)
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """See `KVConnector`."""
         slots = self.begin_store(transfers)
         for transfer, slot, parts in zip(transfers, slots, contents, strict=True):
             if slot is not None:
@@ -186,25 +168,21 @@ class TieredStore:
         self.on_stored(taken)
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """See `KVConnector`."""
         for transfer, parts in zip(transfers, contents, strict=True):
             copy_parts(parts, self._memory.contents(transfer.name), outwards=True)
         self.end_load(transfers)
 
     def slots(self, transfers: Sequence[BlockTransfer]) -> list[int]:
-        """Slots of reserved blocks, valid until `end_load`."""
         with self._lock:
             return [self._memory.slot(transfer.name) for transfer in transfers]
 
     def end_load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Contents of reserved blocks were copied."""
         with self._lock:
             for transfer in transfers:
                 self._memory.unpin(transfer.name)
                 self._loaded_bytes += self._memory.block_bytes
 
     def forget(self, tenant: str) -> None:
-        """See `KVConnector`."""
         with self._work:
             self._forgotten.add(tenant)
             self._memory.forget(tenant)
@@ -213,14 +191,12 @@ class TieredStore:
             self._work.notify_all()
 
     def report_to(self, held: BlockInventory | None) -> None:
-        """See `KVConnector`."""
         with self._lock:
             self._memory.report_to(held)
             for far in self._far:
                 far.tier.report_to(held)
 
     def stats(self) -> dict[str, KVTierStats]:
-        """See `KVConnector`."""
         with self._lock:
             memory = KVTierStats(
                 capacity_bytes=self._memory.capacity_bytes,
@@ -259,7 +235,6 @@ class TieredStore:
             far.close()
 
     def _take(self, transfer: BlockTransfer) -> int | None:
-        """A slot for a block, unless it is not to be kept or is here."""
         if transfer.tenant in self._forgotten or self.holds(transfer.name):
             return None
         if self._memory.take(transfer.name, transfer.tenant) is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 from kvarn.shapes.decoder import DecoderShape, LayerShape
 
 

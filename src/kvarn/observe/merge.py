@@ -29,18 +29,13 @@ _MEANS = frozenset({"kvarn_goodput_ratio"})
 
 
 class MetricSample(msgspec.Struct, array_like=True):
-    """One number."""
-
     name: str
     labels: dict[str, str]
     value: float
     weight: float = 1.0
-    """Events behind a ratio."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
-    """A metric with its samples."""
-
     name: str
     documentation: str
     type: str
@@ -72,7 +67,6 @@ def read_families(
 
 
 def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFamily]:
-    """The families of several processes as one."""
     merged: dict[str, MetricFamily] = {}
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
     for families in processes:
@@ -90,12 +84,10 @@ def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFa
 
 
 def totals_of(families: Sequence[MetricFamily]) -> list[MetricFamily]:
-    """The metrics that outlive a process: counters and histograms."""
     return [family for family in families if family.type in ("counter", "histogram")]
 
 
 def as_registry(families: Sequence[MetricFamily]) -> CollectorRegistry:
-    """A registry that shows these families."""
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return registry

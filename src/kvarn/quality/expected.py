@@ -19,9 +19,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """All that the bits of an answer depend on. Replicas of one build answer equally, to the last bit."""
 
     weights: str
-    """Fingerprint of the checkpoint."""
     version: str
-    """Version of Kvarn."""
     dtype: str
     quantization: str
     kernels: str
@@ -42,7 +40,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     max_tokens: int = 0
     adapter: str = ""
-    """Digest of the adapter."""
 
 
 class ExpectedAnswers:
@@ -98,7 +95,6 @@ class ExpectedAnswers:
         return set(answers) - members
 
     def describe(self, question: Question, answer: GoldenAnswer) -> str:
-        """The difference between an answer and the expected one, or that of another build, in words."""
         expected = self.answers.get(question)
         if expected is None:
             others = self._of_other_builds(question)

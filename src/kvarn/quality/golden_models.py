@@ -19,13 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class GoldenModel:
-    """A served model as the watch sees it (`MonitoredModel`); its golden prompts are rendered when it is ready.
-
-    Args:
-        served: The model.
-        text: Where prompts are made.
-        count: Prompts that are asked.
-    """
+    """A served model as the watch sees it (`MonitoredModel`); its golden prompts are rendered when it is ready."""
 
     def __init__(self, served: ServedModel, text: TextPool, count: int) -> None:
         self.served = served
@@ -36,7 +30,6 @@ class GoldenModel:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
         return self.served.name
 
     @property
@@ -47,12 +40,10 @@ class GoldenModel:
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The present replicas."""
         return self.served.replicas
 
     @property
     def prompts(self) -> Sequence[GoldenPrompt]:
-        """The model's golden prompts; empty: it has none."""
         return self._prompts
 
     async def render(self) -> None:
@@ -75,13 +66,7 @@ class GoldenModel:
 
 
 class GoldenModels:
-    """The models that are served now, each version of one by itself, as the watch sees them.
-
-    Args:
-        models: What is served.
-        text: Where prompts are made.
-        count: Prompts that each is asked.
-    """
+    """The models that are served now, each version of one by itself, as the watch sees them."""
 
     def __init__(self, models: Iterable[ServedModel], text: TextPool, count: int) -> None:
         self._models = models
@@ -101,7 +86,6 @@ class GoldenModels:
         return [golden for golden, _ in self._known.values()]
 
     async def stop(self) -> None:
-        """Render no more."""
         tasks = [task for _, task in self._known.values()]
         for task in tasks:
             task.cancel()
@@ -109,12 +93,7 @@ class GoldenModels:
 
 
 async def render_question(model: ReadyModel, text: TextPool, question: GoldenQuestion) -> GoldenPrompt:
-    """A golden question as the engine takes it.
-
-    Raises:
-        ChatTemplateError: The template refuses the messages.
-        TokenizerError: The text cannot be encoded.
-    """
+    """A golden question as the engine takes it."""
     token_ids = question.prompt_token_ids
     if question.messages:
         token_ids = await model.render(text, _TENANT, 0, lambda: question.messages, tools=question.tools)

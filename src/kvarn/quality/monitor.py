@@ -39,7 +39,6 @@ class DriftAction(StrEnum):
     RESTART = "restart"
     """It is drained and started again, with weights that are loaded anew."""
     KEEP_OUT = "keep_out"
-    """It is drained and stays away."""
     ALERT = "alert"
     """It goes on, as no other replica answers for the model, and is reported."""
 
@@ -50,7 +49,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: str
     prompt: str
-    """Name of the golden prompt with the wrong answer."""
     adapter: str
     cached: bool
     """The answer was wrong only with cached blocks of the prompt."""
@@ -62,9 +60,7 @@ class MonitoredModel(Protocol):
     """A model whose replicas are probed."""
 
     @property
-    def name(self) -> str:
-        """Name of the model."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def fingerprint(self) -> str:
@@ -72,9 +68,7 @@ class MonitoredModel(Protocol):
         ...
 
     @property
-    def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The present replicas by name."""
-        ...
+    def replicas(self) -> Mapping[str, ReplicaClient]: ...
 
     @property
     def prompts(self) -> Sequence[GoldenPrompt]:
@@ -91,12 +85,10 @@ class _ProbeState:
 
     due: float = 0.0
     starts: int = 0
-    """`ReplicaClient.starts` when it was last probed."""
     next_adapter: int = 0
     restarted_at: float | None = None
     probe: asyncio.Task[None] | None = None
     asked: int = 0
-    """Golden prompts under way."""
 
 
 @dataclass
@@ -106,7 +98,6 @@ class ProbeCounts:
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """By (model, replica, result): `equal`, `drifted` or `unanswered`."""
     seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Time spent in probes."""
     passed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Unix seconds of the last probe without a deviation."""
 
@@ -150,7 +141,6 @@ class QualityMonitor:
 
     @property
     def replicas(self) -> list[tuple[str, str]]:
-        """Model and name of each replica there is."""
         return [(model.name, name) for model in self._models() for name in model.replicas]
 
     def asked(self, replica: str) -> int:
@@ -159,7 +149,6 @@ class QualityMonitor:
         return 0 if state is None else state.asked
 
     async def stop(self) -> None:
-        """End the loop and all probes. May be called again."""
         await self._loop.stop()
         probes = [state.probe for state in self._probed.values() if state.probe is not None]
         for probe in probes:
@@ -204,11 +193,7 @@ class QualityMonitor:
                 log.warning("replica answers as expected again", extra={"model": model.name, "replica": name})
 
     async def probe(self, model: MonitoredModel, name: str) -> bool:
-        """Probe one replica now; returns whether it answered as expected. One that did not has been reported.
-
-        Raises:
-            RequestRefusedError, ReplicaLostError, TimeoutError: It did not answer.
-        """
+        """Probe one replica now; returns whether it answered as expected. One that did not has been reported."""
         client, state = model.replicas[name], self._probed.setdefault(name, _ProbeState())
         client.forget_tenant(UNCACHED_TENANT)
         for prompt, adapter in self._questions(model, client, state):

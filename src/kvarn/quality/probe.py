@@ -16,7 +16,6 @@ TENANT = "kvarn:quality"
 UNCACHED_TENANT = "kvarn:quality:uncached"
 """The tenant of prompts that are computed as a whole: its cached blocks are deleted before."""
 _PRIORITY = 10
-"""The priority of batches: requests of clients go first."""
 _TOP = 4
 """Most likely tokens whose log-probabilities are compared at each position of the answer."""
 
@@ -30,11 +29,9 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[bytes, ...] = ()
     """The same for each token of the prompt but the first; empty: cached blocks were used."""
     cached_tokens: int = 0
-    """Tokens of the prompt that came from the prefix cache."""
 
     @classmethod
     def of(cls, deltas: Iterable[TokenDelta]) -> GoldenAnswer:
-        """The answer that came in these parts."""
         token_ids: list[int] = []
         logprobs: list[bytes] = []
         prompt_logprobs: list[bytes] = []
@@ -52,7 +49,6 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def equals(self, other: GoldenAnswer) -> bool:
-        """To the last bit, in all that both hold."""
         prompts = self.prompt_logprobs, other.prompt_logprobs
         return (
             self.token_ids == other.token_ids
@@ -69,7 +65,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     mean_gap: float
     """Mean of the differences of the log-probabilities of the prompt's tokens and of the answer's equal ones."""
     largest_gap: float
-    """The largest of them."""
 
 
 async def ask(
@@ -97,7 +92,6 @@ async def ask(
 def golden_request(
     prompt: GoldenPrompt, request_id: str, max_tokens: int, *, adapter: str = "", cached: bool = False
 ) -> Submit:
-    """The request that `ask` sends."""
     sampling = SamplingParams(
         seed=0, temperature=0.0, max_tokens=max_tokens, logprobs=_TOP, prompt_logprobs=None if cached else 0
     )

@@ -14,17 +14,14 @@ _MAX_SOCKET_PATH = 100
 
 
 def engine_address(directory: Path | str) -> str:
-    """Read by the engine."""
     return f"ipc://{Path(directory) / 'engine'}"
 
 
 def supervisor_address(directory: Path | str) -> str:
-    """Read by the process that started the engine: how its start goes, heartbeats, why it ends."""
     return f"ipc://{Path(directory) / 'supervisor'}"
 
 
 def client_address(directory: Path | str, gateway: int) -> str:
-    """Read by the client in a gateway process, by its number."""
     return f"ipc://{Path(directory) / f'client-{gateway}'}"
 
 
@@ -38,7 +35,6 @@ def make_socket_directory() -> Path:
 
 
 def remove_socket_directory(directory: Path) -> None:
-    """Remove the sockets and their directory. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         for socket in directory.iterdir():
             socket.unlink(missing_ok=True)

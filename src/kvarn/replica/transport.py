@@ -29,9 +29,7 @@ SUPERVISOR_LINGER_MS = 60_000
 """An engine that fails at once says why before its supervisor, which may still be starting, reads it. It never outlives
 the supervisor: see `kvarn.replica.server.parent`."""
 CLIENT_LINGER_MS = 2000
-"""Clients read at once, or have ended."""
 TCP_LINGER_MS = 5000
-"""To another machine, which may be gone."""
 _TCP_CONNECT_MS = 2000
 """Then it is tried again: a machine that was cut off is back sooner than TCP itself tries."""
 _TCP_PING_MS, _TCP_SILENT_MS = 2000, 10_000
@@ -54,9 +52,7 @@ class Outbox:
     """Sends messages to one address. For one thread; several may feed the same receiver.
 
     Args:
-        context: ZMQ's.
-        address: Of the receiver.
-        linger_ms: For how long what is queued when it is closed is still sent.
+        linger_ms: Time for which what is queued when it is closed is still sent.
         keys: Own public and secret key and the receiver's public one; None: no TCP.
         monitored: Have a `monitor` of the connection.
     """
@@ -85,7 +81,6 @@ class Outbox:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: ToEngine | FromEngine) -> None:
-        """Queue a message; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self, *, drop: bool = False) -> None:
@@ -94,8 +89,6 @@ class Outbox:
 
 
 class UnreadableRequest(msgspec.Struct, frozen=True):
-    """Readable part of a message that is no valid `ToEngine`."""
-
     request_id: str
     gateway: int = 0
     problem: str = ""
@@ -111,10 +104,8 @@ class Inbox:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine | UnreadableRequest]:
-        """All messages that have come; waits up to `wait_s` seconds for the first one.
-
-        A message that cannot be read is logged, and dropped where its sender waits for no answer.
-        """
+        """All messages that have come; waits up to `wait_s` seconds for the first one. A message that cannot be read is
+        logged, and dropped where its sender waits for no answer."""
         if wait_s > 0:
             self._socket.poll(round(wait_s * 1000))
         for payload in _arrived(self._socket):
@@ -127,7 +118,6 @@ class Inbox:
                     yield msgspec.structs.replace(sender, problem=str(error))
 
     def close(self) -> None:
-        """Close; what has not been read is dropped."""
         self._socket.close(linger=0)
         if self._guard is not None:
             self._guard.stop()
@@ -140,12 +130,11 @@ class ClientTransport:
     through ZMQ's own futures, took about half of what a step of few streams cost the gateway.
 
     Args:
-        endpoint: The engine's.
         own: ZMQ address that this process binds and the engine writes to.
         handle: Given each message.
         failed: Given the error, once, where a message cannot be read, `handle` raises or the connection breaks; nothing
             is read after that.
-        watched: Over TCP, fail where a connection breaks. Whoever repeats its messages need not.
+        watched: Over TCP, fail where a connection breaks; not needed where messages are repeated.
 
     Raises:
         zmq.ZMQError: `own` cannot be bound, or the system has no sockets left.
@@ -184,7 +173,6 @@ class ClientTransport:
         self._loop.call_soon(self._read)  # what came earlier is not signalled
 
     def _open(self, endpoint: Endpoint, own: str, *, watched: bool) -> None:
-        """Make the sockets."""
         keys = endpoint.keys
         self._guard = None if keys is None else _Guard(self._context, keys.engine)
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
@@ -277,7 +265,6 @@ class _Guard:
         self.stop = self._thread.stop
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a connection's key is the one."""
         return key == self._allowed
 
 

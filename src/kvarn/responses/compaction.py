@@ -11,9 +11,8 @@ from kvarn.responses.turns import Turn, read_turn
 from kvarn.responses.writer import item_id
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.responses.answer import CompactedResponse, response_usage
-from kvarn.wire.openai.responses.items import PREFIXES, user_message
+from kvarn.wire.openai.responses.items import PREFIXES, encoded_summary, user_message
 from kvarn.wire.openai.responses.request import CompactRequest
-from kvarn.wire.openai.responses.summary import encoded_summary
 
 _ASK = (
     "Write a summary of this conversation for whoever goes on with it and sees nothing else: what was asked for, what "
@@ -24,12 +23,7 @@ _ASK = (
 
 async def compact(serving: ResponsesContext, record: RequestRecord, request: CompactRequest) -> CompactedResponse:
     """Shorten what a request goes on from and brings. Where it is longer than the model's context, the oldest items are
-    left out of the summary.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    left out of the summary."""
     response_id = f"resp_{record.id}"
     turn = await read_turn(serving, record, request, response_id)
     if not turn.context:

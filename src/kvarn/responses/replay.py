@@ -8,8 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.responses.custom_input import arguments_in_pieces
-from kvarn.responses.tools import chat_name
+from kvarn.responses.tools import arguments_in_pieces, chat_name
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
@@ -19,13 +18,7 @@ from kvarn.wire.openai.responses.items import StoredItem
 
 def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEvent]:
     """The events of a response as they were sent the first time. All name the model and the tier that answered, also
-    those from before these were known.
-
-    Args:
-        response: As it ended.
-        first_item: What its writer was given.
-        cuts: As its writer left them.
-    """
+    those from before these were known."""
     writer = ResponseWriter(unwritten(response), first_item)
     if response.background:
         yield from writer.queue()
@@ -50,7 +43,6 @@ def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEv
 
 
 def unwritten(response: Response) -> Response:
-    """A response as it was before anything was written."""
     return replace(
         response,
         status="queued" if response.background else "in_progress",

@@ -8,15 +8,13 @@ from typing import Any
 from msgspec import UNSET
 
 from kvarn.answers.tiers import requested_tier
-from kvarn.responses.custom_input import arguments_of
-from kvarn.responses.tools import OfferedTool, chat_name, chat_tool, check_chat_names, offered_tools
+from kvarn.responses.tools import OfferedTool, arguments_of, chat_name, chat_tool, check_chat_names, offered_tools
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
-from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem
+from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem, summary_of
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
-from kvarn.wire.openai.responses.summary import summary_of
 from kvarn.wire.openai.responses.tools import (
     OFFERED_TYPES,
     AllowedTools,
@@ -45,7 +43,6 @@ _RESPONSE_NAMES = (
 
 
 def new_response(request: ResponseRequest, response_id: str, created_at: int) -> Response:
-    """A response to this request, nothing written yet."""
     background = bool(request.background)
     return Response(
         id=response_id,
@@ -79,11 +76,8 @@ def new_response(request: ResponseRequest, response_id: str, created_at: int) ->
 def chat_request(
     request: ContextFields, model: str, items: list[StoredItem], seed: int | None = None
 ) -> ChatCompletionRequest:
-    """The chat that answers `items`.
-
-    Raises:
-        ApiError: 400, in the words of `/v1/responses`: what chat refuses is refused here.
-    """
+    """The chat that answers `items`. Raises `ApiError` 400, in the words of `/v1/responses`: what chat refuses is
+    refused here."""
     data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
     if not data["messages"]:
         raise empty_input()
@@ -232,7 +226,6 @@ def grammar_warnings(request: ContextFields) -> list[str]:
 
 
 def echoed_tools(request: ContextFields) -> list[dict[str, Any]]:
-    """The tools that the model is offered, as the response shows them."""
     return [_echo_tool(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)]
 
 

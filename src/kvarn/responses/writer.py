@@ -13,8 +13,7 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.responses.custom_input import CustomInput
-from kvarn.responses.tools import offered_tools
+from kvarn.responses.tools import CustomInput, offered_tools
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import (
@@ -38,9 +37,7 @@ class _Item:
     id: str = ""
     call_id: str = ""
     name: str = ""
-    """Name of the called tool, as the client has it."""
     namespace: str | None = None
-    """Namespace of the called tool."""
     texts: list[str] = field(default_factory=list)
     """Pieces of the message or the reasoning, or of the call's arguments or input."""
     input: CustomInput | None = None
@@ -62,18 +59,13 @@ class _Item:
 
 
 class ResponseWriter:
-    """Writes one response.
-
-    Args:
-        response: As the request has it, nothing written yet.
-        first_item: Number of the first item of its output among its items; those of the input come before.
-    """
+    """Writes one response. `first_item`: number of the first item of its output among its items; those of the input
+    come before."""
 
     def __init__(self, response: Response, first_item: int) -> None:
         self.response = response
         self.cuts: Cuts = []
         self.begun = False
-        """Whether the model has begun."""
         self._first_item = first_item
         self._number = 0
         self._open: _Item | None = None
@@ -82,19 +74,16 @@ class ResponseWriter:
         """Log-probabilities of tokens whose text has not come yet."""
 
     def queue(self) -> list[StreamEvent]:
-        """It waits for its turn."""
         self.response = replace(self.response, status="queued")
         return [self._state("response.created"), self._state("response.queued")]
 
     def begin(self) -> list[StreamEvent]:
-        """The model has begun."""
         self.begun = True
         opening = [] if self._number else [self._state("response.created")]
         self.response = replace(self.response, status="in_progress")
         return [*opening, self._state("response.in_progress")]
 
     def take(self, delta: ChoiceDelta) -> list[StreamEvent]:
-        """Write the next delta of the chat."""
         events: list[StreamEvent] = []
         self._logprobs = [*self._logprobs, *(delta.logprobs or ())][delta.reasoning_tokens :]
         for part in [delta.text] if delta.parts is None else delta.parts:
@@ -118,7 +107,6 @@ class ResponseWriter:
         return opening + self.close_item("completed" if finish_reason in ("stop", "tool_calls") else "incomplete")
 
     def finish(self, finish_reason: FinishReason, usage: ResponseUsage | UnsetType, now: int) -> None:
-        """It has ended by itself."""
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         if finish_reason in reasons:
             details = {"reason": reasons[finish_reason]}
@@ -136,12 +124,10 @@ class ResponseWriter:
         return opening + closing
 
     def last(self) -> StreamEvent:
-        """The event that ends the stream."""
         self._number += 1
         return end_event(self.response, self._number - 1)
 
     def open_message(self) -> list[StreamEvent]:
-        """Begin a message."""
         return self._open_texts("message")
 
     def refuse(self, text: str) -> list[StreamEvent]:
@@ -160,7 +146,6 @@ class ResponseWriter:
         return [*events, self._add_item(opened.as_json("completed") | {"content": [part]})]
 
     def close_item(self, status: str) -> list[StreamEvent]:
-        """End the item that is being written, if there is one."""
         closed = self._open
         if closed is None:
             return []
@@ -224,7 +209,6 @@ class ResponseWriter:
         return _Item("function_call", **named)
 
     def _call_delta(self, text: str) -> StreamEvent:
-        """More of the open call."""
         call = self._open
         assert call is not None
         call.texts.append(text)
@@ -234,11 +218,9 @@ class ResponseWriter:
 
     @property
     def _index(self) -> int:
-        """Place of the open item in the output."""
         return len(self.response.output)
 
     def _open_texts(self, kind: Literal["message", "reasoning"]) -> list[StreamEvent]:
-        """Begin an item of this kind, unless one is open."""
         if self._open is not None and self._open.type == kind:
             return []
         opened = _Item(kind)
@@ -256,7 +238,6 @@ class ResponseWriter:
         return [*events, self._event(kind, output_index=self._index, item=item)]
 
     def _add_item(self, item: StoredItem) -> StreamEvent:
-        """Add a finished item to the output."""
         done = self._event("response.output_item.done", output_index=self._index, item=item)
         self.response = replace(self.response, output=[*self.response.output, item])
         return done
@@ -265,12 +246,10 @@ class ResponseWriter:
         return self._event(kind, response=self.response)
 
     def _at_part(self, kind: str, **fields: Any) -> StreamEvent:
-        """An event of the open item's only part."""
         assert self._open is not None
         return self._event(kind, item_id=self._open.id, output_index=self._index, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        """An event with the next number."""
         self._number += 1
         return StreamEvent(type=kind, sequence_number=self._number - 1, **fields)
 

@@ -32,7 +32,6 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 
 _UPDATE_S = 1.0
-"""Seconds between two reads of the database."""
 _MAX_UNSENT = 10_000
 """Samples of a rollout that wait for the database; older ones are dropped."""
 
@@ -69,7 +68,6 @@ class Rollouts:
         clock: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.rollouts: dict[str, Rollout] = {}
-        """The latest rollout of each model."""
         self.is_leader = False
         """Only while a rollout is under way."""
         self.on_saved: Callable[[], None] = lambda: None
@@ -82,7 +80,6 @@ class Rollouts:
         self._may_lead = may_lead
         self._clock = clock
         self._by_route: dict[str, Rollout] = {}
-        """By the name of each route that is shared between two versions."""
         self._unsent: defaultdict[tuple[str, float], deque[RolloutSample]] = defaultdict(
             lambda: deque(maxlen=_MAX_UNSENT)
         )
@@ -110,11 +107,7 @@ class Rollouts:
     # Commands -------------------------------------------------------------------------------------------------------
 
     def begin(self, model: str, stable: int, candidate: int, config: RolloutConfig, by: str) -> Rollout:
-        """A rollout of a deployment's version; the caller has it saved, then `take`n.
-
-        Raises:
-            RolloutRefusedError: A rollout is under way, or a route gives the model's requests to another model.
-        """
+        """A rollout of a deployment's version; the caller has it saved, then `take`n. Raises `RolloutRefusedError`."""
         self.refuse_under_way(model)
         route = self._configured.get(model)
         if route is not None and [target.model for target in route.targets] != [model]:
@@ -125,7 +118,6 @@ class Rollouts:
         return Rollout.start(model, (stable, candidate), config, self._clock(), by=by, golden=golden)
 
     def refuse_under_way(self, model: str) -> None:
-        """Raise `RolloutRefusedError` where a rollout of the model is under way."""
         before = self.rollouts.get(model)
         if before is not None and not before.ended:
             raise RolloutRefusedError(
@@ -133,11 +125,8 @@ class Rollouts:
             )
 
     def command(self, model: str, command: str, by: str) -> Rollout:
-        """`pause`, `resume`, `promote` or `rollback` a model's rollout, here and now.
-
-        Raises:
-            RolloutEndedError: It has ended, or has failed a gate.
-        """
+        """`pause`, `resume`, `promote` or `rollback` a model's rollout, here and now. Raises `RolloutEndedError` where
+        it has ended, or has failed a gate."""
         rollout = self.rollouts[model]
         before = len(rollout.log)
         getattr(rollout, command)(self._clock(), by)
@@ -152,11 +141,7 @@ class Rollouts:
 
     async def save(self, rollout: Rollout) -> None:
         """Write a rollout that was begun or commanded here, and update at once. A follower writes no other: its copies
-        are old.
-
-        Raises:
-            StoreAwayError: Not now; the leader writes it later.
-        """
+        are old."""
         await self._save(rollout)
         self.wake()
 
@@ -176,7 +161,6 @@ class Rollouts:
             self._unsent[rollout.model, rollout.began].append(sample)
 
     async def _leave_samples(self) -> None:
-        """Leave this process's samples for the leader."""
         for (model, began), samples in list(self._unsent.items()):
             sent = list(samples)
             await self._stored.leave_samples(model, began, sent)
@@ -302,7 +286,6 @@ class Rollouts:
         return served is not None and served.ready
 
     def _apply(self) -> None:
-        """Give the routes the present shares."""
         hold_back(self.rollouts.values(), self._models)
         shared = rollout_routes(self.rollouts.values(), self._configured, self._models)
         self._by_route = {name: rollout for name, (_, rollout) in shared.items()}

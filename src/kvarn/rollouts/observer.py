@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from kvarn.answers.model_routes import reason_of
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Turn
+from kvarn.clock import Clock
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.rollouts.gates import RequestOutcome
-from kvarn.rollouts.outcomes import is_fault, outcome_of
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.samples import MatchedPairs, RolloutSample
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
+from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
+_REFUSAL_CHARS = 200
+"""Length of the beginning of an answer in which a refusal is recognised."""
+_REFUSAL = re.compile(
+    r"\b(i('m| am)? (sorry|unable|not able|afraid)|i (can(no|')t|won't|will not|must decline|do not feel comfortable)"
+    r"|as an ai\b|i apologi[sz]e)",
+    re.IGNORECASE,
+)
+
 
 class RolloutObserver(Observer):
-    """Makes samples of requests.
-
-    Args:
-        shadows: Whose copies are compared.
-        rollout_of: The rollout that goes on for a route's name; None: there is none.
-        report: Is given each sample.
-    """
+    """Makes samples of requests, and gives each to `report`."""
 
     def __init__(
         self,
@@ -38,20 +44,19 @@ class RolloutObserver(Observer):
     ) -> None:
         self._rollout_of = rollout_of
         self._report = report
+        self._clock = shadows.clock
         self._pairs: dict[tuple[str, float], MatchedPairs] = {}
-        """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        """See `Observer`: an answer is heard where a rollout gave it its version."""
+        """Hear an answer whose version a rollout chose."""
         rollout = None if turn.record.choice.route is None else self._compared(turn.record)
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return None
         side = side_of(rollout, turn.record.choice.target)
-        return None if side is None else _Heard(partial(self._heard, rollout, side), turn)
+        return None if side is None else _Heard(self._clock, partial(self._heard, rollout, side), turn)
 
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
-        """See `Observer`."""
         rollout = self._compared(record)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error):
             self._answered(rollout, RequestOutcome(prompt_tokens=0, failed=True))
@@ -64,7 +69,6 @@ class RolloutObserver(Observer):
         prompt_tokens: int,
         error: BaseException | None,
     ) -> None:
-        """An answer has ended."""
         if error is not None:
             if isinstance(error, Exception) and is_fault(error) and side == "candidate":
                 self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
@@ -108,13 +112,14 @@ class RolloutObserver(Observer):
 class _Heard(ComparedAnswer):
     """Hears one answer of a rollout's version."""
 
-    def __init__(self, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn) -> None:
-        super().__init__(turn.record.timeline.received_s)
+    def __init__(
+        self, clock: Clock, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn
+    ) -> None:
+        super().__init__(clock, turn.record.timeline.received_s)
         self._ended = ended
         self._turn = turn
 
     def end(self, error: BaseException | None) -> None:
-        """See `AnswerListener`."""
         self._ended(self, self._turn.prompt_tokens, error)
 
 
@@ -124,3 +129,31 @@ def side_of(rollout: Rollout, model: str) -> Literal["stable", "candidate"] | No
         if model == version or model.startswith(f"{version}:"):
             return "stable" if side == "stable" else "candidate"
     return None
+
+
+def outcome_of(answer: ComparedAnswer, prompt_tokens: int) -> RequestOutcome:
+    count, tpot_s = len(answer.token_ids), None
+    if count > 1 and answer.first_s is not None:
+        tpot_s = (answer.total_s - answer.first_s) / (count - 1)
+    return RequestOutcome(
+        prompt_tokens=prompt_tokens,
+        ttft_s=answer.first_s,
+        tpot_s=tpot_s,
+        completion_tokens=count,
+        refusal=is_refusal(answer.text, answer.finish_reason),
+    )
+
+
+def is_fault(error: Exception, *, copied: bool = False) -> bool:
+    """Whether an error lies with the version. `copied`: the stable version has answered the same request."""
+    reason = reason_of(error)
+    if reason is not None:
+        return reason in ("error", "timeout")
+    if isinstance(error, ApiError):
+        return error.status not in (429, 503) and (copied or error.status >= 500)
+    return copied and not isinstance(error, RequestRefusedError)
+
+
+def is_refusal(text: str, finish_reason: str | None = None) -> bool:
+    """Whether an answer declines to answer: its beginning says so in English, or moderation ended it."""
+    return finish_reason == "content_filter" or _REFUSAL.search(text[:_REFUSAL_CHARS].replace("’", "'")) is not None

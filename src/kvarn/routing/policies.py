@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest
+
 from kvarn.routing.candidate import Candidate, RouteRequest
-from kvarn.routing.rendezvous import order_by_rank
 from kvarn.wire.block_events import NAME_BYTES
 
-EVICTED = 0.25
-"""A cached token that must go is likely to be computed again: it counts as this part of one to compute."""
+EVICTED = 0.25  # a cached token that must go is likely to be computed again: it counts as this part of one to compute
 AFFINITY = 0.1
 """The replica that answered a conversation before is scored as if this part of the prompt more were cached there."""
-ADAPTER_S = 0.05
-"""Seconds that it takes to bring an adapter to the device, where no sequence runs with it."""
-KV_FULL_WEIGHT = 4
-"""A token for which there is no room waits for others to end: it counts as this many to compute."""
+ADAPTER_S = 0.05  # seconds that it takes to bring an adapter to the device, where no sequence runs with it
+KV_FULL_WEIGHT = 4  # a token for which there is no room waits for others to end: it counts as this many to compute
 TIE_S = 0.002
-TIE = 0.02
-"""Scores that differ by less than this many seconds, or this part, are as good as equal."""
-BLIND_BLOCKS = 8
-"""Blocks of a prompt's beginning that decide where it goes while nothing is known of the caches."""
+TIE = 0.02  # scores that differ by less than this many seconds, or this part, are as good as equal
+BLIND_BLOCKS = 8  # blocks of a prompt's beginning that decide where it goes while nothing is known of the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +27,12 @@ class Situation:
     """Facts for a policy besides the candidates."""
 
     now: float
-    """Monotonic seconds."""
     chance: random.Random
-    last: str | None = None
-    """Name of the replica that answered the request's conversation before."""
-    busy_share: float = 0.0
-    """Part of the candidates that have prompts to compute before this one."""
+    last: str | None = None  # name of the replica that answered the request's conversation before
+    busy_share: float = 0.0  # part of the candidates that have prompts to compute before this one
 
 
-Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]
-"""Picks one of at least one candidate."""
+Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]  # picks one of at least one candidate
 
 
 def usable(request: RouteRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -109,12 +101,10 @@ def by_load(request: RouteRequest, candidates: Sequence[Candidate], situation: S
 
 
 def in_turn(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """The one that was picked longest ago."""
     return min(candidates, key=lambda each: each.picked)
 
 
 def at_random(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """Any."""
     return situation.chance.choice(candidates)
 
 
@@ -137,5 +127,19 @@ POLICIES: dict[str, Policy] = {
 }
 """By their names in the configuration (`routing.policy`)."""
 
-READS_NAMES = frozenset({"prefix", "prefix_only"})
-"""Policies for which prompts are hashed and blocks are told."""
+READS_NAMES = frozenset({"prefix", "prefix_only"})  # policies for which prompts are hashed and blocks are told
+
+
+def rank(key: bytes, names: Iterable[str]) -> list[str]:
+    """The names in the key's own order of preference."""
+    return sorted(names, key=lambda name: (-xxh3_64_intdigest(name.encode() + b"\0" + key), name))
+
+
+def order_by_rank(key: bytes, loads: Mapping[str, int], balance: float = 1.25) -> list[str]:
+    """The names to try, in this order: by rank, those that have their part of the load already last. `balance`: what
+    each may have after this one, relative to the mean; > 1."""
+    if not loads:
+        return []
+    bound = math.ceil(balance * (sum(loads.values()) + 1) / len(loads))
+    ranked = rank(key, loads)
+    return [name for name in ranked if loads[name] < bound] + [name for name in ranked if loads[name] >= bound]

@@ -14,11 +14,10 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.blobs import Blobs, blobs_of
-from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
+from kvarn.store.connecting import READING, cause_of, make_engine, outage_of, shown, unprepared, with_hosts_apart
 from kvarn.store.directories import data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
-from kvarn.store.outages import cause_of, outage_of, unprepared
 from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
@@ -33,17 +32,8 @@ _SQLITE_CONNECTIONS = 15
 
 
 class Store:
-    """One database. Repositories are built on its sessions.
-
-    Args:
-        url: An SQLAlchemy URL with an asynchronous driver; see `store_url`.
-        pool_size: Connections at most (PostgreSQL).
-        timeout_s: Seconds a query may take.
-        report_timeout_s: Seconds a report may take.
-        max_stored_bytes: Bytes that an organisation may store; None: no bound.
-        blobs: Where contents of files are written; None: rows of the database.
-        now: Wall clock, seconds since 1970.
-    """
+    """One database, on whose sessions repositories work. `url` has an asynchronous driver (`store_url`); `blobs` is
+    where contents of files are written, None: rows of the database; `now` the wall clock, seconds since 1970."""
 
     def __init__(
         self,
@@ -68,7 +58,6 @@ class Store:
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
         self.timeout_s = timeout_s
-        """Seconds a query may take."""
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
@@ -77,11 +66,7 @@ class Store:
 
     @classmethod
     def open(cls, config: KvarnConfig) -> Store:
-        """The configured database; nothing is connected yet.
-
-        Raises:
-            StoreError: The URL cannot be used.
-        """
+        """The configured database; nothing is connected yet. Raises `StoreError` where the URL cannot be used."""
         settings = config.store
         try:
             url = store_url(config)
@@ -98,7 +83,6 @@ class Store:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether the database is a file."""
         return self.url.get_backend_name() == "sqlite"
 
     @asynccontextmanager
@@ -169,17 +153,12 @@ class Store:
             raise missing from error
 
     async def close(self) -> None:
-        """Close all connections."""
         await self.engine.dispose()
         await self._report_engine.dispose()
 
 
 def store_url(config: KvarnConfig) -> URL:
-    """The configured database with the driver Kvarn uses for it.
-
-    Raises:
-        StoreError: Not a URL, or of a database that is not served.
-    """
+    """The configured database with the driver Kvarn uses for it. Raises `StoreError` where it is not served."""
     given = config.store.url
     if given is None:
         path = data_dir(config) / DATABASE_FILE

@@ -39,13 +39,8 @@ class ConflictError(StoreError):
 
 
 class StorageFullError(StoreError):
-    """An organisation would store more than it may.
-
-    Args:
-        stored: Bytes that it has stored.
-        max_bytes: Bytes that it may store.
-        size: Bytes that were to be added, as far as that is known.
-    """
+    """An organisation that has `stored` so many bytes would store more than `max_bytes`: `size` more, as far as that is
+    known."""
 
     def __init__(self, stored: int, max_bytes: int, size: int | None = None) -> None:
         self.stored = stored

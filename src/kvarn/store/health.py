@@ -25,16 +25,11 @@ class StoreState(StrEnum):
     READ_ONLY = "read_only"
     """It answers, and takes no writes."""
     AWAY = "away"
-    """It does not answer."""
 
 
 class StoreHealth:
     """State of the database without asking it. Only a write that succeeded shows that writes succeed again
-    (`note_written`): a transaction may have ended without writing anything.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    (`note_written`): a transaction may have ended without writing anything."""
 
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock
@@ -44,14 +39,12 @@ class StoreHealth:
 
     @property
     def state(self) -> StoreState:
-        """State as of the last use."""
         if self._is_away:
             return StoreState.AWAY
         return StoreState.READ_ONLY if self._refuses_writes else StoreState.UP
 
     @contextmanager
     def watching(self) -> Generator[None, None, None]:
-        """A use of the database."""
         try:
             yield
         except StoreReadOnlyError as error:

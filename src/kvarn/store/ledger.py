@@ -12,7 +12,6 @@ DAY_S = 86_400
 HOUR_S = 3_600
 
 BATCH_TIER = "batch"
-"""Service tier of the lines of a batch."""
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -45,17 +44,14 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """Prompt and output tokens, as budgets count them."""
         return self.input_tokens + self.output_tokens
 
     @property
     def periods(self) -> tuple[str, str, str]:
-        """Names of the day, the month and the time without end in which it counts."""
         return period_name("day", self.finished_at), period_name("month", self.finished_at), period_name("total", 0)
 
     @property
     def hour_at(self) -> int:
-        """Beginning of its hour, seconds since 1970."""
         return self.finished_at - self.finished_at % HOUR_S
 
 
@@ -66,7 +62,6 @@ class UsageSum:
     start: int
     """Beginning of the bucket of time, seconds since 1970; 0 where there are no buckets."""
     group: Mapping[str, str | None]
-    """Values of the fields that were grouped by."""
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -86,13 +81,10 @@ class UsageFilter:
     key_ids: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     endpoints: tuple[str, ...] | None = None
-    """Only these paths."""
     not_endpoints: tuple[str, ...] = field(default=())
-    """All but these paths."""
     batch: bool | None = None
     """Only lines of batches, or only what is none."""
     batch_ids: tuple[str, ...] | None = None
-    """Only lines of these batches."""
 
 
 def period_name(period: str, at: float) -> str:

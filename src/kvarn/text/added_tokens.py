@@ -11,7 +11,6 @@ from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import check_size, token_text
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
-"""Longest tokenizer.json: the largest published ones have about 40 MB."""
 _KEY = '"added_tokens":'
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _IF_KNOWN = "if_known"
@@ -19,12 +18,9 @@ _IF_KNOWN = "if_known"
 
 
 def read_tokenizer_text(directory: Path) -> str:
-    """The text of a directory's tokenizer.json, completed. Most are complete, and are not read twice.
-
-    Raises:
-        TokenizerError: It is missing or broken.
-        CheckpointError: A configuration file is broken, or the file is too long.
-    """
+    """The text of a directory's tokenizer.json, completed. Most are complete, and are not read twice. Raises
+    TokenizerError where it is missing or broken, CheckpointError for a broken configuration file or one that is
+    too long."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise TokenizerError(_missing(directory))

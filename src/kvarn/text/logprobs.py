@@ -47,7 +47,6 @@ class LogprobsEncoder:
         self._name = lru_cache(_TOKENS_REMEMBERED)(self._json_text)
 
     def chat(self, positions: Sequence[PositionLogprobs], top: int) -> list[TokenLogprobs | Raw]:
-        """OpenAI's chat shape: each a `TokenLogprobs` with `top` alternatives."""
         return [self._chat_position(position, top) for position in positions]
 
     def _chat_position(self, position: PositionLogprobs, top: int) -> Raw:
@@ -59,7 +58,6 @@ class LogprobsEncoder:
         return Raw(chosen[:-1] + b',"top_logprobs":[' + b",".join(others) + b"]}")
 
     def _around_logprob(self, token_id: int) -> tuple[bytes, bytes]:
-        """The JSON before and after a token's log-probability."""
         data = list(self._tokenizer.token_bytes(token_id))
         return b'{"token":' + self._json_text(token_id) + b',"logprob":', b',"bytes":' + encode_json(data) + b"}"
 
@@ -104,7 +102,6 @@ class LogprobsEncoder:
 
 
 async def in_parts(items: Sequence[ItemT]) -> AsyncGenerator[Sequence[ItemT], None]:
-    """A long list in parts; others get their turn of the event loop between them."""
     for start in range(0, len(items), _POSITIONS_AT_ONCE):
         yield items[start : start + _POSITIONS_AT_ONCE]
         await asyncio.sleep(0)
@@ -119,12 +116,10 @@ def encoded_bytes(positions: Iterable[object]) -> int:
 
 
 def _numbers(logprobs: tuple[float, ...]) -> list[bytes]:
-    """Each as JSON."""
     return encode_json(logprobs)[1:-1].split(b",")
 
 
 def join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
-    """Those of consecutive parts of a text as one."""
     tops = [part.top_logprobs for part in parts]
     return CompletionLogprobs(
         tokens=[token for part in parts for token in part.tokens],

@@ -3,7 +3,7 @@
 A model knows where a turn, its reasoning or a call begins and ends by tokens that mark it (`Tokenizer.markers`), and
 the template writes them. The same words inside a message, a retrieved text or a tool's result are words: a text that
 says `<|im_end|>` does not end its turn, and one that says `<tool_call>` calls nothing. They are hidden from the
-template's rendering behind marks nobody can guess, and encoded apart, as ordinary text.
+template's rendering behind random marks, and encoded apart, as ordinary text.
 """
 
 from __future__ import annotations
@@ -76,11 +76,7 @@ class PromptBuilder:
         )
 
     def token_ids(self, text: str) -> list[int]:
-        """The prompt, from what the template wrote.
-
-        Raises:
-            TokenizerError: The text cannot be encoded.
-        """
+        """The prompt, from what the template wrote. Raises TokenizerError where it cannot be encoded."""
         encode = self._tokenizer.encode
         opening = self._opening
         if opening and self._reasoning is not None and self._reasoning.phase_after(text) is ReasoningPhase.INSIDE:

@@ -18,12 +18,10 @@ class StopStrings:
     """Stop strings prepared once for all choices of a request."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ValueError where one of `stops` is empty."""
         if any(not stop for stop in stops):
             raise ValueError("a stop string is empty")
         self.stops = sorted(set(stops), key=len, reverse=True)
         self.begin = re.compile("|".join({re.escape(stop[0]) for stop in self.stops}) or "(?!)")
-        """Matches where a stop string may begin."""
 
 
 class StopMatcher:
@@ -41,10 +39,8 @@ class StopMatcher:
         self._include_stop = include_stop
         self._held = ""
         self.done = False
-        """Whether a stop string was found: nothing more will be shown."""
 
     def push(self, text: str) -> StopResult:
-        """Add text; returns the text that certainly comes before any stop string."""
         if self.done or not text:
             return StopResult("", None)
         if not self._held and self._begin.search(text) is None:
@@ -61,7 +57,6 @@ class StopMatcher:
         return StopResult(pending[: end if self._include_stop else end - len(stop)], stop)
 
     def flush(self) -> str:
-        """The text held back, when no more will come."""
         held, self._held = self._held, ""
         return held
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvarn.text.added_tokens import read_tokenizer_text
-from kvarn.text.any_of import any_of
 from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import token_text
 from kvarn.text.token_bytes import byte_fallback_tokens, is_pure_byte_level, token_bytes_reader
@@ -53,21 +52,14 @@ class Tokenizer:
         """Tokens that each stand for one byte of a character which has no token of its own."""
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_token_ids))
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        """One more than the highest token id."""
         self.longest_token: int = max(map(len, vocabulary), default=1)
         """Characters of text that a token stands for at most."""
 
     @classmethod
     def load(cls, directory: Path, checkpoint: Path | None = None, generation_config: str = "auto") -> Tokenizer:
-        """Read tokenizer.json and the configuration files beside it. `checkpoint` is the directory that names the
-        model's end tokens, where it is another.
-
-        `generation_config` says where end tokens are read: see `read_generation_config`.
-
-        Raises:
-            TokenizerError: tokenizer.json is missing or broken.
-            CheckpointError: A configuration file is broken.
-        """
+        """Read tokenizer.json and the configuration files beside it. `checkpoint`: directory that names the model's
+        end tokens, where it is another; `generation_config`: see `read_generation_config`. Raises TokenizerError,
+        CheckpointError."""
         # 50 ms and more that only a process with a model pays
         from tokenizers import Tokenizer as Library
 
@@ -83,25 +75,20 @@ class Tokenizer:
         return cls(library, read_eos_ids(directory, checkpoint or directory, generation_config, library.token_to_id))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.
-
-        Raises:
-            TokenizerError: The text holds lone surrogates, which no encoding can carry.
-        """
+        """Token ids of a text; with `add_special_tokens` those around it. Raises TokenizerError for lone surrogates."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of several texts. Raises as `encode` does."""
         for text in texts:
             _check_text(text)
-        # encode_batch_fast leaves out the offsets, which nobody reads.
+        # encode_batch_fast leaves out the offsets, which are not read.
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str, max_second: int | None = None) -> list[int]:
-        """Token ids of two texts with the special tokens that the tokenizer puts around and between them, as a
-        cross-encoder reads them. Special tokens that a text spells out are words. The second text is cut to
-        `max_second` tokens. Raises as `encode` does."""
+        """Token ids of two texts as a cross-encoder reads them, special tokens around and between; those that a text
+        spells out are words. The second text is cut to `max_second` tokens. Raises as `encode` does."""
         for text in (first, second):
             _check_text(text)
         left, right = (self._word_library.encode(text, add_special_tokens=False) for text in (first, second))
@@ -136,11 +123,8 @@ class Tokenizer:
         _ = self._word_library
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids above the vocabulary (padding of the embedding matrix) have no text.
-
-        Raises:
-            TokenizerError: An id is not a token id at all (negative or above 32 bits).
-        """
+        """The text of token ids; those above the vocabulary (padding of the embedding matrix) have none. Raises
+        TokenizerError for what is no token id at all."""
         try:
             return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
@@ -196,17 +180,8 @@ def is_marker(name: str, special: bool) -> bool:
 def read_eos_ids(
     directory: Path, checkpoint: Path, generation_config: str, id_of: Callable[[str], int | None]
 ) -> list[int]:
-    """The tokens that end an answer: those of the model, and the tokenizer's own.
-
-    Args:
-        directory: Of the tokenizer.
-        checkpoint: Directory that names the model's end tokens.
-        generation_config: Where those are read; see `read_generation_config`.
-        id_of: The id of a token.
-
-    Raises:
-        CheckpointError: A configuration file is broken.
-    """
+    """The tokens that end an answer: the model's (see `read_end_tokens`), and the tokenizer's own. Raises
+    CheckpointError."""
     from kvarn.text.config_files import read_end_tokens, read_tokenizer_config
 
     ends = read_end_tokens(checkpoint, generation_config)
@@ -223,3 +198,26 @@ def _check_text(text: str) -> None:
             f"The text holds a lone surrogate (\\u{ord(text[error.start]):04x} at character {error.start}), "
             "which is not valid Unicode: send whole characters."
         ) from None
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """A pattern that finds the longest of some texts. Those that begin alike share their beginning: a search among
+    thousands (`<unused0>` to `<unused6241>`) looks at each character of the text once."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern(tree)
+
+
+def _pattern(node: dict[str, Any]) -> str:
+    straight = ""
+    while len(node) == 1 and "" not in node:
+        ((character, node),) = node.items()
+        straight += re.escape(character)
+    branches = [re.escape(character) + _pattern(child) for character, child in node.items() if character]
+    if not branches:
+        return straight
+    return f"{straight}(?:{'|'.join(branches)}){'?' if '' in node else ''}"

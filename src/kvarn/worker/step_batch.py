@@ -30,7 +30,6 @@ class PromptSpan(NamedTuple):
     """Positions of one row whose following prompt token is known, and is reported on."""
 
     row: int
-    """Index of the row in the plan."""
     slot: int
     first: int
     """First row of the span, counted behind the drawn ones."""
@@ -43,11 +42,9 @@ class ProposalSpan(NamedTuple):
     """Positions of one row whose next token is drawn only if the proposals up to there were right."""
 
     place: int
-    """Place of the row among the sampled ones."""
     first: int
     """Row, among the logits, of the position of the first proposal."""
     token_ids: list[int]
-    """The proposals."""
 
 
 @dataclass(slots=True)
@@ -83,7 +80,6 @@ class StepBatch:
     """[R] tokens whose logits are computed: one for each of `sampled_rows` (before the proposals), then the proposal
     spans, those of slots with constraints last, then the prompt spans."""
     num_logits: int = 0
-    """R, without those that fill the step up."""
     num_drawn: int = 0
     """Number of logits before the prompt spans."""
     proposal_spans: list[ProposalSpan] = field(default_factory=list)
@@ -95,7 +91,6 @@ class StepBatch:
     adapters: Ints = field(default_factory=_NONE.copy)
     """[T] index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
     adapter_memory: AdapterMemory | None = None
-    """None: no row has an adapter."""
     state_places: Ints = field(default_factory=_NONE.copy)
     """[S], see `StateBatch`, as the next; both empty where the model has no recurrent states."""
     state_saves: Ints = field(default_factory=_NONE.copy)
@@ -108,11 +103,8 @@ class StepBatch:
 
     @staticmethod
     def of(rows: Sequence[Row], slots: SlotTable) -> StepBatch:
-        """Flatten the rows of a plan, whose blocks are already entered in the slot table.
-
-        Raises:
-            PlanError: A row is of an unknown slot or runs past the longest context.
-        """
+        """Flatten the rows of a plan, whose blocks are in the slot table. Raises PlanError where they contradict the
+        slots."""
         row_slots = np.array([row.slot for row in rows], dtype=np.int64)
         row_starts = np.array([row.start for row in rows], dtype=np.int64)
         token_lists = [row.token_ids for row in rows]
@@ -147,7 +139,6 @@ class StepBatch:
 
     @property
     def sampled_slots(self) -> Ints:
-        """[len(sampled_rows)] the slots for which a token is drawn."""
         return self.row_slots[self.sampled_rows]
 
     @property
@@ -159,13 +150,11 @@ class StepBatch:
         return len(np.unique(last)) < len(last)
 
     def take_last_tokens(self, slots: SlotTable) -> None:
-        """Put the tokens that slots drew last in the places of `LAST_SAMPLED`."""
         unknown = np.flatnonzero(self.token_ids == LAST_SAMPLED)
         if len(unknown):
             self.token_ids[unknown] = slots.last_token[self.row_slots[self.row_of_token[unknown]]]
 
     def choose_logits(self, rows: Sequence[Row], slots: SlotTable) -> None:
-        """Choose the tokens whose logits are computed, and note the use of each."""
         before_proposals = self.row_ends[self.sampled_rows] - 1
         chosen: list[Ints] = [before_proposals]
         if len(self.token_ids) > len(rows):
@@ -177,10 +166,8 @@ class StepBatch:
         self.num_logits = len(self.logits_rows)
 
     def _add_proposal_spans(self, rows: Sequence[Row], before_proposals: Ints, slots: SlotTable) -> list[Ints]:
-        """Add the spans of rows with proposals; returns the tokens of the batch that they cover.
-
-        `before_proposals`, [len(sampled_rows)]: last token of each row; becomes the one before its proposals.
-        """
+        """Add the spans of rows with proposals; returns the tokens of the batch that they cover. `before_proposals`,
+        [len(sampled_rows)]: last token of each row; becomes the one before its proposals."""
         counts = {
             place: rows[index].num_proposals - rows[index].num_forced
             for place, index in enumerate(self.sampled_rows)
@@ -207,10 +194,8 @@ class StepBatch:
         return tokens
 
     def _add_prompt_spans(self, rows: Sequence[Row], slots: SlotTable) -> list[Ints]:
-        """Add the spans of rows that report on their prompt; returns the tokens of the batch that they cover.
-
-        The token after a chunk's last position is not in the chunk: it is taken from the admission's prompt.
-        """
+        """Add the spans of rows that report on their prompt; returns the tokens of the batch that they cover. The
+        token after a chunk's last position comes from the admission's prompt."""
         tokens: list[Ints] = []
         first = 0
         for index, row in enumerate(rows):
@@ -262,7 +247,6 @@ class StepBatch:
 
     @property
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """Arrays that the device reads, in the order in which `on_device` takes them."""
         return (
             self.token_ids,
             self.positions,
@@ -294,5 +278,4 @@ class StepBatch:
 
 
 def filled(array: npt.NDArray[Any], more: int, value: Any) -> npt.NDArray[Any]:
-    """The array with `more` such values behind it."""
     return np.concatenate([array, np.full(more, value, dtype=array.dtype)]) if more else array

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,14 +15,8 @@ _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was ins
 
 from kvarn.kernels.cpu.packing import MAX_INT8_INPUTS  # noqa: E402
 from kvarn.kernels.errors import KernelInputError  # noqa: E402
-from packing import (  # noqa: E402
-    in_rows_of_nan,
-    int4_weight,
-    int8_weight,
-    pack_linear,
-    poison_freed_memory,
-    sub_scaled_weight,
-)
+from packing import int4_weight, int8_weight, pack_linear, sub_scaled_weight  # noqa: E402
+from random_rows import fused, in_rows_of_nan, poison_freed_memory  # noqa: E402
 
 SHAPES = [(1, 1), (16, 64), (37, 50), (40, 259), (33, 1100)]
 GROUPS = [32, 96, 128]
@@ -36,19 +29,6 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     usable = torch.isfinite(inverse)
     q = (x * inverse.where(usable, 0.0)).round().clamp(-127, 127).long()
     return q, (peak / 127).where(usable, 0.0)
-
-
-def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c of float32, rounded once: in float64, rounded to odd, then to float32 (Boldo and Melquiond 2008)."""
-    product = (a.double() * b.double()).numpy()  # exact
-    addend = c.double().numpy()
-    total = product + addend
-    virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
-    bits = total.view(np.int64)
-    away_from_zero = (error > 0) == (total > 0)
-    bits += np.where((error != 0) & (bits % 2 == 0), np.where(away_from_zero, 1, -1), 0)
-    return torch.from_numpy(total).float()
 
 
 def int8_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
@@ -67,7 +47,8 @@ def int4_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if weight.sub_scales is not None:
             sub_scales = weight.sub_scales.long().repeat_interleave(32, 1)
             centred *= sub_scales[:, first : first + centred.shape[1]]
-        total = fused_multiply_add((q @ centred.T).float(), scale * weight.scales[:, group].float(), total)
+        scales = scale * weight.scales[:, group].float()
+        total = torch.from_numpy(fused((q @ centred.T).float().numpy(), scales.numpy(), total.numpy()))
     return total
 
 

@@ -12,7 +12,8 @@ from kvarn.kernels.weights import Weight
 
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
-from packing import int4_weight, int8_weight, pack_linear, random_weight, sub_scaled_weight  # noqa: E402
+from packing import int4_weight, int8_weight, pack_linear, sub_scaled_weight  # noqa: E402
+from random_rows import random_weight  # noqa: E402
 
 FORMATS: dict[str, Callable[[int, int], Weight]] = {
     "float32": lambda out, size: Weight(random_weight(out, size, torch.float32)),

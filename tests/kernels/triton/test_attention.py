@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import UnsupportedByBackendError
@@ -60,20 +62,15 @@ class Case:
         spans = [spans[row] for row in rows]
         starts = torch.tensor([count for count, _ in self.lengths]).cumsum(0)
         positions = torch.cat([torch.arange(begin, end) for _, begin, end in spans])
-        of_row = torch.cat([torch.full((end - begin,), row) for row, begin, end in spans])
-        batch = PagedBatch(
-            positions=positions,
-            query_starts=torch.tensor([0, *(end - begin for _, begin, end in spans)]).cumsum(0).int(),
-            context_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32),
-            block_tables=self.tables[rows],
-            slot_mapping=self.tables[of_row, positions // SIZE].long() * SIZE + positions % SIZE,
-        )
+        counts = np.array([0, *(end - begin for _, begin, end in spans)])
+        batch = PagedBatch.of(positions.numpy(), counts.cumsum(), self.tables[rows].numpy(), positions.device)
         qkv = torch.cat([self.qkv[int(starts[row]) - (end - begin) : int(starts[row])] for row, begin, end in spans])
         half = self.heads.dim // 2 if self.half is None else self.half
         angles = positions[:, None] * 100.0 ** (-torch.arange(half) / max(half, 1))
         rotation = Rotation(angles.cos().float(), angles.sin().float())
         plan = kernels.operations.plan_attention(batch, self.heads, self.window)
-        out = plan.run(qkv, rotation, self.norm, self.keys, self.values, 0.3, self.softcap, self.sinks)
+        layer = AttentionLayer(0.3, self.norm, self.softcap, self.sinks)
+        out = plan.run(qkv, rotation, layer, self.keys, self.values)
         return list(out.split([end - begin for _, begin, end in spans]))
 
 
@@ -134,13 +131,8 @@ def test_a_cache_of_bfloat16_is_read_as_it_is_written(kernels: Kernels, referenc
 @pytest.mark.sample
 def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, reference: Kernels) -> None:
     heads, context = HeadShape(4, 2, 16), 40
-    batch = PagedBatch(
-        positions=torch.arange(context),
-        query_starts=torch.tensor([0, context], dtype=torch.int32),
-        context_lens=torch.tensor([context], dtype=torch.int32),
-        block_tables=torch.tensor([[2, 0, 1]], dtype=torch.int32),
-        slot_mapping=torch.tensor([2, 0, 1])[torch.arange(context) // SIZE] * SIZE + torch.arange(context) % SIZE,
-    )
+    tables = np.array([[2, 0, 1]], dtype=np.int32)
+    batch = PagedBatch.of(np.arange(context), np.array([0, context]), tables, torch.device("cpu"))
     qkv = torch.randn(context, 8 * 16, generator=torch.Generator().manual_seed(5))
     qkv[:, 4 * 16 :] = qkv[:, 4 * 16 :].to(torch.float8_e4m3fn).float()  # exact in fp8
     rotation = Rotation(torch.empty(context, 0), torch.empty(context, 0))
@@ -148,7 +140,7 @@ def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, referenc
     for each, dtype in ((reference, "float32"), (kernels, "fp8")):
         cache = each.operations.new_kv_cache(1, 3, heads, dtype)
         plan = each.operations.plan_attention(batch, heads)
-        found.append(plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], 0.3))
+        found.append(plan.run(qkv, rotation, AttentionLayer(0.3), cache.keys[0], cache.values[0]))
     torch.testing.assert_close(found[1], found[0], atol=0.02, rtol=0.02)
 
 

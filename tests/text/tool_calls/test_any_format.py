@@ -74,9 +74,7 @@ PIECES = st.sampled_from(
 @pytest.mark.parametrize("kind", CALL_TEXTS, ids=lambda kind: kind.opening(None))
 @settings(max_examples=examples(80))
 @given(calls=CALLS, cuts=CUTS)
-def test_calls_written_as_the_format_says_are_found_at_every_split(
-    kind: ToolFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
-) -> None:
+def test_calls_written_as_the_format_says_are_found_at_every_split(kind, calls, cuts):
     form = CALL_TEXTS[kind]
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     text = "\n".join(form.format(name=name, arguments=arguments) for name, arguments in written)
@@ -100,9 +98,7 @@ def test_python_calls_are_found_at_every_split(calls: list[tuple[str, dict[str, 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.opening(None))
 @settings(max_examples=examples(120))
 @given(pieces=st.lists(PIECES, max_size=9), cuts=CUTS, max_calls=st.sampled_from([None, None, 1]), forced=st.booleans())
-def test_no_split_changes_what_is_found_and_nothing_raises(
-    kind: ToolFormat, pieces: list[str], cuts: list[int], max_calls: int | None, forced: bool
-) -> None:
+def test_no_split_changes_what_is_found_and_nothing_raises(kind, pieces, cuts, max_calls, forced):
     text = "".join(pieces)
     options: dict[str, Any] = {"max_calls": max_calls, "opening": kind.opening("f") if forced else ""}
     whole = run(kind, [text], NAMES, **options)
@@ -122,9 +118,7 @@ CUT_TEXTS = {
 
 
 @pytest.mark.parametrize("kind", CUT_TEXTS, ids=lambda kind: kind.opening(None))
-def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_arguments_are_whole(
-    kind: ToolFormat,
-) -> None:
+def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_arguments_are_whole(kind):
     text = "Well, 1 < 2.\n" + CUT_TEXTS[kind]
     whole = [("text", "Well, 1 < 2."), ("call", "get_weather", '{"city": "Lund"}')]
     states = []
@@ -139,16 +133,46 @@ def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_argu
     )
 
 
+A1 = '{"a": 1}'
+FORCED = [
+    (HERMES, f" {A1}}}\n</tool_call>", f' "f", "arguments": {A1}}}'),
+    (LLAMA3, f" {A1}}}", f' "f", "parameters": {A1}}}'),
+    (MISTRAL, f" {A1}}}]", f' "f", "arguments": {A1}}}]'),
+    (MISTRAL_TAGGED, A1, f"f[ARGS]{A1}"),
+    (GPT_OSS, f"{A1}<|call|>", f"f <|constrain|>json<|message|>{A1}"),
+    (DEEPSEEK, f"{A1}\n```<｜tool▁call▁end｜>", f"f\n```json\n{A1}\n```"),
+    (DEEPSEEK_BARE, f"{A1}<｜tool▁call▁end｜>", f"f<｜tool▁sep｜>{A1}"),
+    (GRANITE, f" {A1}}}]", f' "f", "arguments": {A1}}}]'),
+    (PHI, f" {A1}}}]<|/tool_call|>", f' "f", "arguments": {A1}}}]'),
+    (GLM, "<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "f<arg_key>a</arg_key><arg_value>1</arg_value>"),
+]
+
+
+@pytest.mark.parametrize(("kind", "named", "unnamed"), FORCED, ids=lambda value: getattr(value, "name", None))
+def test_a_call_begun_in_the_prompt_goes_on_in_the_answer_and_is_the_only_one(kind, named, unnamed):
+    for name, answer in (("f", named), (None, unnamed)):
+        again = kind.opening(name) + answer
+        more = f"{answer} and {again}"
+        for text in (answer, more):
+            assert at_every_split(kind, text, NAMES, opening=kind.opening(name), max_calls=1) == [("call", "f", A1)]
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA3, PYTHONIC, MISTRAL], ids=lambda kind: kind.name)
+def test_the_opening_is_never_given_out_as_text(kind: ToolFormat) -> None:
+    for answer in ("I will not.", "null", " 5}", ""):
+        seen = at_every_split(kind, answer, {"multiply"}, opening=kind.opening("multiply"))
+        assert "".join(part[-1] for part in seen) == answer
+
+
+def test_python_calls_begun_in_the_prompt_go_on_in_the_answer() -> None:
+    for opening, answer in (("[f(", "a=1)]"), ("[", "f(a=1)]"), ("[", "f(a=1), f(a=2)]")):
+        assert at_every_split(PYTHONIC, answer, NAMES, opening=opening, max_calls=1) == [("call", "f", A1)]
+
+
 def test_the_end_of_a_cut_off_text_that_begins_no_call_stays(kind: ToolFormat = LLAMA3) -> None:
     for text in ('{"name": "An', "[1, 2", "Hello \n", "a [f"):
         parser = kind.make_parser(NAMES)
         assert joined(parser.push(text) + parser.flush(cut_off=True)) == [("text", text)]
-
-
-@settings(max_examples=examples(25))
-@given(kind=st.sampled_from(FORMATS), pieces=st.lists(PIECES, max_size=6))
-def test_every_single_cut_gives_the_same(kind: ToolFormat, pieces: list[str]) -> None:
-    at_every_split(kind, "".join(pieces), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +195,7 @@ def test_every_single_cut_gives_the_same(kind: ToolFormat, pieces: list[str]) ->
         ("", (), HERMES),
     ],
 )
-def test_the_format_is_read_from_the_template_and_the_tokens(
-    template: str, tokens: tuple[str, ...], expected: ToolFormat
-) -> None:
+def test_the_format_is_read_from_the_template_and_the_tokens(template, tokens, expected):
     assert find_format("auto", template, tokens.__contains__) is expected
 
 

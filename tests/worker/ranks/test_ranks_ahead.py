@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,9 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.proposers.ngram import NgramProposer
+from kvarn.worker.ranks.collectives import read_frame
 from kvarn.worker.ranks.executor import RanksExecutor
 from kvarn.worker.ranks.follower import Follower
-from kvarn.worker.ranks.pipes import read_frame
 from meeting import Meeting, ThreadCollectives
 from profiles import thorough
 
@@ -102,13 +102,7 @@ def frames(pipe: IO[bytes]) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     "options", [thorough({}), {"num_blocks": 14}, {"token_budget": 23}], ids=["", "preempted", "in chunks"]
 )
-def test_tokens_are_those_of_ranks_that_wait_for_each_step(
-    stack: Any,
-    tiny_model: Callable[[str], Decoder],
-    tiny_checkpoint: Callable[[str], Path],
-    kinds: list[dict[str, Any]],
-    options: dict[str, int],
-) -> None:
+def test_tokens_are_those_of_ranks_that_wait_for_each_step(stack, tiny_model, tiny_checkpoint, kinds, options):
     model, path, messages = tiny_model("llama"), tiny_checkpoint("llama"), requests(kinds)
     told = []
     for kind in (TwoRanks, TwoRanksAhead):
@@ -121,9 +115,7 @@ def test_tokens_are_those_of_ranks_that_wait_for_each_step(
     assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
 
 
-def test_ranks_that_run_ahead_receive_verified_proposals(
-    stack: Any, tiny_model: Callable[[str], Decoder], tiny_checkpoint: Callable[[str], Path]
-) -> None:
+def test_ranks_that_run_ahead_receive_verified_proposals(stack, tiny_model, tiny_checkpoint):
     model, path, messages = tiny_model("llama"), tiny_checkpoint("llama"), requests(DRAWN_BY_ALL[:1])
     told = []
     for options in ({}, {"proposer": NgramProposer(SpeculationConfig()), "speculation": SpeculationConfig()}):

@@ -1,39 +1,99 @@
-"""Answering a chat, and making its prompt for an engine of this server."""
+"""Chats: the question as the lifecycle asks it, and its prompt for an engine of this server."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
+from kvarn.answers.chat.stored import keep_completion
 from kvarn.answers.chat.tool_calls import ToolCallReader
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import check_token_ids, generate, make_choices, make_submit
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import answer
-from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.model_routes import BYTES_PER_TOKEN
+from kvarn.answers.moderation.checks import chat_texts
+from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.structured.answer_check import only_valid_answers
-from kvarn.answers.structured.grammars import grammar_of_chat
-from kvarn.answers.turn import Deltas, Moderated, Turn
-from kvarn.catalog.models import ModelText, ReadyModel
+from kvarn.answers.structured.answer_check import grammar_of_chat, only_valid_answers
+from kvarn.answers.tiers import tier_of
+from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
+from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.routing.model_choice import RequestFeatures
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.tokenize import RenderedChat
+from kvarn.wire.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from kvarn.answers.context import ServingContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt(GeneratedPrompt):
+    shown: list[int]  # its tokens; empty where another server tokenizes it
+
+
+@dataclass(frozen=True, slots=True)
+class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
+    """A chat; `context`: tokens that stand before its prompt."""
+
+    context: Sequence[int] = ()
+    NOT_COPIED = {"store": None, "service_tier": None, "priority": 0}  # noqa: RUF012
+
+    def features(self, record: RequestRecord) -> RequestFeatures:
+        request = self.request
+        written = sum(len(text.encode()) for text in chat_texts(request.plain_messages, request.active_tools))
+        return RequestFeatures(
+            prompt_tokens=math.ceil(written / BYTES_PER_TOKEN),
+            max_output_tokens=request.max_completion_tokens or request.max_tokens,
+            tools=request.tool_use is not None,
+            reasoning_effort=request.reasoning_effort,
+        )
+
+    async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> ChatPrompt:
+        return await serving.steps.generator_of(model).prompt_chat(serving, record, self, model)
+
+    def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> ChatRun:
+        record, request, model = turn.record, self.request, prompt.model
+        assert isinstance(prompt, ChatPrompt) and isinstance(model, ReadyModel)
+        gathered, final = HeldBytes(serving.held, record), request.plain_messages[-1]["content"] if request.echo else ""
+        keep = None
+        if request.store:
+            keep = lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2)  # noqa: E731
+        return ChatRun(
+            id=f"chatcmpl-{record.id}",
+            created=int(SYSTEM_CLOCK.time()),
+            request=request,
+            model=model,
+            fingerprint=model.fingerprint,
+            prompt=prompt.shown,
+            deltas=deltas,
+            choices=turn.sequences,
+            turn=turn,
+            service_tier=UNSET if request.service_tier is None else tier_of(turn.priority),
+            opening=final if isinstance(final, str) else "\n".join(part["text"] for part in final or []),
+            legacy=request.tool_use is not None and request.tool_use.legacy,
+            held=gathered,
+            store=keep,
+        )
 
 
 async def start_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, context: Sequence[int] = ()
 ) -> ChatRun:
-    """Begin the answer to a chat. `context`: tokens that stand before the prompt.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    """Begin the answer to a chat. `context`: tokens that stand before the prompt. Raises `ApiError`, or
+    `ChatTemplateError`: the model's template refuses the messages."""
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
     record.choice.session = record.choice.session or request.prompt_cache_key or ""
@@ -44,32 +104,27 @@ async def engine_chat(
     serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
 ) -> ChatPrompt:
     """The prompt of a chat for an engine of this server. Raises as `start_chat` does."""
-    request, context, text, limits = question.request, question.context, model.text, serving.limits
-    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
-    if context:
-        check_token_ids(list(context), model, "context")
-    prompt = [*context, *await render_chat(serving, record, request, model)]
+    request, context, text = question.request, question.context, model.text
+    prompt, fitted = await _checked_prompt(serving, record, request, model, context)
     kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
-    sampling = chat_sampling(
-        request,
-        checked,
-        limits,
-        prompt_tokens=len(prompt),
-        context_length=model.card.max_context_length,
-        draw_seed=model.served.draw_seed,
-    )
+    sampling = fitted(model.served.draw_seed)
+    markers = () if request.tool_use is None else text.tool_format.markers
+    reasoning = text.reasoning_format
 
     def start(turn: Turn) -> Deltas:
         opening = opening_of(request, model)
+        splitter: Callable[[], ReasoningSplitter | None] = lambda: None  # noqa: E731
+        if reasoning is not None:
+            splitter = partial(reasoning.splitter, phase_after_prompt(request, model, prompt))
         choices = make_choices(
             request,
             sampling,
             model,
-            limits,
+            serving.limits,
             moderation=partial(serving.moderation.output_moderation, turn),
             continued=prompt if request.continue_final_message or opening else (),
-            shown=text.tokenizer.ids_of(_markers(request, text)),
-            splitter=_splitters(request, model, prompt),
+            shown=text.tokenizer.ids_of([*markers, *(() if reasoning is None else reasoning.markers)]),
+            splitter=splitter,
         )
         for choice in choices:
             choice.transform = _transform(request, model, opening)
@@ -81,7 +136,7 @@ async def engine_chat(
 
     moderated: list[Moderated] = [("messages", partial(chat_texts, request.plain_messages, request.active_tools))]
     if context:
-        moderated.insert(0, ("context", partial(_decoded, text, context)))
+        moderated.insert(0, ("context", lambda: [text.tokenizer.decode(context)]))
     return ChatPrompt(
         model=model,
         tokens=len(prompt),
@@ -99,24 +154,38 @@ async def engine_chat(
     )
 
 
-def _decoded(text: ModelText, context: Sequence[int]) -> list[str]:
-    return [text.tokenizer.decode(context)]
+async def render_only(serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest) -> RenderedChat:
+    """Check a chat as if it were answered, and show what its engine would get. Raises as `start_chat` does."""
+    model = serving.catalog.ready(record, request.model, "generate")
+    token_ids, fitted = await _checked_prompt(serving, record, request, model)
+    return RenderedChat(
+        request_id=f"chatcmpl-{record.id}",
+        model=model.public_name,
+        token_ids=token_ids,
+        sampling_params=fitted(lambda: 0),
+        stream=bool(request.stream),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
 
 
-def _markers(request: ChatCompletionRequest, text: ModelText) -> list[str]:
-    """Special tokens that the answer's parsers must see."""
-    calls = () if request.tool_use is None else text.tool_format.markers
-    return [*calls, *(() if text.reasoning_format is None else text.reasoning_format.markers)]
-
-
-def _splitters(
-    request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]
-) -> Callable[[], ReasoningSplitter | None]:
-    """Makes who tells reasoning from content, for each choice."""
-    kind = model.text.reasoning_format
-    if kind is None:
-        return lambda: None
-    return partial(kind.splitter, phase_after_prompt(request, model, prompt))
+async def _checked_prompt(
+    serving: ServingContext,
+    record: RequestRecord,
+    request: ChatCompletionRequest,
+    model: ReadyModel,
+    context: Sequence[int] = (),
+) -> tuple[list[int], Callable[[Callable[[], int]], SamplingParams]]:
+    """The prompt, and a function that fits the sampling parameters to it, given one that draws a seed."""
+    text, limits = model.text, serving.limits
+    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
+    if context:
+        check_token_ids(list(context), model, "context")
+    prompt = [*context, *await render_chat(serving, record, request, model)]
+    longest = model.card.max_context_length
+    return prompt, lambda draw_seed: chat_sampling(
+        request, checked, limits, prompt_tokens=len(prompt), context_length=longest, draw_seed=draw_seed
+    )
 
 
 def _transform(request: ChatCompletionRequest, model: ReadyModel, opening: str) -> Callable[[ChoiceDelta], None] | None:

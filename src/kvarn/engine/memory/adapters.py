@@ -1,4 +1,4 @@
-"""Which adapters are in the KV blocks, and who needs them.
+"""Adapters in KV blocks, and the requests that need them.
 
 Adapters take blocks of the pool that cached tokens take theirs from: one budget, and one order of eviction. An adapter
 is named by the digest of what it computes, so another version of the same name is another adapter::
@@ -6,7 +6,7 @@ is named by the digest of what it computes, so another version of the same name 
     absent --begin_load--> loading --store says so--> resident, held by running sequences
       ^                                                  |   ^
       |                                    last release  v   |  acquire
-      +---------- evicted, least recently used ------ resident, idle (as cached blocks that nobody uses)
+      +---------- evicted, least recently used ------ resident, idle (as cached blocks without a holder)
 """
 
 from __future__ import annotations
@@ -24,17 +24,13 @@ from kvarn.engine.plan import AdapterLoad
 class AdapterStore(Protocol):
     """The adapters in host memory, from which executors load them into blocks. The executor must have the same."""
 
-    def num_blocks(self, adapter: str) -> int:
-        """Blocks that an adapter takes."""
-        ...
+    def num_blocks(self, adapter: str) -> int: ...
 
     def drain_loaded(self) -> list[str]:
         """Adapters whose load (`StepPlan.adapter_loads`) has ended since the last call."""
-        ...
 
     def forget(self, adapter: str) -> None:
-        """Nobody needs it any more, and no later plan names it."""
-        ...
+        """Free an adapter that no later plan names."""
 
 
 @dataclass(slots=True)
@@ -42,7 +38,6 @@ class _Resident:
     blocks: list[int]
     loading: bool = True
     users: int = 0
-    """Running sequences."""
 
     @property
     def is_held(self) -> bool:
@@ -50,12 +45,7 @@ class _Resident:
 
 
 class AdapterResidency:
-    """Bookkeeping of adapters in blocks. Without a store every adapter is always there and takes no blocks.
-
-    Args:
-        pool: Whose blocks they take.
-        store: What can be loaded.
-    """
+    """Bookkeeping of adapters in blocks. Without a store every adapter is always there and takes no blocks."""
 
     def __init__(self, pool: BlockPool, store: AdapterStore | None) -> None:
         self._pool = pool
@@ -63,7 +53,6 @@ class AdapterResidency:
         self._resident: dict[str, _Resident] = {}
         self._of_block: dict[int, str] = {}
         self._requests: Counter[str] = Counter()
-        """Unfinished requests of each adapter."""
         self._retired: set[str] = set()
         self._loads: list[AdapterLoad] = []
         self._drops: list[str] = []
@@ -72,34 +61,27 @@ class AdapterResidency:
 
     @property
     def num_held(self) -> int:
-        """Blocks of adapters that are being loaded or used: they cannot be evicted."""
         return sum(len(each.blocks) for each in self._resident.values() if each.is_held)
 
     @property
     def num_resident_blocks(self) -> int:
-        """Blocks that hold adapters, used or not."""
         return len(self._of_block)
 
     def running(self) -> list[str]:
-        """Adapters with which sequences run."""
         return [adapter for adapter, found in self._resident.items() if found.users]
 
     def waiting(self) -> list[str]:
-        """Adapters with requests of which none runs."""
         running = set(self.running())
         return [adapter for adapter in self._requests if adapter not in running]
 
     @property
     def has_loads(self) -> bool:
-        """Whether the next plan must say something of adapters."""
         return bool(self._loads)
 
     def num_blocks(self, adapter: str) -> int:
-        """Blocks that an adapter takes."""
         return self._store.num_blocks(adapter) if adapter and self._store is not None else 0
 
     def is_ready(self, adapter: str) -> bool:
-        """Whether sequences can be computed with it now."""
         if not adapter or self._store is None:
             return True
         found = self._resident.get(adapter)
@@ -138,7 +120,6 @@ class AdapterResidency:
             self._pool.release_all(found.blocks)
 
     def leave(self, adapter: str) -> None:
-        """A request with this adapter is over."""
         if not adapter or self._store is None:
             return
         self._requests[adapter] -= 1
@@ -152,7 +133,6 @@ class AdapterResidency:
         self._forget_retired(adapter)
 
     def keep(self, adapter: str) -> None:
-        """New requests may name it again."""
         self._retired.discard(adapter)
 
     # Loading and use -------------------------------------------------------------------------------------------------
@@ -172,7 +152,6 @@ class AdapterResidency:
         return count
 
     def poll(self) -> bool:
-        """Take note of loads that have ended; whether there were any."""
         loaded = [] if self._store is None else self._store.drain_loaded()
         for adapter in loaded:
             found = self._resident[adapter]
@@ -182,7 +161,6 @@ class AdapterResidency:
         return bool(loaded)
 
     def acquire(self, adapter: str) -> None:
-        """A sequence with this adapter starts to run; the adapter is ready."""
         if not adapter or self._store is None:
             return
         found = self._resident[adapter]
@@ -193,7 +171,6 @@ class AdapterResidency:
         found.users += 1
 
     def release(self, adapter: str) -> None:
-        """A sequence with this adapter stops running."""
         if not adapter or self._store is None:
             return
         found = self._resident[adapter]
@@ -202,12 +179,10 @@ class AdapterResidency:
             self._pool.release_all(found.blocks)
 
     def evict(self, block: int) -> None:
-        """Free the blocks of the idle adapter that this one belongs to; see `BlockOwner`."""
         self._drop(self._of_block[block])
         self.num_evictions += 1
 
     def drain(self) -> tuple[list[AdapterLoad], list[str]]:
-        """Adapters to load and those to be forgotten before, for the next plan."""
         loads, self._loads = self._loads, []
         drops, self._drops = self._drops, []
         return loads, drops
@@ -234,15 +209,12 @@ class AdapterResidency:
         self._store.forget(adapter)
 
     def check_requests(self, requests: Counter[str]) -> None:
-        """Compare with the adapters of unfinished requests. Raises `IntegrityError`."""
         if self._store is not None and +self._requests != requests:
             raise IntegrityError(f"adapters count the requests {dict(self._requests)}, there are {dict(requests)}")
 
     def check_integrity(self, users: Counter[str], references: dict[int, int]) -> None:
-        """Compare with the adapters of running sequences, and add the blocks they hold to `references`.
-
-        Raises `IntegrityError`.
-        """
+        """Compare with the running sequences' adapters; add the blocks they hold to `references`. Raises
+        `IntegrityError`."""
         for adapter in users:
             if adapter and self._store is not None and not self.is_ready(adapter):
                 raise IntegrityError(f"a sequence runs without its adapter {adapter}")

@@ -19,7 +19,6 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1
-"""Share of the latest step in the measured time of a transfer."""
 _LONG_S = 1.0
 """Longest wait for a fetch before the time of computing is known."""
 _ASK_AGAIN_S = 0.02
@@ -34,11 +33,8 @@ class KVTiers:
         self.queries = 0
         """Tokens of prompts that were looked for here, since the prefix cache did not hold them."""
         self.hits = 0
-        """Tokens loaded, of `queries`."""
         self.given_up = 0
-        """Fetches that took too long."""
         self.remote_prefill: RemotePrefill | None = None
-        """Asks another engine to compute prompts, where there is one."""
         self._namespace = namespace
         self._step_time = step_time
         self._transfer_s = 0.0
@@ -60,7 +56,6 @@ class KVTiers:
         return names if self._gain_s(first, len(names), 0) >= 0 else []
 
     def begin_fetch(self, sequence: Sequence, first: int, end: int, now: float) -> None:
-        """Bring the blocks of these entries near where that pays; where there is no room for them, later."""
         names = list(takewhile(self.connector.holds, sequence.fetch.block_names[first:end]))
         far = sum(1 for name in names if not self.connector.is_loadable(name))
         near = next((i for i, name in enumerate(names) if not self.connector.is_loadable(name)), len(names))
@@ -94,7 +89,6 @@ class KVTiers:
         return False
 
     def end_fetch(self, sequence: Sequence) -> None:
-        """The sequence does not wait for blocks any more."""
         pending, sequence.fetch.pending = sequence.fetch.pending, None
         if pending is not None:
             pending.release()
@@ -103,7 +97,6 @@ class KVTiers:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether there is anything for the next plan."""
         return bool(self._stores or self._loads)
 
     def store(self, block: int, name: bytes, scope: PrefixScope) -> None:
@@ -112,14 +105,11 @@ class KVTiers:
             self._stores.append(BlockTransfer(block, name, scope.tenant, root_hash(scope, self._namespace)))
 
     def load(self, block: int, name: bytes) -> None:
-        """Have a reserved block loaded."""
         self._loads.append(BlockTransfer(block, name))
 
     def suspend(self, sequence: Sequence, computed: int) -> list[bytes]:
-        """Have the blocks of a preempted sequence stored, the last of which need not be full, if that pays twice over.
-
-        Returns the names of its blocks.
-        """
+        """Have the blocks of a preempted sequence stored, the last perhaps not full, if that pays twice; returns
+        their names."""
         scope = sequence.request.scope
         names = block_hashes(sequence.tokens[:computed], scope, self._namespace)
         if self._gain_s(0, len(names), 0) >= self._transfer_s * len(names):
@@ -128,13 +118,11 @@ class KVTiers:
         return names
 
     def drain(self) -> tuple[list[BlockTransfer], list[BlockTransfer]]:
-        """Blocks to store and blocks to load."""
         stores, self._stores = self._stores, []
         loads, self._loads = self._loads, []
         return stores, loads
 
     def observe(self, num_transfers: int, result: StepResult) -> None:
-        """Learn what transfers cost."""
         if num_transfers:
             seconds = result.transfer_s / num_transfers
             self._transfer_s += (seconds - self._transfer_s) * (_SMOOTHING if self._transfer_s else 1.0)

@@ -27,27 +27,22 @@ class StepPrices:
     """Seconds of a step without proposals, and those that one adds."""
 
     rows: int
-    """Sequences that get a token without proposals."""
     step_s: float
     token_s: float
     pair_s: float
 
     def proposal_s(self, context: int) -> float:
-        """Seconds of a proposal at position `context`."""
         return max(self.token_s + self.pair_s * context, 1e-12)
 
 
 class ProposalRow:
     """A row that may get proposals."""
 
-    __slots__ = ("end", "limit", "record")
-
     def __init__(self, record: GuessRecord, end: int, limit: int) -> None:
         self.record = record
         self.end = end
         """Position of its first proposal."""
         self.limit = limit
-        """Proposals at most."""
 
 
 class ProposalBudget:
@@ -64,7 +59,6 @@ class ProposalBudget:
     def __init__(self, proposer: Proposer, length: int, step_time: StepTimeModel, *, adaptive: bool) -> None:
         """`length`: proposals of a row at most. `adaptive`: else as many as there are."""
         self.prices = StepPrices(1, 0.0, 0.0, 0.0)
-        """Prices of the latest step that proposals were considered for."""
         self._proposer = proposer
         self._step_time = step_time
         self._length = length

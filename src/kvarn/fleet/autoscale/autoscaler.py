@@ -32,9 +32,7 @@ class LoadSample:
     arrived_s: float
     """Work arrived since the last look, in seconds of one engine."""
     waiting_s: float = 0.0
-    """Work arrived and not begun."""
     replicas: int = 0
-    """Ready or starting."""
     ttft_s: float | None = None
     """Prediction for a request that arrives now; None: unknown."""
     ttft_target_s: float = 1.0
@@ -51,12 +49,8 @@ class ScalingDecision:
 
 
 class Autoscaler:
-    """The autoscaler of one model.
-
-    Args:
-        config: Bounds, which may be replaced between decisions.
-        replicas: Present number.
-    """
+    """The autoscaler of one model. Its bounds in `config` may be replaced between decisions; `replicas` is the present
+    number."""
 
     def __init__(self, config: AutoscaleConfig, replicas: int) -> None:
         self.config = config
@@ -64,13 +58,11 @@ class Autoscaler:
         self._fast = self._slow = 0.0
         self._last: float | None = None
         self._used_at: float | None = None
-        """Time of the last look with an arrival or a running request."""
         self._raised_at = -math.inf
         self._needed: deque[tuple[float, int]] = deque()
         """Replicas needed at each look of the last `scale_in_delay_s`, and at the one before."""
 
     def decide(self, sample: LoadSample) -> ScalingDecision:
-        """Decide from a new sample."""
         config, now = self.config, sample.now
         self._count(sample)
         foreseen = self._foreseen()
@@ -93,7 +85,6 @@ class Autoscaler:
         return ScalingDecision(now, self._settled(now, needed, parts), "; ".join(parts))
 
     def _settled(self, now: float, needed: int, parts: list[str]) -> int:
-        """The needed number, or more for a while."""
         config, since = self.config, now - self.config.scale_in_delay_s
         self._replicas = min(max(self._replicas, config.min_replicas), config.max_replicas)
         self._needed.append((now, needed))

@@ -30,38 +30,26 @@ class ScaledModel(Protocol):
     """A served model, or a version of one."""
 
     @property
-    def name(self) -> str:  # noqa: D102
-        ...
+    def name(self) -> str: ...
 
     @property
-    def config(self) -> ModelConfig:  # noqa: D102
-        ...
+    def config(self) -> ModelConfig: ...
 
     @property
     def held_back(self) -> bool:
-        """A version that is rolled out: its replicas run beside those that the model needs."""
+        """A version that is rolled out, whose replicas run beside those that the model needs."""
         ...
 
     @property
-    def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The replicas by name."""
-        ...
+    def replicas(self) -> Mapping[str, ReplicaClient]: ...
 
     @property
-    def all_versions(self) -> Sequence[ScaledModel]:
-        """All versions that are served while one replaces another."""
-        ...
+    def all_versions(self) -> Sequence[ScaledModel]: ...
 
 
 class Autoscaling(ReplicaCounts):
-    """The autoscalers of the models that have `autoscale`. Runs in the main process.
-
-    Args:
-        config: The whole configuration.
-        models: The served models.
-        metrics: The counts of all gateway processes.
-        clock: Monotonic seconds.
-    """
+    """The autoscalers of the models that have `autoscale`. Runs in the main process; `metrics` gives the counts of all
+    gateway processes."""
 
     def __init__(
         self,
@@ -76,7 +64,6 @@ class Autoscaling(ReplicaCounts):
         self._models = models
         self._metrics = metrics
         self.on_changed: Callable[[], None] = lambda: None
-        """Called when the count of a model changes."""
         self.golden_prompts: Callable[[str], int] = lambda replica: 0
         """Golden prompts that a replica answers now: they are no use of its model."""
         self._clock = clock
@@ -84,18 +71,14 @@ class Autoscaling(ReplicaCounts):
         self._counts: dict[str, int] = {}
         """By model, once the controller has asked for it."""
         self._seen: dict[str, tuple[float, float, float]] = {}
-        """Requests, prompt tokens and output tokens at the last look, by model."""
         self._popularity = Popularity()
         self._pool: list[str] = []
-        """Models with a process in the warm pool, the most popular first."""
         self._work_s: dict[str, float] = {}
-        """Average work of a request, by model."""
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 
     def count(self, desired: Desired, running: int) -> int:
-        """See `ReplicaCounts`. A number that was set by hand goes before; what runs at first stays until its work is
-        known."""
+        """A number that was set by hand goes before; what runs at first stays until its work is known."""
         scale, name = desired.model.autoscale, desired.model.name
         if scale is None or desired.replicas is not None:
             self._forget(name)
@@ -103,7 +86,6 @@ class Autoscaling(ReplicaCounts):
         return self._counts.setdefault(name, min(max(desired.count, running), scale.max_replicas))
 
     def forget(self) -> None:
-        """See `ReplicaCounts`: no model is looked at before it is counted again."""
         for name in list(self._counts):
             self._forget(name)
         self._pool.clear()
@@ -113,11 +95,9 @@ class Autoscaling(ReplicaCounts):
         self._scalers.pop(name, None)
 
     def pool(self, model: str) -> int:
-        """See `ReplicaCounts`."""
         return int(model in self._pool)
 
     async def look(self) -> None:
-        """Decide once for each model."""
         if not self._counts:
             return
         registry = await self._metrics()

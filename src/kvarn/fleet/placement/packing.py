@@ -24,7 +24,6 @@ _BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25,
 GPU_PROCESS_BYTES = 3 * GIB
 """Main memory of a process that computes on a GPU: the driver and its libraries, pinned memory."""
 _LEAST_SHARE = 1e-6
-"""Smaller differences of GPU shares are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,6 @@ class Needs:
     """Resources that one replica needs."""
 
     memory_bytes: int
-    """Main memory."""
     cpus: float = 0.0
     gpus: int = 0
     """One for each rank; 0: it computes on CPUs."""
@@ -59,13 +57,11 @@ class Placement:
     machine: str
     needs: Needs
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs that it has a share of."""
     asleep: bool = False
     """Its weights are in main memory, and others may use its shares until it wakes."""
 
     @property
     def memory_bytes(self) -> int:
-        """Main memory that it takes."""
         return self.needs.memory_bytes + (self.needs.weight_bytes if self.asleep else 0)
 
 
@@ -122,14 +118,8 @@ class _Room:
 
 
 def needs_of(model: ModelConfig, directory: Path, machine_bytes: int, gpus: int = 0) -> Needs:
-    """The needs of a replica of a model.
-
-    Args:
-        model: Its configuration.
-        directory: Of its checkpoint.
-        machine_bytes: Memory of the machine it runs on, of which the KV cache takes a tenth by default.
-        gpus: That it computes on, with weights and KV cache in their memory.
-    """
+    """The needs of a replica of a model on a machine with so many bytes of memory, of which the KV cache takes a tenth
+    by default. On `gpus`, weights and KV cache are in their memory."""
     hardware = model.hardware
     if hardware.memory_gib is not None:
         memory = int(hardware.memory_gib * GIB)
@@ -182,12 +172,10 @@ def place_without_room(needs: Needs, machine: Machine, placed: Collection[Placem
 
 
 def this_machine() -> Machine:
-    """This machine's memory, cores and GPUs."""
     return Machine("cpu", main_memory(), float(os.cpu_count() or 1), find_gpus())
 
 
 def main_memory() -> int:
-    """This machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

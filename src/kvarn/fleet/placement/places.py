@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.placement.gpus import ranks_on_gpus
 from kvarn.fleet.placement.packing import (
     Machine,
@@ -25,7 +24,6 @@ from kvarn.replica.spec import ReplicaSpec
 
 
 def places_of_this_machine() -> Places:
-    """Places on this machine, all of them free."""
     machine = this_machine()
 
     def needs(spec: ReplicaSpec) -> Needs:
@@ -37,12 +35,8 @@ def places_of_this_machine() -> Places:
 
 
 class Places:
-    """The places of replicas. Each keeps its own from its first launch until it is gone for good.
-
-    Args:
-        machines: Where there is room for them; empty: nobody counts.
-        needs_of: What a replica needs.
-    """
+    """The places of replicas. Each keeps its own from its first launch until it is gone for good. Without machines,
+    nobody counts."""
 
     def __init__(
         self, machines: Sequence[Machine] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
@@ -52,11 +46,8 @@ class Places:
         self._placed: dict[str, Placement] = {}
 
     def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> ReplicaSpec:
-        """Give a replica a place; `anyway`: whether there is room or not. Returns the spec with its GPUs.
-
-        Raises:
-            LaunchError: There is none.
-        """
+        """Give a replica a place, and the spec its GPUs; `anyway`: whether there is room or not. Raises
+        `LaunchError`."""
         if not self._machines:
             return spec
         found = self._placed.get(spec.replica)
@@ -71,7 +62,6 @@ class Places:
         return msgspec.structs.replace(spec, gpus=found.gpus)
 
     def vacate(self, replica: str) -> None:
-        """A replica is gone for good, and others may have its place."""
         self._placed.pop(replica, None)
 
     def can_sleep(self, replica: str) -> bool:
@@ -85,12 +75,8 @@ class Places:
             self._placed[replica] = dataclasses.replace(self._placed[replica], asleep=True)
 
     def wake(self, replica: str) -> bool:
-        """A replica that is asleep has its share of its GPU again. False: others have that, but there is room for it on
-        another GPU, where it can only be started anew.
-
-        Raises:
-            LaunchError: There is room nowhere.
-        """
+        """A replica that is asleep has its share of its GPU again. False: others have that, but there is room on
+        another GPU, where it can only be started anew. Raises `LaunchError` where there is none."""
         found = self._placed.get(replica)
         if found is None or not found.asleep:
             return True
@@ -111,3 +97,7 @@ class Places:
                 return f"this machine has room for {number} of them: {describe_room(needs, self._machines, placed)}"
             placed.append(found)
         return ""
+
+
+class LaunchError(Exception):
+    """No process can be started, such as for want of a place; the message says why."""

@@ -1,4 +1,4 @@
-"""One run of an engine process, from its start to its end."""
+"""One run of an engine process, from its start to its end: silence, hanging steps, and starts that do not get on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launch.launcher import LaunchedEngine
-from kvarn.fleet.supervision.start_progress import StartProgress
-from kvarn.replica.session_work import session_work
+from kvarn.replica.session_work import SessionWork, session_work
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
 from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Heartbeat, Sleep, Supervise, Warm
@@ -34,7 +33,6 @@ class RunEnd:
     reason: str | None
     """None: a clean exit."""
     gone: bool
-    """The process is gone for certain."""
 
 
 class EngineRun:
@@ -54,13 +52,14 @@ class EngineRun:
         engine: LaunchedEngine,
         config: ReplicaConfig,
         on_message: Callable[[EngineReport], None],
+        clock: Clock = SYSTEM_CLOCK,
         *,
         adopted: bool = False,
     ) -> None:
         self._state: Literal["", "warm", "asleep", "ready"] = ""
-        """Last reported state of the engine."""
         self.engine = engine
         self._config = config
+        self._clock = clock
         self._start_begins()
         self._on_message = on_message
         self._received = self._has_answered = False
@@ -69,9 +68,7 @@ class EngineRun:
         self._failed: str | None = None
         # Both are sent again at each heartbeat over TCP: a broken connection loses messages.
         self._command: EngineCommand | None = None
-        """The last command."""
         self._gone: list[int] = []
-        """Gateway processes that are gone."""
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # A broken connection is made again, and both ends repeat themselves.
         self._transport = ClientTransport(
@@ -92,16 +89,14 @@ class EngineRun:
 
     def _start_begins(self) -> None:
         config = self._config
-        self._starts_by = SYSTEM_CLOCK.now() + config.start_timeout_s
+        self._starts_by = self._clock.now() + config.start_timeout_s
         self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
-        """Report to the engine that a gateway process is gone."""
         self._gone.append(gateway)
         self._transport.send(Leave(gateways=[gateway]))
 
     async def wait(self) -> RunEnd:
-        """Wait until the process has ended or is given up."""
         exited = self.engine.exited
         watching = asyncio.create_task(self._find_hang())
         broken: str | None = None
@@ -152,11 +147,9 @@ class EngineRun:
                 self._failed = message.message
 
     async def _find_hang(self) -> str:
-        """Wait until the process has to be killed; returns the reason.
-
-        Silence is counted in turns of this loop, not in time: after the gateway itself was held up (or the machine
-        slept), waiting messages are read before the next turn.
-        """
+        """Wait until the process has to be killed, for the returned reason. Silence is counted in turns of this loop,
+        not in time: after the gateway itself was held up (or the machine slept), waiting messages are read before the
+        next turn."""
         config = self._config
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
         allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
@@ -186,7 +179,7 @@ class EngineRun:
 
     async def _check_start(self, passed_s: float) -> str | None:
         """The reason to give up a start; None: it goes on."""
-        if SYSTEM_CLOCK.now() > self._starts_by:
+        if self._clock.now() > self._starts_by:
             return f"the engine was not ready after {self._config.start_timeout_s:g} s"
         is_here = bool(self.engine.endpoint.directory)
         if is_here:
@@ -194,7 +187,6 @@ class EngineRun:
         return self._start.passed(passed_s, is_seen=is_here)
 
     def _repeat(self) -> None:
-        """Send the supervisor's address, and the last command again."""
         messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._state)]
         if self._gone:
             messages.append(Leave(gateways=self._gone))
@@ -202,3 +194,51 @@ class EngineRun:
             messages.append(self._command)
         for message in messages:
             self._transport.send(message)
+
+
+class StartProgress:
+    """Progress of one start. Time passes in `passed`, which counts turns of a loop that reads messages.
+
+    Heartbeats alone show that a process lives, not that it gets on: they come from a thread of their own. A report of
+    a further stage, and work done (`SessionWork.amount`), show that it does.
+
+    Args:
+        still_s: Seconds after which a process of this machine that neither speaks nor computes is stopped for good.
+        idle_s: Seconds without progress after which the start hangs.
+    """
+
+    def __init__(self, still_s: float, idle_s: float) -> None:
+        self._still_limit_s = still_s
+        self._idle_limit_s = idle_s
+        self._still_s = self._idle_s = 0.0
+        self._work = 0.0
+        self._seen: SessionWork | None = None
+
+    def heard(self, work: float) -> None:
+        """A heartbeat came, with the work that the engine has done."""
+        self._still_s = 0.0
+        self._note(work)
+
+    def reported(self) -> None:
+        self._still_s = self._idle_s = 0.0
+
+    def seen(self, done: SessionWork) -> None:
+        if done.waits_for_disk or done != self._seen:
+            self._still_s = 0.0
+        self._seen = done
+        self._note(done.amount)
+
+    def passed(self, seconds: float, *, is_seen: bool) -> str | None:
+        """Time has passed. `is_seen`: the process runs here, where `seen` tells of it. Returns why the start is given
+        up; None: it goes on."""
+        self._idle_s += seconds
+        self._still_s += seconds
+        if is_seen and self._still_s > self._still_limit_s:
+            return f"the engine stood still for {self._still_limit_s:g} s while it started"
+        if self._idle_s > self._idle_limit_s:
+            return f"the engine made no progress for {self._idle_limit_s:g} s while it started"
+        return None
+
+    def _note(self, work: float) -> None:
+        if work >= self._work + 1 or work < self._work - 1:
+            self._work, self._idle_s = work, 0.0

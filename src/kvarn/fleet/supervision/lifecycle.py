@@ -51,11 +51,9 @@ class LifecycleTimeouts:
     """Seconds."""
 
     launch_s: float = 600.0
-    """Limit for a launch."""
     sleep_s: float = 120.0
     """Limit for weights to leave the GPU."""
     stop_s: float = 2.0
-    """Between the instruction to stop and the kill."""
     kill_again_s: float = 2.0
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""
@@ -65,20 +63,13 @@ class LifecycleTimeouts:
 
 class ReplicaLifecycle:
     """One replica. Each method takes the time, in seconds of any clock that does not go back, and returns commands.
-
-    Args:
-        times: Its time limits.
-        in_pool: It shall wait until `activate`.
-        last_run: A number that no run of this replica has passed: an earlier controller may have started some.
-    """
+    `last_run`: no run of this replica has a greater number; an earlier controller may have started some."""
 
     def __init__(self, times: LifecycleTimeouts, *, in_pool: bool = False, last_run: int = 0) -> None:
         self.state = ReplicaState.PENDING
         self.run = last_run
-        """Number of the current or latest run."""
         self.reason = ""
         self.wake_at: float | None = None
-        """Time at which `tick` is due."""
         self.was_found_draining = False
         """It was adopted from a controller that had told it to end; none of its processes follows."""
         self.in_pool = in_pool
@@ -105,7 +96,6 @@ class ReplicaLifecycle:
     # What is wanted ----------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Command]:
-        """Begin. Idempotent."""
         return [] if self._begun or self.state is not ReplicaState.PENDING else self._launch(now)
 
     def adopt(self, run: int, now: float) -> list[Command]:
@@ -146,7 +136,6 @@ class ReplicaLifecycle:
         return self._done([Command(CommandKind.DRAIN, self.run)])
 
     def stop(self, now: float) -> list[Command]:
-        """End now. Idempotent."""
         if self.state in (ReplicaState.STOPPING, ReplicaState.GONE):
             return []
         state, self.state, self._deadline = self.state, ReplicaState.STOPPING, None
@@ -160,7 +149,6 @@ class ReplicaLifecycle:
     # What happened -----------------------------------------------------------------------------------------------
 
     def launched(self, run: int, now: float) -> list[Command]:
-        """A run's process is there."""
         if run != self.run or not self.has_run:
             return self._done(self._give_up(run, now))
         if self.state is ReplicaState.PENDING:
@@ -168,15 +156,12 @@ class ReplicaLifecycle:
         return self._done([])
 
     def warmed(self, run: int, now: float) -> list[Command]:
-        """A run's weights are mapped."""
         return self._waits(run, ReplicaState.WARM)
 
     def fell_asleep(self, run: int, now: float) -> list[Command]:
-        """A run's weights are in main memory."""
         return self._waits(run, ReplicaState.ASLEEP)
 
     def became_ready(self, run: int, now: float) -> list[Command]:
-        """A run takes requests."""
         if run != self.run or self.state not in (ReplicaState.PENDING, ReplicaState.STARTING, *WAITING):
             return []
         self.state, self.reason, self._deadline = ReplicaState.READY, "", None
@@ -184,7 +169,6 @@ class ReplicaLifecycle:
         return self._done([])
 
     def answered(self, run: int) -> None:
-        """A run has computed something."""
         self._has_answered = self._has_answered or run == self.run
 
     def found_draining(self, run: int) -> list[Command]:
@@ -206,7 +190,6 @@ class ReplicaLifecycle:
         return self._done([])
 
     def tick(self, now: float) -> list[Command]:
-        """Time has passed."""
         commands = []
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None

@@ -25,7 +25,6 @@ async def create_batch(gateway: GatewayDep, principal: PrincipalDep, body: Batch
 
 @router.get("", summary="List batches")
 async def list_all_batches(gateway: GatewayDep, owner: OwnerDep, query: ListQuery) -> ListObject[BatchObject]:
-    """The project's batches, newest first."""
     return list_answer(await list_batches(gateway.store, owner, query.cursor), describe_batch)
 
 

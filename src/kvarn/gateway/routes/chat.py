@@ -8,8 +8,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
-from kvarn.answers.chat.operation import start_chat
-from kvarn.answers.chat.render import render_only
+from kvarn.answers.chat.operation import render_only, start_chat
 from kvarn.answers.chat.stored import describe_completion, stored_messages
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
@@ -35,8 +34,6 @@ PlainCompletion = Annotated[dict[str, Any], ChatCompletion]  # a completion as i
 
 
 class StoredCompletionsQuery(OrderedOldestFirstQuery):
-    """Which stored completions."""
-
     model: Text | None = Field(None, description="Select completions of this model.")
     metadata: dict[Annotated[Text, Field(max_length=64)], Text] = Field(
         default_factory=dict,
@@ -72,7 +69,6 @@ async def list_chat_completions(
 
 @router.get("/{completion_id}", summary="Read a stored chat completion", dependencies=_CHECKED)
 async def get_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> PlainCompletion:
-    """One stored completion."""
     return describe_completion(await read_owned(gateway.store, owner, StoredCompletion, completion_id))
 
 
@@ -86,7 +82,6 @@ async def change_chat_completion(
 
 @router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=_CHECKED)
 async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> DeletedObject:
-    """Delete a stored completion and its messages."""
     await delete_owned(gateway.store, owner, StoredCompletion, completion_id)
     return DeletedObject(id=completion_id, object="chat.completion.deleted")
 

@@ -39,14 +39,10 @@ Includes = Annotated[
 
 
 class ItemQuery(QueryModel):
-    """Query of items."""
-
     include: Includes
 
 
 class ItemListQuery(OrderedQuery):
-    """Which items, and how they are shown."""
-
     include: Includes
 
 
@@ -54,14 +50,12 @@ class ItemListQuery(OrderedQuery):
 async def create_conversation(
     gateway: GatewayDep, record: RecordDep, owner: OwnerDep, body: CreateConversationRequest
 ) -> ConversationAnswer:
-    """A new conversation, empty or begun with items."""
     items = await resolve_items(gateway, record, body.items or [])
     return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
 async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> ConversationAnswer:
-    """A conversation, without its items."""
     return _answer(await read_owned(gateway.store, owner, Conversation, conversation_id))
 
 
@@ -69,13 +63,11 @@ async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id
 async def update_conversation(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, body: UpdateConversationRequest
 ) -> ConversationAnswer:
-    """Give a conversation other metadata."""
     return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, body.metadata or {}))
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")
 async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> DeletedObject:
-    """Delete a conversation with all its items."""
     await delete_owned(gateway.store, owner, Conversation, conversation_id)
     return DeletedObject(id=conversation_id, object="conversation.deleted")
 
@@ -84,7 +76,6 @@ async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation
 async def create_items(
     gateway: GatewayDep, record: RecordDep, conversation_id: str, body: CreateItemsRequest, query: ItemQuery
 ) -> ListObject[StoredItem]:
-    """Add items at the end of a conversation."""
     items = await add_items(gateway, record, conversation_id, body.items)
     return list_answer(Page(items, False), lambda item: item)
 
@@ -102,7 +93,6 @@ async def list_items(
 async def get_item(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str, query: ItemQuery
 ) -> StoredItem:
-    """One item of a conversation."""
     return await stored.find_item(gateway.store, owner, conversation_id, item_id)
 
 

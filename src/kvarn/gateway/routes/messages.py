@@ -26,5 +26,4 @@ async def create_message(gateway: GatewayDep, record: RecordDep, body: MessagesR
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")
 async def count_message_tokens(gateway: GatewayDep, record: RecordDep, body: CountTokensRequest) -> TokenCount:
-    """Count the tokens of a message's prompt."""
     return await count_tokens(gateway, record, body)

@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 import kvarn
 from kvarn.answers.ollama.embeddings import start_embed
-from kvarn.answers.ollama.models import listed, running, shown
-from kvarn.answers.ollama.names import served_name
+from kvarn.answers.ollama.models import listed, running, served_name, shown
 from kvarn.answers.ollama.operation import OllamaRun, start_ollama_chat, start_ollama_generate
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
@@ -31,8 +30,7 @@ from kvarn.wire.ollama.answers import (
     Version,
 )
 from kvarn.wire.ollama.dialect import line
-from kvarn.wire.ollama.options import ModelRequest
-from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
+from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ModelRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.models import Model
 
@@ -81,7 +79,6 @@ async def ollama_embed(gateway: GatewayDep, record: RecordDep, body: EmbedReques
 async def ollama_embeddings(
     gateway: GatewayDep, record: RecordDep, body: EmbeddingsRequest
 ) -> Annotated[Response, EmbeddingsAnswer]:
-    """The vector of one text."""
     work, held = await start_embed(gateway, record, EmbedRequest(model=body.model, input=body.prompt))
 
     async def first() -> EmbeddingsAnswer:
@@ -114,11 +111,10 @@ async def ollama_show(gateway: GatewayDep, record: RecordDep, body: ModelRequest
 
 @router.get("/version", summary="The version of Ollama's API")
 async def ollama_version() -> Version:
-    """The version of Ollama whose API this is."""
     return Version(version=OLLAMA_VERSION, kvarn=kvarn.__version__)
 
 
-@router.post("/pull", summary="Make sure that a model is served")
+@router.post("/pull", summary="Make sure that a model is served", openapi_extra=_STREAMS)
 async def ollama_pull(gateway: GatewayDep, record: RecordDep, body: ModelRequest) -> Annotated[Response, Progress]:
     """Success for a model that is served; nothing is downloaded for a client."""
     try:

@@ -34,8 +34,6 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 class Root(TypedDict):
-    """Name of the server, and where to look next."""
-
     name: str
     version: str
     models: list[str]
@@ -43,20 +41,14 @@ class Root(TypedDict):
 
 
 class Version(TypedDict):
-    """The server's version."""
-
     version: str
 
 
 class Load(TypedDict):
-    """Requests being answered."""
-
     server_load: int
 
 
 class Health(TypedDict):
-    """Always `ok`."""
-
     status: str
 
 
@@ -83,7 +75,6 @@ class Readiness(TypedDict):
 @router.head("/", include_in_schema=False)
 @router.get("/", summary="Name, version and links")
 async def root(gateway: GatewayDep) -> Root:
-    """Say what answers here and where to look next."""
     links = {
         "docs": "/docs",
         "openapi": "/openapi.json",
@@ -104,7 +95,6 @@ async def docs() -> HTMLResponse:
 
 @router.get("/favicon.ico", include_in_schema=False)
 async def favicon() -> Response:
-    """The picture that browsers ask every server for."""
     headers = {"cache-control": "public, max-age=86400"}
     return Response(_ICON, media_type="image/svg+xml", headers=headers)
 
@@ -130,7 +120,6 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
 
 @router.get("/version", summary="The version of the server")
 async def version() -> Version:
-    """Kvarn's version, in vLLM's form."""
     return {"version": kvarn.__version__}
 
 

@@ -34,8 +34,6 @@ _CHECKED = [Depends(check_query)]
 
 
 class ResponseQuery(QueryModel):
-    """Query of one stored response."""
-
     include: Includes
     stream: Flag = Field(False, description="Answer with the response's events, from the first on, up to its end.")
     starting_after: int | None = Field(
@@ -69,7 +67,6 @@ async def create_response(
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
 async def count_tokens(gateway: GatewayDep, record: RecordDep, body: TokenCountRequest) -> answer.InputTokens:
-    """Count the tokens of a response's prompt."""
     return await count_input_tokens(gateway, record, body)
 
 
@@ -109,7 +106,6 @@ async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str
 async def list_input_items(
     gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
-    """The items that the request for a response brought."""
     row = await read_owned(gateway.store, owner, StoredResponse, response_id)
     page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
     return list_answer(page, lambda item: item)

@@ -37,13 +37,12 @@ class DeviceMemory:
 
     @staticmethod
     def of(total: int, free: int, reserved: int) -> DeviceMemory:
-        """`reserved`: by torch, for tensors. No driver tells what it needs for one process; what nobody's tensors of
-        this process hold counts as that, up to `DRIVER_BYTES`."""
+        """`reserved`: by torch, for tensors. No driver tells what it needs for one process: used memory beyond the
+        tensors of this process counts as that, up to `DRIVER_BYTES`."""
         return DeviceMemory(total, free, reserved + max(0, min(DRIVER_BYTES, total - free - reserved)))
 
     @property
     def others(self) -> int:
-        """Memory of other processes."""
         return self.total - self.free - self.own
 
     def usable(self, share: float) -> int:
@@ -101,7 +100,6 @@ class HugePages:
             return torch.frombuffer(self._chunk, dtype=torch.uint8, count=nbytes, offset=first)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor."""
         return self.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
@@ -118,14 +116,8 @@ def is_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def is_host_memory(tensor: torch.Tensor) -> bool:
-    """Whether numpy can share the tensor's memory."""
-    return tensor.device.type == "cpu"
-
-
 def device_allocations(device: torch.device) -> int:
-    """Number of times that this process took memory of a GPU from torch's pool; 0 for main memory, which nobody
-    counts."""
+    """Number of times that this process took memory of a GPU from torch's pool; 0 for main memory."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])

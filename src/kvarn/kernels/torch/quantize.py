@@ -156,8 +156,7 @@ def _divided(x: torch.Tensor, divisor: float) -> torch.Tensor:
 
 
 def _by_pieces(weight: torch.Tensor, piece: Callable[[slice], None]) -> None:
-    """Some rows at a time; on processors on as many threads as torch uses: they wait for nobody, a thread that loses
-    its core too."""
+    """Some rows at a time; on processors on as many threads as torch uses, none of which waits for another."""
     host = is_host(weight.device)
     step = max(1, (_NUMBERS_AT_ONCE if host else _NUMBERS_AT_ONCE_ON_DEVICE) // max(weight.shape[1], 1))
     pieces = [slice(first, first + step) for first in range(0, weight.shape[0], step)]

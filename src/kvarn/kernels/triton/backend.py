@@ -10,7 +10,7 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.device.device import Device
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.triton.compilation import COMPILATION
-from kvarn.kernels.triton.interpreter import is_interpreting
+from kvarn.kernels.triton.launch import is_interpreting
 from kvarn.kernels.triton.operations import TritonOperations
 from kvarn.kernels.triton.packer import TritonPacker
 
@@ -20,7 +20,6 @@ class TritonDevice(Device):
 
     @property
     def first_uses(self) -> int:
-        """Those of all kernels of the process."""
         return COMPILATION.first_uses
 
     def compile_ahead(self, run: Callable[[], None], threads: int) -> None:
@@ -29,7 +28,6 @@ class TritonDevice(Device):
             COMPILATION.begin(run, threads)
 
     def stop_compiling(self) -> None:
-        """Finish what is being compiled, and begin nothing more."""
         COMPILATION.stop()
 
 

@@ -21,11 +21,10 @@ class SortedRows:
 
     @property
     def num_groups(self) -> int:
-        """Groups there are."""
         return len(self.starts) - 1
 
     def num_tiles(self, rows: int) -> int:
-        """Tiles of so many rows that there can be: what the host launches, who does not know how many there are."""
+        """Most tiles of so many rows: as many are launched, since the host does not know how many there are."""
         return len(self.order) // rows + min(self.num_groups, len(self.order))
 
 

@@ -13,8 +13,7 @@ from kvarn.kernels.checks import check_rows
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
-from kvarn.kernels.triton.launch import launch_options
-from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
+from kvarn.kernels.triton.launch import TRITON_TYPES, launch_options, multiplied_type
 from kvarn.kernels.triton.tiles import FEW_APART_BELOW, Tile, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 
@@ -38,7 +37,6 @@ class Workspace:
         self.arrivals = torch.zeros(FEW_APART_BELOW, dtype=torch.int32, device=self.device)
 
     def reserve(self, sums: int) -> None:
-        """Have room for so many partial sums."""
         if len(self.partials) < sums:
             self.partials = torch.empty(sums, dtype=torch.float32, device=self.device)
 
@@ -100,7 +98,6 @@ class TritonLinear:
         return finish_rows(sums, self.activation, x.dtype, add_to)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """A gather."""
         rows = self.weight.rows(ids)[:, : self.in_features]
         return rows if self.input_order is None else torch.empty_like(rows).index_copy_(1, self.input_order, rows)
 

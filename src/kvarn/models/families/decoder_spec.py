@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.families.family import Family
 from kvarn.models.families.hf_config import DecoderConfig, RopeParameters

@@ -73,6 +73,16 @@ class RopeParameters(CheckpointFile):
     """Each layer type's own, where they differ (Gemma 3)."""
     sliding_attention: RopeParameters | None = None
 
+    def filled(self, theta: float, rotated_share: float, original_length: int) -> RopeParameters:
+        """With what the whole model says, where the embedding itself says nothing."""
+        return self.model_copy(
+            update={
+                "rope_theta": self.rope_theta or theta,
+                "partial_rotary_factor": self.partial_rotary_factor or rotated_share,
+                "original_max_position_embeddings": self.original_max_position_embeddings or original_length,
+            }
+        )
+
     @model_validator(mode="after")
     def _frequencies_are_apart(self) -> RopeParameters:
         if self.low_freq_factor is not None and self.low_freq_factor == self.high_freq_factor:
@@ -109,7 +119,6 @@ class HfConfig(CheckpointKind):
     """Gemma's; overrides its historical `hidden_act`."""
 
     def activation(self) -> Activation:
-        """The MLP's activation."""
         return activation_named(self.hidden_activation or self.hidden_act or "silu")
 
 
@@ -160,12 +169,9 @@ class EncoderConfig(HfConfig):
         return self
 
     def rope(self, kind: Literal["full_attention", "sliding_attention"]) -> RopeParameters:
-        """The rotary embedding of a layer type."""
         theta = self.global_rope_theta if kind == "full_attention" else self.local_rope_theta
         rope: RopeParameters = getattr(self.rope_parameters, kind) or RopeParameters()
-        own = {"rope_theta": rope.rope_theta or theta, "partial_rotary_factor": rope.partial_rotary_factor or 1.0}
-        original = rope.original_max_position_embeddings or self.max_position_embeddings
-        return rope.model_copy(update={**own, "original_max_position_embeddings": original})
+        return rope.filled(theta, 1.0, self.max_position_embeddings)
 
 
 class DecoderConfig(HfConfig):
@@ -281,12 +287,10 @@ class DecoderConfig(HfConfig):
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def resolved_head_dim(self) -> int:
-        """Numbers in a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def linear_layers(self) -> list[int]:
@@ -342,17 +346,10 @@ class DecoderConfig(HfConfig):
         full, local_theta = self.rope_parameters.full_attention or self.rope_parameters, self.rope_local_base_freq
         plain = full if local_theta is None else RopeParameters(rope_theta=local_theta)
         kinds = {"full_attention": full, "sliding_attention": self.rope_parameters.sliding_attention or plain}
-        return {kind: self._filled(rope) for kind, rope in kinds.items()}
-
-    def _filled(self, rope: RopeParameters) -> RopeParameters:
         original = self.original_max_position_embeddings or self.max_position_embeddings
-        return rope.model_copy(
-            update={
-                "rope_theta": rope.rope_theta or self.rope_theta,
-                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor,
-                "original_max_position_embeddings": rope.original_max_position_embeddings or original,
-            }
-        )
+        return {
+            kind: rope.filled(self.rope_theta, self.partial_rotary_factor, original) for kind, rope in kinds.items()
+        }
 
 
 def _check_division(whole: int, name: str, parts: int, parts_name: str) -> None:

@@ -24,10 +24,9 @@ class EngineConnection:
     Args:
         endpoint: The engine's.
         own: ZMQ address that this process binds.
-        on_open: Called with the address at which the engine finds this process: it is to be joined, now and after each
-            loss.
+        on_open: Given the address at which the engine finds this process, to join it, now and after each loss.
         on_message: Given what the engine sends.
-        on_changed: Called with why when the connection is lost, and with None when the engine has answered on another.
+        on_changed: Given why the connection is lost, and None when the engine has answered on another.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class EngineConnection:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether what is sent now comes, and is answered, as far as anybody knows."""
         return self._transport is not None and not self.is_lost
 
     def open(self) -> None:
@@ -64,7 +62,6 @@ class EngineConnection:
         self._on_open(self._transport.address)
 
     def send(self, message: ToEngine) -> bool:
-        """Send a message; False where there is no connection at the moment."""
         if self._transport is not None:
             self._transport.send(message)
         return self._transport is not None

@@ -21,13 +21,10 @@ class ReplicaState(StrEnum):
     supervisor tells apart."""
 
     PENDING = "pending"
-    """A process has been asked for."""
     STARTING = "starting"
-    """The process loads the model."""
     WARM = "warm"
     """The weights are mapped, and nothing of the model is made: it waits to be activated."""
     READY = "ready"
-    """Requests are taken."""
     FALLING_ASLEEP = "falling asleep"
     """No new requests are taken; when the running ones have ended, the weights leave the GPU."""
     ASLEEP = "asleep"
@@ -39,12 +36,9 @@ class ReplicaState(StrEnum):
     DOWN = "down"
     """The process is gone. Another is asked for, after a pause where several ended before they had answered."""
     GONE = "gone"
-    """No process is left, and none will follow."""
 
 
 class RequestRefusedError(Exception):
-    """The engine did not take, or gave up, a request."""
-
     def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
@@ -52,8 +46,6 @@ class RequestRefusedError(Exception):
 
 
 class AdapterChangeError(Exception):
-    """The engine did not load or unload an adapter."""
-
     def __init__(self, code: str, message: str) -> None:
         """`code`: see `AdapterChanged`."""
         super().__init__(message)
@@ -71,12 +63,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     """Its name, the same for each engine process that runs it in turn."""
     version: int = 0
-    """Version of the model; 0: the configuration's."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Stage of the start; while down, why."""
     fraction: float = 0.0
-    """Part of the stage that is done."""
     card: ModelCard | None = None
     """Card of the model; None until first ready."""
     endpoint: Endpoint | None = None
@@ -87,15 +77,12 @@ class ReplicaClient(Protocol):
     """A replica that runs or starts. Used from one event loop; its attributes are read only, but for one."""
 
     state: ReplicaState
-    """`READY` takes requests."""
     progress: tuple[str, float]
     """Stage and fraction of the start; while down, why."""
     card: ModelCard | None
     """Card of the model; None until first ready. Another object after each start of the engine."""
     starts: int
-    """Number of engine processes that have been ready."""
     stats: EngineStats
-    """The latest gauges and totals the engine sent."""
     on_changed: Callable[[], None]
     """Called when `state` or `adapters` have changed; belongs to whoever keeps the replica."""
 
@@ -112,35 +99,22 @@ class ReplicaClient(Protocol):
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
-            Exception: What `report_pending` raised.
         """
-        ...
 
     adapters: dict[str, AdapterInfo]
-    """The adapters that requests may name, by name."""
 
     async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
-        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it.
-
-        Raises:
-            AdapterChangeError: The engine did not.
-            RequestRefusedError: This engine has no adapters.
-            ReplicaLostError: The engine is not ready, died or fell silent.
-        """
-        ...
+        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it. Raises
+        `AdapterChangeError`, `RequestRefusedError` where the engine has no adapters, or `ReplicaLostError`."""
 
     async def unload_adapter(self, request_id: str, name: str) -> None:
         """Have the engine take no more requests for an adapter. Raises as `load_adapter`."""
-        ...
 
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Embed token-id inputs; see `Embedded`. Raises as `generate` does; cancelling it aborts the request."""
-        ...
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
-        ...
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
-        ...

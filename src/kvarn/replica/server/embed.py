@@ -50,19 +50,16 @@ class EmbedService:
         self.sleep = None
         """Encoders cannot sleep: see `GenerateService`."""
         self.block_places: list[BlockPlace] = []
-        """Empty: encoders have no cached blocks."""
         self._runner = runner
         self._config = config
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
-        """Jobs by request id; the next one first."""
         self._waiting_tokens = 0
         self._draining = False
         self._refused: Counter[str] = Counter()
         self._stats = EngineStats()
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused:
-        """Refuse: encoders have no adapters."""
         why = "this model embeds: it has no adapters"
         return Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=why)
 
@@ -70,7 +67,6 @@ class EmbedService:
         """Answer a gateway process that joins: with nothing."""
 
     def accept(self, request: Submit | Embed) -> Refused | None:
-        """Queue a request, or say why not."""
         problem = self._find_problem(request)
         if problem is not None:
             reason, message = problem
@@ -85,22 +81,18 @@ class EmbedService:
         """Do nothing: nothing of a tenant is kept."""
 
     def abort(self, request_id: str) -> None:
-        """Forget a request before the next pass."""
         job = self._jobs.pop(request_id, None)
         if job is not None:
             self._waiting_tokens -= sum(map(len, job.waiting))
             self._stats = replace(self._stats, aborts_total=self._stats.aborts_total + 1)
 
     def start_draining(self) -> None:
-        """Refuse every later request."""
         self._draining = True
 
     def has_work(self) -> bool:
-        """Whether a request is here."""
         return bool(self._jobs)
 
     def step(self) -> Sequence[Embedded | StepOutput]:
-        """One pass; the answers of the requests that it completes, and the gauges after it."""
         began = self._clock()
         jobs, inputs = self._next_batch()
         for job, vector in zip(jobs, self._runner.embed(inputs), strict=True):
@@ -121,11 +113,9 @@ class EmbedService:
         return [*answers, StepOutput(deltas=[], stats=self.stats())]
 
     def stats(self) -> EngineStats:
-        """Gauges and totals now."""
         return replace(self._stats, waiting=len(self._jobs), refused_total=dict(self._refused))
 
     def shutdown(self) -> None:
-        """End the threads that compile."""
         self._runner.shutdown()
 
     def _next_batch(self) -> tuple[list[_Job], list[list[int]]]:

@@ -42,16 +42,12 @@ class GenerateService:
     """Generates tokens of text.
 
     Args:
-        parts: Parts of the engine.
-        card: Description of the model.
         costs: Bytes and operations of a step, for the gauges.
         adapter_host: Makes what loads and unloads adapters; None: there are none.
         prefill_client: Connection to the engine that computes prompts for this one.
         prefill_server: Sends prompts' blocks to another engine.
-        experts: Counts of tokens by expert.
         closing: Called at shutdown, after the executor's.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
-        clock: Seconds, monotonic.
     """
 
     def __init__(
@@ -83,12 +79,10 @@ class GenerateService:
 
     @property
     def block_places(self) -> list[BlockPlace]:
-        """Places of blocks that a prompt may begin with."""
         connector = self.parts.connector
         return [self._core.cache] if connector is None else [self._core.cache, connector]
 
     def accept(self, request: Submit | Embed) -> Refused | None:
-        """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
         problem = _find_problem(request, self.card, has_grammars=self.parts.masks is not None)
@@ -122,28 +116,23 @@ class GenerateService:
             self._adapters.abort(request_id)
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused | None:
-        """Load or unload an adapter beside what runs; a step brings the answer. Or say why not."""
         if self._adapters is None:
             return _invalid(message, "this engine has no adapters")
         self._adapters.change(message)
         return None
 
     def join(self, message: Join) -> Adapters | None:
-        """Answer to a gateway process that joins; None where the next step tells all the same."""
         return None if self._adapters is None else self._adapters.join(message)
 
     def forget_tenant(self, tenant: str) -> None:
-        """Delete a tenant's cached blocks, on every tier."""
         self._core.forget_tenant(tenant)
         if self._prefill_client is not None:
             self._prefill_client.forget(tenant)
 
     def start_draining(self) -> None:
-        """Refuse every later request."""
         self._core.start_draining()
 
     def has_work(self) -> bool:
-        """Whether a request is here."""
         return self._core.has_work() or (self._adapters is not None and self._adapters.is_busy)
 
     def step(self) -> Sequence[Refused | StepOutput | AdapterChanged | Adapters]:
@@ -165,7 +154,6 @@ class GenerateService:
         return [*([] if told is None else [told]), *answers, *refused]
 
     def stats(self) -> EngineStats:
-        """Gauges and totals after the latest step."""
         stats = self._core.stats()
         used = stats.adapters
         if self._adapters is not None and (used.running or used.waiting):
@@ -180,7 +168,6 @@ class GenerateService:
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
-        """Free the executor and what was built beside it, end all threads."""
         if self._adapters is not None:
             self._adapters.close()
         self.parts.executor.shutdown()

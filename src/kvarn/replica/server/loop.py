@@ -4,6 +4,7 @@ who is answered."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -56,7 +57,6 @@ log = logging.getLogger(__name__)
 
 
 def outbox_keys(keys: CurveKeys | None) -> OutboxKeys | None:
-    """Keys with which an engine sends to gateway processes."""
     return None if keys is None else (keys.engine, keys.engine_secret, keys.gateway)
 
 
@@ -73,7 +73,6 @@ class ResponseRouter:
         self._context = context
         self._keys = keys
         self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS)
-        """To the supervisor."""
         self._outboxes: dict[int, Outbox] = {}
         self._requests: dict[str, _Request] = {}
         self._gone: set[int] = set()
@@ -102,9 +101,8 @@ class ResponseRouter:
         return ids
 
     @property
-    def joined(self) -> list[int]:
-        """Numbers of the gateway processes that have joined and are not known to be gone."""
-        return list(self._outboxes)
+    def joined(self) -> Collection[int]:
+        return self._outboxes.keys()
 
     def supervised_by(self, address: str) -> None:
         """Another main gateway process has become the supervisor, and numbers its processes anew."""
@@ -112,12 +110,7 @@ class ResponseRouter:
         self.supervisor = self._outbox(address, SUPERVISOR_LINGER_MS)
         self._gone.clear()
 
-    def has_joined(self, gateway: int) -> bool:
-        """Whether a gateway process has joined and is not known to be gone."""
-        return gateway in self._outboxes
-
     def accepted(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
-        """Remember whom to answer."""
         choices = len(request.choices) if isinstance(request, Submit) else 1
         self._requests[request.request_id] = _Request(request.gateway, choices)
 
@@ -135,7 +128,6 @@ class ResponseRouter:
             self._outboxes[gateway].send(refused)
 
     def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput) -> bool:
-        """Send a gateway process what belongs to no request; False where it is gone."""
         if gateway not in self._outboxes:
             return False
         self._outboxes[gateway].send(message)
@@ -159,7 +151,6 @@ class ResponseRouter:
         self._requests.clear()
 
     def close(self) -> None:
-        """Send what is queued, then close."""
         self.disconnect_all()
         self.supervisor.close()
 
@@ -182,7 +173,6 @@ class ResponseRouter:
         return Outbox(self._context, address, linger_ms, outbox_keys(self._keys))
 
     def _disconnect(self, gateway: int) -> None:
-        """Nobody reads what is queued for it."""
         outbox = self._outboxes.pop(gateway, None)
         if outbox is not None:
             outbox.close(drop=True)
@@ -208,7 +198,6 @@ class EngineLoop:
         self._heartbeat = heartbeat
         self._blocks = BlockEventPublisher(service.block_places, router.tell)
         self.sleeps = False
-        """Whether it ended to sleep."""
         self._stopped = False
         self._draining = False
         self._drain_requested = False
@@ -216,7 +205,6 @@ class EngineLoop:
         self._stalled = False
 
     def request_drain(self) -> None:
-        """Drain at the next turn of the loop. May be called from a signal handler."""
         self._drain_requested = self._heartbeat.draining = True
         self.sleeps = False
 
@@ -237,7 +225,6 @@ class EngineLoop:
         return self._stopped or (self._draining and not self._service.has_work())
 
     def _handle_messages(self) -> bool:
-        """Handle what came; returns whether anything did."""
         wait_s = _IDLE_WAIT_S
         if self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
@@ -266,7 +253,7 @@ class EngineLoop:
                 if told is not None:
                     self._router.tell(message.gateway, told)
             case WatchBlocks():
-                if self._router.has_joined(message.gateway):
+                if message.gateway in self._router.joined:
                     self._blocks.subscribe(message.gateway, wanted=message.wanted)
             case Leave():
                 for gateway in message.gateways:
@@ -291,7 +278,7 @@ class EngineLoop:
                 self._router.refuse(refused, message.gateway)
 
     def _accept(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
-        if not self._router.has_joined(request.gateway):
+        if request.gateway not in self._router.joined:
             return  # its process is gone: it was still under way
         if isinstance(request, LoadAdapter | UnloadAdapter):
             refused = self._service.change_adapters(request)
@@ -305,13 +292,12 @@ class EngineLoop:
     def _change_supervisor(self, address: str) -> None:
         """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
         heard from its heartbeats."""
-        for gateway in self._router.joined:
+        for gateway in list(self._router.joined):
             if gateway != OWN_PROCESS:
                 self._forget(gateway)
         self._router.supervised_by(address)
 
     def _forget(self, gateway: int) -> None:
-        """A gateway process is gone."""
         self._blocks.subscribe(gateway, wanted=False)
         for request_id in self._router.leave(gateway):
             self._service.abort(request_id)

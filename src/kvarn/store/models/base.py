@@ -9,10 +9,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Id = Annotated[str, mapped_column(String(64))]
-"""Id of an object, such as `proj_…`."""
 Name = Annotated[str, mapped_column(String(256))]
 Seconds = Annotated[int, mapped_column(BigInteger)]
-"""Seconds since 1970."""
 Number = Annotated[int, mapped_column(BigInteger)]
 Sequence = Annotated[int, mapped_column(BigInteger().with_variant(Integer, "sqlite"), autoincrement=True)]
 """A key that the database counts up."""

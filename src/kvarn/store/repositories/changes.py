@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Change
-from kvarn.store.repositories.dialect import is_postgresql
+from kvarn.store.repositories.queries import is_postgresql
 
 KEYS, DELETED = "keys", "deleted"
 _LOCK = 0x6B7661726F
@@ -69,7 +69,6 @@ async def read_news(session: AsyncSession, since: Position | None) -> News:
 
 
 async def deleted_organizations(session: AsyncSession) -> list[str]:
-    """All organisations that have been deleted, in their order."""
     query = select(Change.organization_id).where(Change.kind == DELETED).order_by(Change.number)
     return list(await session.scalars(query))
 

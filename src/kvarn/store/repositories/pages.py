@@ -20,13 +20,11 @@ class Cursor:
     """Which part of a list is asked for."""
 
     limit: int = 20
-    """Objects at most."""
     after: str | None = None
     """Id of the object behind which the page begins."""
     before: str | None = None
     """Id of the object before which the page ends. Not both."""
     ascending: bool = False
-    """Oldest first."""
 
 
 @dataclass(frozen=True)

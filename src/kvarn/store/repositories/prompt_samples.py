@@ -20,15 +20,11 @@ class RejectedSamples:
     """Samples that were not kept, and why."""
 
     full: int = 0
-    """Samples of organisations that would store more than they may."""
     failed: int = 0
-    """Samples that could not be written at all."""
     error: Exception | None = None
-    """Why the last of those could not."""
 
 
 def new_sample(owner: Owner, request_id: str, model: str, created_at: int, sealed: bytes) -> PromptSample:
-    """A sealed prompt, to be added."""
     return PromptSample(
         organization_id=owner.organization_id,
         project_id=owner.project_id,
@@ -61,7 +57,6 @@ async def add_samples(store: Store, samples: Sequence[PromptSample]) -> Rejected
 async def latest_samples(
     store: Store, limit: int, *, project_id: str | None = None, request_id: str | None = None
 ) -> list[PromptSample]:
-    """The newest samples of all organisations, for the operator; newest first."""
     query = select(PromptSample).order_by(PromptSample.id.desc()).limit(limit)
     if project_id is not None:
         query = query.where(PromptSample.project_id == project_id)

@@ -1,15 +1,18 @@
-"""Queries that the repositories share."""
+"""Queries that the repositories share, and what SQLite and PostgreSQL have and standard SQL has not."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id
+from kvarn.store.models import Base
 from kvarn.store.models.base import Owned
 from kvarn.store.owner import Owner
 
@@ -18,21 +21,15 @@ OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 def is_owned_by(owner: Owner, model: type[OwnedT]) -> ColumnElement[bool]:
-    """Holds for the owner's objects of a kind."""
     return and_(model.organization_id == owner.organization_id, model.project_id == owner.project_id)
 
 
 def owned_by(owner: Owner, model: type[OwnedT]) -> Select[OwnedT]:
-    """The owner's objects of a kind."""
     return select(model).where(is_owned_by(owner, model))
 
 
 async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *, to_change: bool = False) -> FoundT:
-    """The object that a query selects; with `to_change` it is locked until the transaction ends.
-
-    Raises:
-        NotFoundError: Nothing; `missing` is the message.
-    """
+    """The object that a query selects; with `to_change` it is locked until the transaction ends."""
     found = await session.scalar(query.with_for_update() if to_change else query)
     if found is None:
         raise NotFoundError(missing)
@@ -42,7 +39,6 @@ async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *
 async def find_owned(
     session: AsyncSession, owner: Owner, model: type[OwnedT], object_id: str, *, to_change: bool = False
 ) -> OwnedT:
-    """The owner's object of that id. Raises as `find_one` does."""
     missing = f"There is no {model.noun} {object_id[:80]!r}."
     if not is_id(object_id):
         raise NotFoundError(missing)
@@ -50,13 +46,32 @@ async def find_owned(
 
 
 async def read_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> OwnedT:
-    """The owner's object of that id. Raises NotFoundError."""
     async with store.reading() as session:
         return await find_owned(session, owner, model, object_id)
 
 
 async def delete_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> None:
-    """Delete an object with what belongs to it. Raises NotFoundError."""
     async with store.transaction() as session:
         found = await find_owned(session, owner, model, object_id, to_change=True)
         await session.delete(found)
+
+
+def is_postgresql(session: AsyncSession) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def insert(session: AsyncSession, table: type[Base]) -> postgresql.Insert:
+    """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`, for the session's database."""
+    if is_postgresql(session):
+        return postgresql.insert(table)
+    # The two classes have these methods in common, with the same parameters.
+    return sqlite.insert(table)  # type: ignore[return-value]
+
+
+def has_entry(
+    session: AsyncSession, column: InstrumentedAttribute[dict[str, Any]], key: str, value: str
+) -> ColumnElement[bool]:
+    """Whether a column's JSON object holds this text under this key, whatever characters the key is made of."""
+    split = func.jsonb_each_text if is_postgresql(session) else func.json_each
+    entries = split(column).table_valued("key", "value")
+    return exists().select_from(entries).where(entries.c.key == key, entries.c.value == value)

@@ -76,11 +76,9 @@ class HeadState(Enum):
     """Result for the beginning of an object that is not a `Head`."""
 
     OPEN = "open"
-    """More text is needed."""
     WHOLE = "whole"
     """A call perhaps, in an order that shows only when the object is complete."""
     OTHER = "other"
-    """No call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,6 @@ class Head:
 
 
 def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | HeadState:
-    """Classify the object at `begin` by the text so far; `names` are those that may be called (None: any)."""
     # Only so much is looked at, however much there is: else the split of the text would tell.
     window = text[begin : begin + _LONGEST_HEAD]
     may_go_on = len(window) < _LONGEST_HEAD
@@ -119,7 +116,6 @@ def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | He
 
 
 def _may_be_named(found: re.Match[str], names: Collection[str]) -> bool:
-    """Whether a name, or what of it has come, is one of `names`."""
     name, is_whole = found.groups()
     return any(each == name if is_whole else each.startswith(name) for each in names)
 
@@ -145,10 +141,8 @@ def plain_json(text: str) -> Any:
 
 
 def to_json(value: object) -> str:
-    """JSON text of plain data, with its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped.
-
-    Raises ValueError for a number that JSON has not.
-    """
+    """JSON text of plain data, its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped.
+    Raises ValueError."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
@@ -32,15 +32,11 @@ class _Draft:
     """Content of the cache for one sequence."""
 
     table: npt.NDArray[np.int32]
-    """Its blocks, as far as it has some."""
     num_blocks: int = 0
     num_computed: int = 0
-    """Known tokens in the cache."""
     guess: list[int] = field(default_factory=list)
-    """Guessed tokens that are in the cache behind those."""
 
     def settle(self, tokens: list[int]) -> None:
-        """Count the guesses that came true as computed; at least the last token is left to compute."""
         for guessed, token in zip(self.guess, tokens[self.num_computed :], strict=False):
             if guessed != token:
                 break
@@ -56,19 +52,12 @@ class _Row:
     index: int
     draft: _Draft
     tokens: list[int]
-    """Known tokens to compute now."""
     length: int
-    """Tokens to guess; 0 if known tokens remain after that."""
 
 
 class DraftProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
-
-    Args:
-        model: The draft model. Its tokens must be those of the large one.
-        num_blocks: Blocks of its KV cache.
-        vocab_size: Tokens of the large model's vocabulary; others are not guessed.
-    """
+    """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. The draft model's tokens are those of the
+    large one; tokens beyond the large model's `vocab_size` are not guessed."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
@@ -83,13 +72,13 @@ class DraftProposer:
     PREPARE_S = 40e-6
     """Estimate for a guess beside its tensors and passes."""
 
-    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
+    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._model = model
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
         self._cache = model.new_kv_cache(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
-        """Least recently used first."""
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device.torch_device
         self._times = PassTimes()
@@ -98,26 +87,23 @@ class DraftProposer:
         """None: one call a pass."""
 
     def warm_up(self) -> None:
-        """Compute and time short and long guesses of one row; nothing is kept."""
         row = np.zeros(1, dtype=np.int64)
         batch = self._batch(row, np.array([0, 1]), np.zeros((1, 1), dtype=np.int32))
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
         for _ in range(self.WARM_CALLS):
             for length in shortest:
-                began = SYSTEM_CLOCK.now()
+                began = self._clock.now()
                 self._draw(self._tensor(row), batch, [length])
-                shortest[length] = min(shortest[length], SYSTEM_CLOCK.now() - began)
+                shortest[length] = min(shortest[length], self._clock.now() - began)
         one, many = shortest.values()
         a_pass = max(0.0, many - one) / (self.WARM_TOKENS - 1)
         self._times.observe(1, a_pass)
         self.call_s = max(0.0, one - a_pass) + self.PREPARE_S
 
     def seconds(self, num_sequences: int) -> float:
-        """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free what is held of the sequence."""
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self._free.extend(draft.table[: draft.num_blocks].tolist())
@@ -126,8 +112,7 @@ class DraftProposer:
         """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`. A sequence with known tokens left to compute gets no guess."""
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
         if not rows:
@@ -141,12 +126,11 @@ class DraftProposer:
             row.draft.guess = tokens[:-1]
             guesses[row.index] = Guess(tokens)
         if len(token_ids) <= 2 * len(rows):  # else it took long to catch up
-            took = SYSTEM_CLOCK.now() - began - self.call_s
+            took = self._clock.now() - began - self.call_s
             self._times.observe(len(rows), max(0.0, took) / len(drawn))
         return guesses
 
     def _rows(self, wanted: Items[tuple[Sequence, int]]) -> list[_Row]:
-        """Rows to compute for the sequences; takes their blocks."""
         rows: list[_Row] = []
         spare = self.CATCH_UP
         for sequence, _ in wanted:
@@ -212,7 +196,6 @@ class DraftProposer:
         return drawn
 
     def _pass(self, token_ids: torch.Tensor, batch: PagedBatch) -> Ints:
-        """One forward pass; the likeliest token after each sequence's last one."""
         last = batch.query_starts[1:].to(torch.int64) - 1
         logits = self._model.forward(token_ids, batch, self._cache, last)
         likeliest: Ints = self._model.kernels.operations.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)

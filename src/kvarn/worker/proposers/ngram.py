@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
@@ -41,11 +41,9 @@ class TokenLog:
         self._capacity = capacity
         self.length = 0
         self.times_dropped = 0
-        """Each time positions have changed."""
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
         return self._array.nbytes
 
     def extend(self, tokens: list[int]) -> None:
@@ -67,7 +65,6 @@ class TokenLog:
         self.length = end
 
     def last(self, count: int) -> Tokens:
-        """The last tokens, `count` at most; a view."""
         return self._array[max(0, self.length - count) : self.length]
 
     def longest_match(self, tail: Tokens) -> tuple[int, int]:
@@ -76,7 +73,6 @@ class TokenLog:
         return longest_match(self._array[: max(self.length - 1, 0)], tail)
 
     def following(self, position: int, count: int) -> list[int]:
-        """Tokens from `position` on, `count` at most, up to the end of an answer."""
         tokens: list[int] = self._array[position : min(position + count, self.length)].tolist()
         return tokens[: tokens.index(_NO_TOKEN)] if _NO_TOKEN in tokens else tokens
 
@@ -87,22 +83,16 @@ class _Text:
 
     log: TokenLog
     source: TokenLog | None = None
-    """Holds the last guess: the sequence's own tokens, or its scope's answers."""
     times_dropped: int = 0
-    """The source's `times_dropped` when the guess was made."""
     place: int = 0
-    """Position of the last guess in it."""
     match: int = 0
-    """Tokens before it that were the same."""
     skips_one: bool = False
     """The token before it is another than in the source."""
 
 
 class NgramProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
-
-    Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
-    """
+    """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. Memory: 4 to 8 bytes a token of the sequences
+    that run, and at most `SCOPES` times `HISTORY` tokens of answers."""
 
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
     """Expected share by matching tokens: only the template's, 1, 2, 3 to 4, 5 to 8, more; one differs."""
@@ -119,7 +109,8 @@ class NgramProposer:
     """Tokens of a prompt's end kept before its answer, so that an answer's beginning can be found. So many are the chat
     template's: that they match says nothing."""
 
-    def __init__(self, config: SpeculationConfig | None = None) -> None:
+    def __init__(self, config: SpeculationConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         config = config or SpeculationConfig()
         self._min_match = config.prompt_lookup_min
         self._max_match = config.prompt_lookup_max
@@ -131,23 +122,19 @@ class NgramProposer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all tokens held."""
         texts = sum(text.log.nbytes for text in self._texts.values())
         return texts + sum(answers.nbytes for answers in self._answers.values())
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`."""
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         guesses = [self._guess(sequence, limit) for sequence, limit in wanted]
-        self._times.observe(1, (SYSTEM_CLOCK.now() - began) / max(1, len(wanted)))
+        self._times.observe(1, (self._clock.now() - began) / max(1, len(wanted)))
         return guesses
 
     def seconds(self, num_sequences: int) -> float:
-        """Seconds to look up the guesses of `num_sequences` sequences."""
         return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop the sequence's tokens; keep its answer for its scope."""
         self._texts.pop(sequence, None)
         scope = sequence.request.scope
         if not self._keeps_answers or sequence.num_outputs < 2 or scope.tenant in self._deleted:
@@ -192,7 +179,6 @@ class NgramProposer:
         return min((match - 1).bit_length() + 1, len(self.grades) - 2) if match else 0
 
     def _follow(self, text: _Text, new: list[int]) -> bool:
-        """Whether the tokens since the last guess are those of its source; then its place moves on."""
         source, count = text.source, len(new)
         if source is None or source.times_dropped != text.times_dropped:
             text.source = None

@@ -59,7 +59,6 @@ async def modify_budget(admin: AdminDep, budget_id: str, body: BudgetUpdate) -> 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
 async def delete_budget(admin: AdminDep, budget_id: str) -> DeletedObject:
-    """Its limits hold no longer."""
     async with admin.audited_change() as change:
         budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
         await budgets.delete_budget(change, budget)

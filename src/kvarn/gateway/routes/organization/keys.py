@@ -30,8 +30,6 @@ _PROJECT_KEYS = "/projects/{project_id}/api_keys"
 
 
 class ProjectKeyQuery(OldestFirstQuery):
-    """Which keys of a project."""
-
     owner_project_access: Literal["active", "inactive", "any"] | None = Field(
         None, description="Whether the keys' owners have access to the project. Default: all."
     )
@@ -57,7 +55,6 @@ async def create_admin_key(admin: AdminDep, body: AdminKeyCreate) -> AdminKeyObj
 
 @router.get(_ADMIN_KEYS + "/{key_id}", summary="Retrieve an administrator's key")
 async def get_admin_key(admin: AdminDep, key_id: str) -> AdminKeyObject:
-    """One key, without its value."""
     return admin_key_object(await admin.read(keys.get_key, key_id, admin=True))
 
 
@@ -98,7 +95,6 @@ async def create_project_key(admin: AdminDep, project_id: str, body: ProjectKeyC
 
 @router.get(_PROJECT_KEYS + "/{key_id}", summary="Retrieve an API key")
 async def get_project_key(admin: AdminDep, project_id: str, key_id: str) -> ProjectKeyObject:
-    """One key, without its value."""
     return project_key_object(await admin.read(keys.get_key, key_id, project_id=project_id))
 
 

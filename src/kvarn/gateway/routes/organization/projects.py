@@ -37,8 +37,6 @@ _SECRET_KEY = "Secret Key"  # OpenAI's name of a key that was given none
 
 
 class ProjectQuery(OldestFirstQuery):
-    """Which projects."""
-
     include_archived: Flag = Field(False, description="Archived projects too.")
 
 
@@ -51,13 +49,11 @@ async def list_projects(admin: AdminDep, query: ProjectQuery) -> ListObject[Proj
 
 @router.post("", summary="Create a project")
 async def create_project(admin: AdminDep, body: ProjectCreate) -> ProjectObject:
-    """A new project."""
     return project_object(await admin.change(projects.add_project, body.name))
 
 
 @router.get("/{project_id}", summary="Retrieve a project")
 async def get_project(admin: AdminDep, project_id: str) -> ProjectObject:
-    """One project, archived or not."""
     return project_object(await admin.read(projects.get_project, project_id))
 
 
@@ -78,7 +74,6 @@ async def archive_project(admin: AdminDep, project_id: str) -> ProjectObject:
 
 @router.get(_ACCOUNTS, summary="List service accounts")
 async def list_accounts(admin: AdminDep, project_id: str, query: OldestFirstQuery) -> ListObject[ServiceAccountObject]:
-    """The project's service accounts, oldest first."""
     page = await admin.read(users.list_members, project_id, query.cursor, "service_account")
     return list_answer(page, service_account_object)
 
@@ -98,7 +93,6 @@ async def create_account(admin: AdminDep, project_id: str, body: ServiceAccountC
 
 @router.get(_ACCOUNTS + "/{user_id}", summary="Retrieve a service account")
 async def get_account(admin: AdminDep, project_id: str, user_id: str) -> ServiceAccountObject:
-    """One service account."""
     return service_account_object(await admin.read(users.get_member, project_id, user_id, "service_account"))
 
 
@@ -115,7 +109,6 @@ async def modify_account(
 
 @router.delete(_ACCOUNTS + "/{user_id}", summary="Delete a service account")
 async def delete_account(admin: AdminDep, project_id: str, user_id: str) -> DeletedObject:
-    """Delete it with all its keys."""
     await admin.change(users.delete_service_account, project_id, user_id)
     return DeletedObject(id=user_id, object="organization.project.service_account.deleted")
 

@@ -22,8 +22,6 @@ _MEMBERS = "/projects/{project_id}/users"
 
 
 class UserQuery(OldestFirstQuery):
-    """Which people of the organisation."""
-
     emails: Texts = Field(description="With these addresses only.")
 
 
@@ -42,7 +40,6 @@ async def create_user(admin: AdminDep, body: UserCreate) -> UserObject:
 
 @router.get("/users/{user_id}", summary="Retrieve a user")
 async def get_user(admin: AdminDep, user_id: str) -> UserObject:
-    """One person."""
     return user_object(await admin.read(users.get_user, user_id))
 
 
@@ -54,14 +51,12 @@ async def modify_user(admin: AdminDep, user_id: str, body: UserUpdate) -> UserOb
 
 @router.delete("/users/{user_id}", summary="Delete a user")
 async def delete_user(admin: AdminDep, user_id: str) -> DeletedObject:
-    """Delete a person with all their keys."""
     await admin.change(users.delete_user, user_id)
     return DeletedObject(id=user_id, object="organization.user.deleted")
 
 
 @router.get(_MEMBERS, summary="List a project's users")
 async def list_members(admin: AdminDep, project_id: str, query: OldestFirstQuery) -> ListObject[ProjectUserObject]:
-    """People in the project."""
     return list_answer(await admin.read(users.list_members, project_id, query.cursor, "person"), project_user_object)
 
 
@@ -79,13 +74,11 @@ async def create_member(admin: AdminDep, project_id: str, body: ProjectUserCreat
 
 @router.get(_MEMBERS + "/{user_id}", summary="Retrieve a project's user")
 async def get_member(admin: AdminDep, project_id: str, user_id: str) -> ProjectUserObject:
-    """One person in the project."""
     return project_user_object(await admin.read(users.get_member, project_id, user_id, "person"))
 
 
 @router.post(_MEMBERS + "/{user_id}", summary="Modify a project's user")
 async def modify_member(admin: AdminDep, project_id: str, user_id: str, body: ProjectUserUpdate) -> ProjectUserObject:
-    """Set a person's role in the project."""
     return project_user_object(await admin.change(users.change_member, project_id, user_id, "person", role=body.role))
 
 

@@ -31,6 +31,8 @@ from kvarn.replica.server.prefill.messages import (
     Forget,
     FromPrefill,
     Greeting,
+    Received,
+    Rejected,
     Welcome,
     open_socket,
 )
@@ -83,14 +85,12 @@ class PrefillClient:
     # The engine's thread ----------------------------------------------------------------------------------------------
 
     def load(self) -> PeerLoad | None:
-        """See `PrefillPeer`."""
         if self._generation is None:
             return None
         with self._lock:
             return PeerLoad(sum([job.tokens for job in self._jobs.values()]), self._token_s)
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
-        """See `PrefillPeer`."""
         request = sequence.request
         if self._generation is None:
             return None
@@ -120,13 +120,11 @@ class PrefillClient:
         self._command(Forget(tenant))
 
     def stats(self) -> KVTierStats:
-        """Blocks that have come, and those that were not used."""
         with self._lock:
             size = self._blocks * self._greeting.block_bytes
             return KVTierStats(stored_bytes_total=size, dropped_total=dict(self._dropped))
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
         if not self._send.closed:
             self._send.send(_CLOSE)
             self._thread.join()
@@ -194,8 +192,12 @@ class PrefillClient:
             raise BadBlockError("frame") from None
         if len(frames) != (3 if isinstance(message, Block) else 1):
             raise BadBlockError("frame")
+        if isinstance(message, Block):
+            peer.send(self._encoder.encode(Received(1)))
         if isinstance(message, Welcome):
             self._generation = message.generation
+        elif isinstance(message, Rejected):
+            log.error("the prefill engine refused this one; prompts are computed here: %s", message.reason)
         elif message.generation != self._generation:
             self._count("stale")
         else:
@@ -213,7 +215,6 @@ class PrefillClient:
                     peer.send(self._encoder.encode(Cancel(message.job)))
 
     def _take(self, message: Block, job: _Job, head: memoryview, contents: memoryview) -> str:
-        """Verify a block and keep it; returns what is wrong with it."""
         if not 0 <= message.index < len(job.names):
             raise BadBlockError("frame")
         name, fetch = job.names[message.index], job.fetch

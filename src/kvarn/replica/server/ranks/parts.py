@@ -22,23 +22,17 @@ from kvarn.worker.ranks.context_parallel import ContextParallel
 
 
 def layout_of(config: ModelConfig) -> RankLayout:
-    """Division of a model among ranks."""
     return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size)
 
 
 def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
-    """A rank's place among those that share long prompts, where there are others."""
     layout = layout_of(config)
     size = layout.prefill_context_parallel_size
     return ContextParallel(layout.context(rank), size, group.gather_context) if size > 1 else None
 
 
 def device_of(config: ModelConfig, rank: int) -> torch.device:
-    """Device of a rank; each rank has an accelerator of its own.
-
-    Raises:
-        ParallelError: There are fewer of them than ranks.
-    """
+    """Device of a rank; each rank has an accelerator of its own. Raises `ParallelError` where there are fewer."""
     place, ranks = kernels_for(config.kernels, config.device).device.torch_device, layout_of(config).world_size
     accelerator = torch.accelerator.current_accelerator()
     if ranks == 1 or accelerator is None or place.type != accelerator.type:
@@ -54,7 +48,6 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
 
 
 def _packed_cache(config: ModelConfig) -> Path | Literal["auto"] | None:
-    """Directory of packed weights, as `load_model` takes it."""
     match config.packed_cache:
         case "off":
             return None
@@ -119,7 +112,6 @@ def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor
 
 
 def _threads(config: ModelConfig, threads: int) -> int:
-    """Threads of one rank: its part of the configured number, or of `threads`."""
     return max(1, (config.threads or threads) // layout_of(config).world_size)
 
 

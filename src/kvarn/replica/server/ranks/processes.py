@@ -26,8 +26,7 @@ from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.replica.server.ranks.parts import device_of, keeps_blocks, layout_of
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.worker.ranks.blocks import BlockPart, SlotMemory, anonymous_file, map_memory
-from kvarn.worker.ranks.collectives import RankGroup, RankLostError
-from kvarn.worker.ranks.pipes import read_frame, send_frame
+from kvarn.worker.ranks.collectives import RankGroup, RankLostError, read_frame, send_frame
 
 EXIT_RANK_LOST = 3
 """Exit status of an engine process after the loss of a rank."""
@@ -44,7 +43,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     replica: ReplicaSpec
     rank: int
     store: str
-    """The file over which ranks find each other."""
     block_file: int = -1
     """Descriptor of the memory in which blocks are kept beyond the caches; -1 where none are."""
     expert_load: dict[int, list[int]] = {}
@@ -52,8 +50,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Message of a rank that has loaded its part of the weights, or could not."""
-
     layer_bytes: int = 0
     head_bytes: int = 0
     memory: DeviceMemory | None = None
@@ -64,15 +60,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class KeptBlocks(msgspec.Struct, frozen=True):
-    """Memory that keeps blocks beyond the caches."""
-
     num_bytes: int
     slot_bytes: int
     part: BlockPart
-    """The rank's own, of each slot."""
 
     def map(self, file: int) -> SlotMemory:
-        """Map this memory in the rank's process."""
         return SlotMemory(map_memory(file, self.num_bytes), self.slot_bytes, self.part)
 
 
@@ -87,25 +79,19 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class RankProcesses:
-    """Ranks 1 and up, and this process's way to them. They load while this process does.
-
-    Raises:
-        OSError: No process can be started.
-    """
+    """Ranks 1 and up, and this process's way to them. They load while this process does. Raises OSError where no
+    process can be started."""
 
     def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
         layout = layout_of(spec.model_config)
         self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
-        """Group of the ranks, joined by `begin`."""
         self._closing = False
         # The directory of the engine's sockets is removed however the engine ends.
         self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")
         self._store = Path(self._own_directory or spec.endpoint.directory) / "ranks"
         self._block_file = anonymous_file() if keeps_blocks(spec) else -1
         self.pipes: list[IO[bytes]] = []
-        """To each, in their order."""
         self.answers: list[IO[bytes]] = []
-        """From each."""
         self._processes: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-P", "-m", "kvarn.replica.server.ranks.follower"]
         for rank in range(1, layout.world_size):
@@ -126,11 +112,7 @@ class RankProcesses:
                 process.stdin.flush()
 
     def await_loaded(self) -> list[Loaded]:
-        """Wait until each rank has loaded its part.
-
-        Raises:
-            RankLostError: One ended, or says why it cannot load.
-        """
+        """Wait until each rank has loaded its part. Raises `RankLostError` where one ended or cannot load."""
         loaded: list[Loaded] = []
         for rank, answers in enumerate(self.answers, start=1):
             frame = read_frame(answers)
@@ -143,13 +125,11 @@ class RankProcesses:
         return loaded
 
     def memory(self, num_bytes: int) -> memoryview:
-        """Memory in which blocks are kept: all ranks can map it, and pages come when they are written."""
         os.ftruncate(self._block_file, num_bytes)
         return map_memory(self._block_file, num_bytes)
 
     def begin(self, message: Begin, parts: Sequence[BlockPart] = ()) -> SlotMemory | None:
         """Let them make their caches, and join the group with them; from now on the end of one ends this process.
-
         `parts`: of all ranks, where the message says that blocks are kept. Returns where this process keeps its part.
         """
         for number, pipe in enumerate(self.pipes, start=1):
@@ -167,7 +147,6 @@ class RankProcesses:
         return msgspec.structs.replace(message.kept, part=parts[0]).map(self._block_file)
 
     def close(self) -> None:
-        """End them. Idempotent."""
         self._closing = True
         self.group.leave()
         for process in self._processes:

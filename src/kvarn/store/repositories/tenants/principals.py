@@ -21,13 +21,11 @@ class Grant:
 
     organization_id: str
     digest: str
-    """SHA-256 of the key."""
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None
 
     def principal_at(self, now: float) -> Principal | None:
-        """The principal at a later time."""
         return self.principal if self.expires_at is None or now < self.expires_at else None
 
 

@@ -9,16 +9,12 @@ from sqlalchemy import exists, func, select
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.usage import rollups
 
 
 async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
-    """Count events into their hours, in one transaction. Those that have been counted before are left out.
-
-    Returns:
-        How many were new.
-    """
+    """Count events into their hours, in one transaction, but those that have been counted before; how many were new."""
     if not events:
         return 0
     async with store.transaction() as session:
