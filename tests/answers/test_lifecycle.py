@@ -72,7 +72,7 @@ def with_steps(server: Any, **changes: Any) -> Any:
     return replace(server.gateway, steps=replace(server.gateway.steps, **changes))
 
 
-def test_stages_are_settled_once_in_reverse_when_one_refuses(server: Any) -> None:
+def test_stages_are_settled_once_in_reverse_when_one_refuses(server):
     async def run() -> None:
         notes: list[str] = []
         first, second = Noting(notes, "first"), Noting(notes, "second")
@@ -88,7 +88,7 @@ def test_stages_are_settled_once_in_reverse_when_one_refuses(server: Any) -> Non
     server.do(run())
 
 
-def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server: Any) -> None:
+def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server):
     async def run() -> None:
         notes: list[str] = []
         stages = (Noting(notes, "first"), Noting(notes, "cache", answer="known"), Noting(notes, "last"))
@@ -108,9 +108,7 @@ def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server: An
 
 
 @pytest.mark.parametrize(("read", "outcome", "tokens"), [(2, Outcome.FINISHED, 2), (1, Outcome.ABORTED, 1)])
-def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(
-    server: Any, read: int, outcome: Outcome, tokens: int
-) -> None:
+def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(server, read, outcome, tokens):
     async def run() -> None:
         gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),))
         record = RequestRecord("r", endpoint="/v1/chat/completions")
@@ -126,7 +124,7 @@ def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(
     server.do(run())
 
 
-def test_turns_of_one_record_have_their_own_ids(server: Any) -> None:
+def test_turns_of_one_record_have_their_own_ids(server):
     async def run() -> None:
         gateway = with_steps(server, stages=())
         record = RequestRecord("r", endpoint="/v1/chat/completions")
@@ -139,7 +137,7 @@ def test_turns_of_one_record_have_their_own_ids(server: Any) -> None:
     server.do(run())
 
 
-def test_an_observer_hears_that_nobody_reads_on(server: Any) -> None:
+def test_an_observer_hears_that_nobody_reads_on(server):
     async def run() -> None:
         notes: list[str] = []
         gateway = with_steps(
@@ -156,7 +154,7 @@ def test_an_observer_hears_that_nobody_reads_on(server: Any) -> None:
 
 
 @pytest.mark.parametrize("fails", ["listen", "take", "end"])
-def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others(server: Any, fails: str) -> None:
+def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others(server, fails):
     async def run() -> None:
         notes: list[str] = []
         observers = (Listening([], "a", fails), Listening(notes, "b"))
@@ -170,7 +168,7 @@ def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others
     server.do(run())
 
 
-def test_an_observer_that_fails_at_a_refusal_does_not_replace_it(server: Any) -> None:
+def test_an_observer_that_fails_at_a_refusal_does_not_replace_it(server):
     async def run() -> None:
         notes: list[str] = []
         observers = (Listening(notes, "a", "not_begun"),)

@@ -35,7 +35,7 @@ async def admit(quota: StorageQuota, organization_id: str, size: int = 0) -> Non
     await quota.check(RequestRecord("req-1", principal=principal, body_bytes=size), "store", "send less")
 
 
-async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store: Store, clock: VirtualClock) -> None:
+async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store, clock):
     me = (await create_organization(store, "red")).organization_id
     principal, quota = replace(ANYBODY, owner=Owner(me, "proj-1")), StorageQuota(store, MAX_BYTES)
     for stored in (False, False, True):
@@ -47,7 +47,7 @@ async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store: S
         await admit(quota, me, ROW_BYTES)
 
 
-async def test_a_request_that_ends_after_the_next_sum_gives_nothing_back(store: Store, clock: VirtualClock) -> None:
+async def test_a_request_that_ends_after_the_next_sum_gives_nothing_back(store, clock):
     me = (await create_organization(store, "red")).organization_id
     principal, quota = replace(ANYBODY, owner=Owner(me, "proj-1")), StorageQuota(store, MAX_BYTES)
     half = MAX_BYTES // 2 - ROW_BYTES
@@ -60,7 +60,7 @@ async def test_a_request_that_ends_after_the_next_sum_gives_nothing_back(store: 
     assert store.quota.stored(me) == half + ROW_BYTES
 
 
-async def test_a_transaction_that_fails_gives_back_what_it_was_to_store(store: Store, clock: VirtualClock) -> None:
+async def test_a_transaction_that_fails_gives_back_what_it_was_to_store(store, clock):
     me = (await create_organization(store, "red")).organization_id
     for _ in range(3):
         with pytest.raises(RuntimeError):
@@ -77,7 +77,7 @@ async def set_stored(store: Store, organization_id: str, size: int) -> None:
         await session.execute(changed)
 
 
-async def test_a_full_organisation_is_noticed_within_a_second(store: Store, clock: VirtualClock) -> None:
+async def test_a_full_organisation_is_noticed_within_a_second(store, clock):
     me = (await create_organization(store, "red")).organization_id
     quota = StorageQuota(store, MAX_BYTES)
     await admit(quota, me)
@@ -89,7 +89,7 @@ async def test_a_full_organisation_is_noticed_within_a_second(store: Store, cloc
     assert await quota.is_full(me)
 
 
-async def test_admitted_bytes_count_until_the_next_sum(store: Store, clock: VirtualClock) -> None:
+async def test_admitted_bytes_count_until_the_next_sum(store, clock):
     me = (await create_organization(store, "red")).organization_id
     quota, half = StorageQuota(store, MAX_BYTES), MAX_BYTES // 2 - ROW_BYTES
     await admit(quota, me, half)
@@ -103,9 +103,7 @@ async def test_admitted_bytes_count_until_the_next_sum(store: Store, clock: Virt
 
 
 @pytest.mark.parametrize("how", ["away", "silent"])
-async def test_the_last_answer_holds_while_the_database_does_not_answer(
-    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+async def test_the_last_answer_holds_while_the_database_does_not_answer(store, clock, monkeypatch, how):
     me = (await create_organization(store, "red")).organization_id
     quota = StorageQuota(store, MAX_BYTES)
     await set_stored(store, me, MAX_BYTES - 2 * ROW_BYTES)
@@ -124,9 +122,7 @@ async def test_the_last_answer_holds_while_the_database_does_not_answer(
         await admit(quota, me)
 
 
-async def test_requests_at_once_ask_the_database_once(
-    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_at_once_ask_the_database_once(store, clock, monkeypatch):
     me = (await create_organization(store, "red")).organization_id
     quota, reporting, asked = StorageQuota(store, MAX_BYTES), store.reporting, []
     monkeypatch.setattr(store, "reporting", lambda: asked.append(1) or reporting())
@@ -134,7 +130,7 @@ async def test_requests_at_once_ask_the_database_once(
     assert len(asked) == 1
 
 
-async def test_writers_that_take_all_connections_hide_nothing(store: Store) -> None:
+async def test_writers_that_take_all_connections_hide_nothing(store):
     me = (await create_organization(store, "red")).organization_id
     await set_stored(store, me, MAX_BYTES)
     crowded = Store(store.url, pool_size=1, timeout_s=5, max_stored_bytes=MAX_BYTES)
@@ -144,7 +140,7 @@ async def test_writers_that_take_all_connections_hide_nothing(store: Store) -> N
     await crowded.close()
 
 
-async def test_organisations_that_are_nearly_full_are_counted(store: Store) -> None:
+async def test_organisations_that_are_nearly_full_are_counted(store):
     for name, size in (("red", MAX_BYTES * 4 // 5 + 1), ("blue", MAX_BYTES * 4 // 5), ("green", MAX_BYTES * 2)):
         await set_stored(store, (await create_organization(store, name)).organization_id, size)
     told: list[int] = []

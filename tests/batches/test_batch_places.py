@@ -42,7 +42,7 @@ def await_start(client: httpx.Client, batch: dict[str, Any], wait_for: WaitFor) 
 
 
 @pytest.mark.thorough
-def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, wait_for: WaitFor) -> None:
+def test_one_organisations_batches_do_not_keep_anothers_out(with_places, wait_for):
     with with_places(2) as server:
         server.chat.step_s = 0.05
         server.chat.answer = lambda request, index: answer_text("a long answer")
@@ -59,9 +59,7 @@ def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, w
             assert len(server.chat.submitted) == 181, "no line was run twice"
 
 
-def test_batches_that_only_wait_for_a_model_give_way_at_once(
-    with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_only_wait_for_a_model_give_way_at_once(with_places, wait_for, monkeypatch):
     monkeypatch.setattr("kvarn.batches.worker.STALLED_S", 1000.0)  # another organization waits: that is enough
     with with_places(2) as server:
         server.chat.stats = BUSY
@@ -73,9 +71,7 @@ def test_batches_that_only_wait_for_a_model_give_way_at_once(
             assert server.chat.submitted == []
 
 
-def test_a_batch_whose_model_has_no_room_holds_no_place(
-    with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_whose_model_has_no_room_holds_no_place(with_places, wait_for, monkeypatch):
     for name in ("STALLED_S", "REST_S"):
         monkeypatch.setattr(f"kvarn.batches.worker.{name}", 1.0)
     with with_places(1) as server:
@@ -92,14 +88,12 @@ def test_a_batch_whose_model_has_no_room_holds_no_place(
             assert hers["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
 
 
-def test_a_batch_that_is_refused_again_and_again_pauses_longer_each_time(
-    with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_that_is_refused_again_and_again_pauses_longer_each_time(with_places, wait_for, monkeypatch, caplog):
     monkeypatch.setattr("kvarn.batches.items.FIRST_PAUSE_S", 0.01)
     caplog.set_level("INFO", "kvarn.batches")
 
     def pauses() -> list[float]:
-        return [record.args[1] for record in caplog.records if "a line was refused" in record.msg]  # type: ignore[index, misc]
+        return [record.args[1] for record in caplog.records if "a line was refused" in record.msg]
 
     with with_places(1) as server, server.add_tenant("red") as red:
         budget = {"unit": "tokens", "period": "month", "hard_limit": 1}

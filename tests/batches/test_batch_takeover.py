@@ -121,7 +121,7 @@ def check_outputs(client: httpx.Client, batch: dict[str, Any]) -> None:
     assert len(client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]) == 1
 
 
-def test_a_batch_survives_gateways_that_are_killed(runner: BatchGateways) -> None:
+def test_a_batch_survives_gateways_that_are_killed(runner):
     kept: set[str] = set()
     batch_id = ""
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_a_batch_survives_gateways_that_are_killed(runner: BatchGateways) -> Non
 
 
 @pytest.mark.thorough
-def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateways) -> None:
+def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner):
     with runner.gateway("b") as (_, other):
         with runner.gateway("a") as (_, client):
             batch_id = begin(client)
@@ -156,9 +156,7 @@ def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateway
 
 
 @pytest.mark.thorough
-def test_a_batch_survives_a_database_that_is_killed(
-    tmp_path: Path, checkpoint: Path, own_postgres: Any, make_database: Any, wait_for: Any
-) -> None:
+def test_a_batch_survives_a_database_that_is_killed(tmp_path, checkpoint, own_postgres, make_database, wait_for):
     runner = BatchGateways(tmp_path, checkpoint, make_database(own_postgres.port))
     with runner.gateway() as (_, client):
         batch_id = begin(client)

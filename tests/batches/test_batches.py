@@ -10,10 +10,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
+from batch_jobs import CHAT, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
 from kvarn.batches.worker import BatchWorker
 from kvarn.replica.client.protocol import RequestRefusedError
@@ -24,7 +23,7 @@ from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_ke
 from kvarn.wire.messages import RefusalReason
 
 
-def test_the_official_client_runs_a_batch(runner: Any, wait_for: WaitFor) -> None:
+def test_the_official_client_runs_a_batch(runner, wait_for):
     runner.chat.answer = lambda request, index: answer_text(f"to {len(request.prompt_token_ids)} tokens")
     with runner.sdk() as sdk:
         file = sdk.files.create(file=jsonl([chat_line(i) for i in range(50)]), purpose="batch")
@@ -51,7 +50,7 @@ def test_the_official_client_runs_a_batch(runner: Any, wait_for: WaitFor) -> Non
         assert [batch.id for batch in sdk.batches.list(limit=1)] == [made.id]
 
 
-def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner: Any, wait_for: WaitFor) -> None:
+def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner, wait_for):
     with runner.add_tenant("red") as red:
         await_end(red, send(red, [chat_line(i, priority=-5) for i in range(3)]), wait_for)
         owner = runner.authenticator.principals["red"]
@@ -60,7 +59,7 @@ def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner: Any,
         assert all(submit.cache_salt.startswith(f"{owner.cache_salt}/") for submit in runner.chat.submitted)
 
 
-def test_what_cannot_be_answered_goes_to_the_error_file(runner: Any, wait_for: WaitFor) -> None:
+def test_what_cannot_be_answered_goes_to_the_error_file(runner, wait_for):
     lines = [chat_line(0), chat_line(1, temperature=9), chat_line(2, model="nobody"), chat_line(3, stream=True)]
     with runner.client() as client:
         batch = await_end(client, send(client, lines), wait_for)
@@ -81,9 +80,7 @@ def test_what_cannot_be_answered_goes_to_the_error_file(runner: Any, wait_for: W
         ("/v1/moderations", {"input": "a harmless text"}, None),
     ],
 )
-def test_other_operations_run_too(
-    runner: Any, wait_for: WaitFor, endpoint: str, body: dict[str, Any], object_name: str | None
-) -> None:
+def test_other_operations_run_too(runner, wait_for, endpoint, body, object_name):
     line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
     with runner.client() as client:
         batch = await_end(client, send(client, [line], endpoint), wait_for)
@@ -92,7 +89,7 @@ def test_other_operations_run_too(
         assert batch["model"] == body.get("model", "kvarn-moderation-1")
 
 
-def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(runner: Any, wait_for: WaitFor) -> None:
+def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(runner, wait_for):
     wrong = [chat_line(0), b"{not json", b"", chat_line(0), {**chat_line(3), "method": "GET"}]
     with runner.client() as client:
         batch = await_end(client, send(client, wrong), wait_for, "failed")
@@ -104,7 +101,7 @@ def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(runner: An
     assert runner.chat.submitted == []
 
 
-def test_a_cancelled_batch_keeps_what_was_answered(runner: Any, wait_for: WaitFor) -> None:
+def test_a_cancelled_batch_keeps_what_was_answered(runner, wait_for):
     runner.chat.step_s = 0.02
     with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(200)])
@@ -126,9 +123,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(runner: Any, wait_for: WaitFo
 
 
 @pytest.mark.parametrize("lines", [[chat_line(0)], [b"{not json"]])
-def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
-    runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
-) -> None:
+def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(runner, wait_for, monkeypatch, lines):
     reading, go_on = threading.Event(), threading.Event()
 
     async def read_slowly(*args: Any) -> AsyncGenerator[bytes, None]:
@@ -158,7 +153,7 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
     assert runner.chat.submitted == []
 
 
-def test_a_batch_past_its_window_expires(runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_past_its_window_expires(runner, wait_for, monkeypatch):
     runner.chat.hold = asyncio.Event()  # never set
     runner.chat.answer = lambda request, index: answer_text("late")
     with runner.client() as client:
@@ -171,7 +166,7 @@ def test_a_batch_past_its_window_expires(runner: Any, wait_for: WaitFor, monkeyp
         assert not runner.chat.running
 
 
-def test_a_refused_line_is_tried_again(runner: Any, wait_for: WaitFor) -> None:
+def test_a_refused_line_is_tried_again(runner, wait_for):
     runner.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=0.2)
     with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(5)])
@@ -182,7 +177,7 @@ def test_a_refused_line_is_tried_again(runner: Any, wait_for: WaitFor) -> None:
         assert 'kvarn_batch_lines_total{outcome="retried"}' in client.get("/metrics").text
 
 
-def test_a_tenant_finds_nothing_of_another(runner: Any, wait_for: WaitFor) -> None:
+def test_a_tenant_finds_nothing_of_another(runner, wait_for):
     with runner.add_tenant("red") as red, runner.add_tenant("blue") as blue:
         batch = await_end(red, send(red, [chat_line(0)]), wait_for)
         for method, path in (("GET", batch["id"]), ("POST", f"{batch['id']}/cancel")):
@@ -213,7 +208,7 @@ def _ids(principal: Principal) -> tuple[str, str]:
     return principal.organization_id, principal.project_id
 
 
-def test_a_revoked_key_stops_its_batch(runner: Any, wait_for: WaitFor) -> None:
+def test_a_revoked_key_stops_its_batch(runner, wait_for):
     runner.chat.step_s = 0.02
     with runner.add_tenant("red") as red:
         key_id = make_key(runner, "red")
@@ -230,7 +225,7 @@ def test_a_revoked_key_stops_its_batch(runner: Any, wait_for: WaitFor) -> None:
         assert batch["errors"]["data"][0]["code"] == "invalid_api_key" and len(outputs(red, batch)) == 200
 
 
-def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner: Any, wait_for: WaitFor) -> None:
+def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner, wait_for):
     with runner.add_tenant("red") as red:
         make_key(runner, "red", scopes=Scopes(models=("vec",), endpoints=("/v1/batches", "/v1/files", "/v1/chat")))
         batch = await_end(red, send(red, [chat_line(0)]), wait_for)
@@ -255,16 +250,14 @@ def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner: Any, wait
         ({"priority": 1}, "priority", "unknown_parameter"),
     ],
 )
-def test_a_batch_that_cannot_be_run_is_refused_by_name(
-    client: httpx.Client, change: dict[str, Any], param: str, code: str
-) -> None:
+def test_a_batch_that_cannot_be_run_is_refused_by_name(client, change, param, code):
     body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h", **change}
     answer = client.post("/v1/batches", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-def test_the_input_must_have_been_uploaded_for_a_batch(client: httpx.Client) -> None:
+def test_the_input_must_have_been_uploaded_for_a_batch(client):
     file = client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"{}")}).json()
     body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
     answer = client.post("/v1/batches", json=body)

@@ -30,7 +30,7 @@ def completed(sdk: openai.OpenAI, batch_id: str) -> Any:
     return batch
 
 
-def test_a_batch_says_what_the_same_requests_say_one_by_one(sdk: openai.OpenAI) -> None:
+def test_a_batch_says_what_the_same_requests_say_one_by_one(sdk):
     content = "\n".join(line(number) for number in range(LINES)).encode()
     file = sdk.files.create(file=("sums.jsonl", content), purpose="batch")
     made = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")

@@ -55,7 +55,7 @@ def asked() -> list[str]:
 
 @pytest.mark.parametrize("kind", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_agents_sdk_runs_its_default_tools(server: Any, asked: list[str], kind: str, stream: bool) -> None:
+async def test_the_agents_sdk_runs_its_default_tools(server, asked, kind, stream):
     @agents.function_tool
     def get_weather(city: str) -> str:
         """Get the weather of a city"""
@@ -78,7 +78,7 @@ async def test_the_agents_sdk_runs_its_default_tools(server: Any, asked: list[st
 
 
 @pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
-async def test_pydantic_ai_runs_its_default_tools(server: Any, asked: list[str], kind: str) -> None:
+async def test_pydantic_ai_runs_its_default_tools(server, asked, kind):
     import pydantic_ai
     from pydantic_ai.models import openai as models
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -103,7 +103,7 @@ async def test_pydantic_ai_runs_its_default_tools(server: Any, asked: list[str],
 
 @pytest.mark.parametrize("responses", [False, True])
 @pytest.mark.parametrize("strict", [None, True])
-def test_langchain_runs_its_tools(server: Any, asked: list[str], responses: bool, strict: bool | None) -> None:
+def test_langchain_runs_its_tools(server, asked, responses, strict):
     from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
@@ -129,7 +129,7 @@ def test_langchain_runs_its_tools(server: Any, asked: list[str], responses: bool
         model.invoke(LONG)
 
 
-def test_langchain_embeds(server: Any) -> None:
+def test_langchain_embeds(server):
     from langchain_openai import OpenAIEmbeddings
 
     # Without this LangChain sends the token ids of another model's tokenizer, which it downloads.
@@ -143,7 +143,7 @@ def test_langchain_embeds(server: Any) -> None:
     ("prefix", "path"),
     [("openai", "/v1"), ("hosted_vllm", "/v1"), ("text-completion-openai", "/v1"), ("anthropic", "")],
 )
-def test_litellm_knows_that_a_prompt_is_too_long(server: Any, prefix: str, path: str) -> None:
+def test_litellm_knows_that_a_prompt_is_too_long(server, prefix, path):
     litellm = importlib.import_module("litellm")  # now, since it reads the environment
     options: dict[str, Any] = {"model": f"{prefix}/{MODEL}", "api_base": f"{server.url}{path}", "api_key": "none"}
     with pytest.raises(litellm.ContextWindowExceededError):
@@ -153,7 +153,7 @@ def test_litellm_knows_that_a_prompt_is_too_long(server: Any, prefix: str, path:
 
 
 @pytest.mark.parametrize(("prefix", "path"), [("openai", "/v1"), ("anthropic", "")])
-def test_litellm_runs_a_tool(server: Any, prefix: str, path: str) -> None:
+def test_litellm_runs_a_tool(server, prefix, path):
     litellm = importlib.import_module("litellm")
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     function = {"name": "get_weather", "description": "Get the weather of a city", "parameters": schema}
@@ -172,7 +172,7 @@ def test_litellm_runs_a_tool(server: Any, prefix: str, path: str) -> None:
     assert RAINY in litellm.completion(messages=messages, **options).choices[0].message.content
 
 
-def test_anthropics_tool_runner_runs_a_tool(server: Any, asked: list[str]) -> None:
+def test_anthropics_tool_runner_runs_a_tool(server, asked):
     @anthropic.beta_tool
     def get_weather(city: str) -> str:
         """Get the weather of a city"""

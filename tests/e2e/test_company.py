@@ -65,7 +65,7 @@ def tokens_on_the_ledger(admin: httpx.Client, project: str) -> tuple[int, int, i
     return sums[0], sums[1], sums[2]
 
 
-def test_a_company_s_day(platform: Platform) -> None:
+def test_a_company_s_day(platform):
     with platform.running(killed=True) as server:
         admin = platform.http(server)
         assert server.http.post("/v1/chat/completions", json={}).status_code == 401

@@ -25,7 +25,7 @@ def get_weather(city: str) -> str:
     return RAINY
 
 
-def test_the_official_client_runs_a_tool(server: Any) -> None:
+def test_the_official_client_runs_a_tool(server):
     client = ollama.Client(server.url)
     messages: list[Any] = [{"role": "user", "content": RAIN}]
     asked = client.chat(MODEL, messages, tools=[get_weather], options=GREEDY)
@@ -36,7 +36,7 @@ def test_the_official_client_runs_a_tool(server: Any) -> None:
     assert RAINY in (answer.message.content or "")
 
 
-def test_the_official_client_asks_for_json(server: Any) -> None:
+def test_the_official_client_asks_for_json(server):
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}},
@@ -49,7 +49,7 @@ def test_the_official_client_asks_for_json(server: Any) -> None:
         assert isinstance(json.loads(answer.response)["n"], int)
 
 
-def test_langchain_runs_its_tools(server: Any) -> None:
+def test_langchain_runs_its_tools(server):
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
     from langchain_ollama import ChatOllama
@@ -73,7 +73,7 @@ def test_langchain_runs_its_tools(server: Any) -> None:
     assert "".join(str(piece.content) for piece in bound.stream(messages)) == answer.content
 
 
-def test_langchain_embeds(server: Any) -> None:
+def test_langchain_embeds(server):
     from langchain_ollama import OllamaEmbeddings
 
     vectors = OllamaEmbeddings(model=VECTORS, base_url=server.url).embed_documents(["a cat", "a dog"])

@@ -42,7 +42,7 @@ class Weather(Bounded):
 ASK: Any = [{"role": "user", "content": BELLA}]
 
 
-def test_chat_completions_parse(sdk: openai.OpenAI) -> None:
+def test_chat_completions_parse(sdk):
     for form in (Person, Weather):
         answer = sdk.chat.completions.parse(model=MODEL, messages=ASK, response_format=form, temperature=1, seed=1)
         assert isinstance(answer.choices[0].message.parsed, form)
@@ -50,14 +50,14 @@ def test_chat_completions_parse(sdk: openai.OpenAI) -> None:
     assert person.choices[0].message.parsed == Person(name="Bella", age=30, city="Umea")
 
 
-def test_chat_completions_stream_into_a_type(sdk: openai.OpenAI) -> None:
+def test_chat_completions_stream_into_a_type(sdk):
     with sdk.chat.completions.stream(model=MODEL, messages=ASK, response_format=Weather, temperature=1) as stream:
         kinds = {event.type for event in stream}
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Weather)
     assert {"content.delta", "content.done"} <= kinds
 
 
-def test_responses_parse(sdk: openai.OpenAI) -> None:
+def test_responses_parse(sdk):
     for form in (Person, Weather):
         response = sdk.responses.parse(model=MODEL, input=BELLA, text_format=form, temperature=1)
         assert isinstance(response.output_parsed, form)
@@ -67,7 +67,7 @@ def test_responses_parse(sdk: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("kind", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
-async def test_the_agents_sdk_reads_its_output_type(server: Any, kind: str) -> None:
+async def test_the_agents_sdk_reads_its_output_type(server, kind):
     agents.set_tracing_disabled(True)
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         model = getattr(agents, kind)(model=MODEL, openai_client=client)
@@ -77,7 +77,7 @@ async def test_the_agents_sdk_reads_its_output_type(server: Any, kind: str) -> N
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize("responses", [False, True])
-def test_langchain_reads_structured_output(server: Any, method: Any, responses: bool) -> None:
+def test_langchain_reads_structured_output(server, method, responses):
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(model=MODEL, base_url=f"{server.url}/v1", api_key="none", use_responses_api=responses)
@@ -88,7 +88,7 @@ def test_langchain_reads_structured_output(server: Any, method: Any, responses: 
 
 @pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("output", ["NativeOutput", "ToolOutput"])
-async def test_pydantic_ai_reads_its_output_type(server: Any, kind: str, output: str) -> None:
+async def test_pydantic_ai_reads_its_output_type(server, kind, output):
     import pydantic_ai
     from pydantic_ai.models import openai as models
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -107,7 +107,7 @@ WITHOUT_INSTRUCTOR = (
 
 @pytest.mark.skipif(not INSTRUCTOR, reason=WITHOUT_INSTRUCTOR)
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS"])
-def test_instructor_reads_its_response_model(sdk: openai.OpenAI, mode: str) -> None:
+def test_instructor_reads_its_response_model(sdk, mode):
     instructor = importlib.import_module("instructor")
     client = instructor.from_openai(sdk, mode=getattr(instructor.Mode, mode))
     answer = client.chat.completions.create(model=MODEL, messages=ASK, response_model=Weather, max_retries=0)
@@ -129,7 +129,7 @@ SCHEMA = {"name": "Weather", "schema": Weather.model_json_schema()}
     ],
     ids=["tools", "json_schema"],
 )
-def test_what_instructor_sends_is_answered_with_its_response_model(sdk: openai.OpenAI, form: Any) -> None:
+def test_what_instructor_sends_is_answered_with_its_response_model(sdk, form):
     # The modes TOOLS and JSON_SCHEMA of instructor 1.17: its schemas are pydantic's, with $defs, and without `strict`.
     message = sdk.chat.completions.create(model=MODEL, messages=ASK, temperature=1, **form).choices[0].message
     calls = message.tool_calls
@@ -140,7 +140,7 @@ def test_what_instructor_sends_is_answered_with_its_response_model(sdk: openai.O
 OPTIONS: dict[str, Any] = {"model": MODEL, "messages": ASK}
 
 
-def test_vllm_fields_are_kept_to_in_chat_and_completions(sdk: openai.OpenAI) -> None:
+def test_vllm_fields_are_kept_to_in_chat_and_completions(sdk):
     for body, right in (
         ({"structured_outputs": {"choice": ["positive", "negative"]}}, "positive|negative"),
         ({"structured_outputs": {"regex": "[A-Z]{2}-[0-9]{3}"}}, "[A-Z]{2}-[0-9]{3}"),
@@ -153,9 +153,7 @@ def test_vllm_fields_are_kept_to_in_chat_and_completions(sdk: openai.OpenAI) -> 
             assert re.fullmatch(right, found or ""), found
 
 
-def test_a_grammar_that_only_the_engine_can_refuse_is_a_400_and_the_server_goes_on(
-    sdk: openai.OpenAI, server: Any
-) -> None:
+def test_a_grammar_that_only_the_engine_can_refuse_is_a_400_and_the_server_goes_on(sdk, server):
     with pytest.raises(openai.BadRequestError) as error:
         sdk.chat.completions.create(extra_body={"guided_grammar": "start: <[99999]>"}, **OPTIONS)
     assert "cannot be enforced" in error.value.message

@@ -50,7 +50,7 @@ def called(sdk: openai.OpenAI, stream: bool, **options: Any) -> tuple[str, Any, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_model_calls_the_tool_that_the_question_needs(sdk: openai.OpenAI, stream: bool) -> None:
+def test_the_model_calls_the_tool_that_the_question_needs(sdk, stream):
     assert called(sdk, stream, messages=RAIN, tools=[WEATHER, ADD]) == (
         "get_weather",
         {"city": "Stockholm"},
@@ -60,7 +60,7 @@ def test_the_model_calls_the_tool_that_the_question_needs(sdk: openai.OpenAI, st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_can_be_forced(sdk: openai.OpenAI, stream: bool) -> None:
+def test_a_call_can_be_forced(sdk, stream):
     forced = called(sdk, stream, messages=RAIN, tools=[WEATHER, ADD], tool_choice=named("get_weather"))
     assert forced == ("get_weather", {"city": "Stockholm"}, "stop")
     required = called(sdk, stream, messages=PLUS, tools=[WEATHER, ADD], tool_choice="required")
@@ -75,7 +75,7 @@ def claude(server: Any) -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-def test_anthropics_client_calls_tools_too(claude: anthropic.Anthropic) -> None:
+def test_anthropics_client_calls_tools_too(claude):
     tool: Any = {"name": "get_weather", "description": "Get the weather of a city", "input_schema": CITY}
     ask: dict[str, Any] = {"model": "kvarn-demo", "max_tokens": 60, "tools": [tool], "extra_body": {"temperature": 0}}
     whole = claude.messages.create(messages=RAIN, **ask)

@@ -15,7 +15,7 @@ def question(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
-async def test_two_hundred_streams_at_once_lose_nothing_and_leak_no_block(server: Any) -> None:
+async def test_two_hundred_streams_at_once_lose_nothing_and_leak_no_block(server):
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as sdk:
 
         async def one(number: int) -> tuple[int, int, str | None]:
@@ -41,7 +41,7 @@ async def test_two_hundred_streams_at_once_lose_nothing_and_leak_no_block(server
     server.wait_until(server.idle, "every block to come back")
 
 
-def test_clients_that_leave_give_their_blocks_back(server: Any, sdk: openai.OpenAI) -> None:
+def test_clients_that_leave_give_their_blocks_back(server, sdk):
     streams = [sdk.chat.completions.create(messages=question(f"Count to {i}."), stream=True, **LONG) for i in range(4)]
     for stream in streams:
         next(iter(stream))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ def upload(client: httpx.Client, content: bytes, **fields: str) -> dict[str, Any
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
-def test_batches_are_as_published(server: Any, wait_for: Callable[..., None], status: str) -> None:
+def test_batches_are_as_published(server, wait_for, status):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
     with server.add_tenant(f"published {status}") as client:

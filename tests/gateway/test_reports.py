@@ -55,7 +55,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(monkeypatch)
 
 
-async def test_whoever_asks_much_leaves_a_place_to_others(desk: Desk) -> None:
+async def test_whoever_asks_much_leaves_a_place_to_others(desk):
     asked = await desk.ask(*["red"] * 5)
     assert desk.running == ["red"]
     asked += await desk.ask("blue", "green")
@@ -71,7 +71,7 @@ async def test_whoever_asks_much_leaves_a_place_to_others(desk: Desk) -> None:
     assert not desk.reports.running.holders()
 
 
-async def test_who_leaves_while_waiting_holds_up_nobody(desk: Desk) -> None:
+async def test_who_leaves_while_waiting_holds_up_nobody(desk):
     first, second, third = await desk.ask("red", "red", "red")
     second.cancel()
     await desk.end("red")

@@ -90,7 +90,7 @@ def test_a_gated_weight_multiplies_the_activated_gate_by_up(
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
-def test_the_result_is_added_to_what_is_given(every_kernels: Kernels, activation: Activation | None) -> None:
+def test_the_result_is_added_to_add_to(every_kernels: Kernels, activation: Activation | None) -> None:
     x, weight = torch.randn(11, 70), Weight(random_weight(50, 70, torch.float32))
     layer = every_kernels.packer.pack_linear(weight, torch.randn(50), activation)
     around = torch.randn(11, layer.out_features + 9)

@@ -138,7 +138,7 @@ def test_exp_gives_the_same_bits_at_every_place_of_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300, 40_000])
-def test_masks_leave_what_they_allow(every_kernels: Kernels, vocab_size: int) -> None:
+def test_masks_keep_the_tokens_they_allow(every_kernels: Kernels, vocab_size: int) -> None:
     chance = np.random.default_rng(vocab_size)
     words = -(-vocab_size // 32)
     masks = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,13 +66,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
         r"quantization_config\.config_groups\.a\.targets is 1",
     ),
 ]
-
-
-@pytest.fixture
-def checkpoint(oracle_factory: Factory, tmp_path: Path) -> Path:
-    """A copy of a small Qwen3 that a test may damage."""
-    _, path = oracle_factory("qwen3")
-    return Path(shutil.copytree(path, tmp_path / "model"))
 
 
 def refusal(path: Path, **options: Any) -> str:

@@ -83,7 +83,7 @@ def family_configs() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *PUBLISHED])
-def test_a_field_that_is_left_out_is_what_transformers_fills_in_or_missed(name: str) -> None:
+def test_a_missing_field_is_an_error_or_what_transformers_fills_in(name: str) -> None:
     config = family_configs()[name]
     written = {"architectures": config["architectures"], "model_type": config["model_type"]}
     compared = 0

@@ -26,7 +26,7 @@ def kept(open_gateway: Open) -> Iterator[Any]:
         yield server
 
 
-def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept: Any, wait_for: Any) -> None:
+def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept, wait_for):
     kept.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=0.1)
     busy = queue(kept)
     wait_for(lambda: len(kept.chat.submitted) >= 1, "the first try")
@@ -43,7 +43,7 @@ def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept: Any, wait_fo
     assert events_again(kept, too_long)[-1]["type"] == "response.failed"
 
 
-def test_no_more_run_than_the_server_allows(open_gateway: Open) -> None:
+def test_no_more_run_than_the_server_allows(open_gateway):
     with open_gateway(max_background=1) as server, server.client() as client:
         hold(server)
         first = queue(server)
@@ -55,7 +55,7 @@ def test_no_more_run_than_the_server_allows(open_gateway: Open) -> None:
         queue(server)
 
 
-def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any) -> None:
+def test_an_empty_account_is_not_waited_for(kept, wait_for):
     refused: list[str] = []
 
     class Refusing:
@@ -74,7 +74,7 @@ def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any) -> None:
     assert state(kept, response_id)["error"]["message"] == "The budget is spent."
 
 
-def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) -> None:
+def test_a_key_revoked_while_it_waits_ends_a_response(kept, wait_for):
     with kept.add_tenant("red") as red:
         owner = kept.authenticator.principals["red"]
 
@@ -98,7 +98,7 @@ def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) 
         assert not kept.chat.finished
 
 
-def test_one_organisation_does_not_take_all_places(open_gateway: Open) -> None:
+def test_one_organisation_does_not_take_all_places(open_gateway):
     with open_gateway(max_background=16) as server:
         hold(server)
         with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
@@ -106,7 +106,7 @@ def test_one_organisation_does_not_take_all_places(open_gateway: Open) -> None:
             assert blue.post("/v1/responses", json=ASK).status_code == 200
 
 
-def test_places_are_not_exceeded_by_those_who_ask_at_once(open_gateway: Open) -> None:
+def test_places_are_not_exceeded_by_those_who_ask_at_once(open_gateway):
     with open_gateway(max_background=16) as server:
         hold(server)
         with server.add_tenant("red") as red, ThreadPoolExecutor(16) as pool:

@@ -43,7 +43,7 @@ def usage_events(server: Any) -> int:
     return counted
 
 
-def test_it_is_queued_at_once_and_runs_without_its_client(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_it_is_queued_at_once_and_runs_without_its_client(kept, sdk, wait_for):
     go_on = hold(kept)
     queued = sdk.responses.create(model="tiny", input="Hej", background=True)
     assert queued.status == "queued" and queued.background and queued.output == []
@@ -62,7 +62,7 @@ def test_it_is_queued_at_once_and_runs_without_its_client(kept: Any, sdk: openai
     assert after.status == "completed"
 
 
-def test_it_can_be_followed_live_by_many_from_any_event(kept: Any, sdk: openai.OpenAI) -> None:
+def test_it_can_be_followed_live_by_many_from_any_event(kept, sdk):
     kept.chat.step_s = 0.02
     stream = sdk.responses.create(model="tiny", input="Hej", background=True, stream=True)
     seen: list[Any] = []
@@ -80,7 +80,7 @@ def test_it_can_be_followed_live_by_many_from_any_event(kept: Any, sdk: openai.O
     assert [event["type"] for event in whole] == [event.type for event in [*seen, *rest]]
 
 
-def test_it_is_cancelled_and_what_was_written_stays(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_it_is_cancelled_and_what_was_written_stays(kept, sdk, wait_for):
     kept.chat.step_s, kept.chat.answer = 0.02, lambda request, index: answer_text("abc" * 100)
     response_id = queue(kept)
     wait_for(lambda: kept.chat.yields > 5, "some of it to be written")
@@ -97,7 +97,7 @@ def test_it_is_cancelled_and_what_was_written_stays(kept: Any, sdk: openai.OpenA
     assert refusal.value.code == "not_cancellable"
 
 
-def test_followers_of_a_cancelled_response_hear_of_its_end(kept: Any) -> None:
+def test_followers_of_a_cancelled_response_hear_of_its_end(kept):
     for wait in (True, False):  # before its first token, and after
         go_on = hold(kept)
         kept.chat.step_s, kept.chat.answer = 0.02, lambda request, index: answer_text("abc" * 100)
@@ -119,9 +119,7 @@ def test_followers_of_a_cancelled_response_hear_of_its_end(kept: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
-    kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(kept, sdk, monkeypatch):
     finish = responses.finish_background
 
     async def finish_slowly(*asked: Any) -> bool:
@@ -136,7 +134,7 @@ def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
     assert events[-1].type == "response.completed"
 
 
-def test_a_deleted_response_stops_and_is_gone(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_a_deleted_response_stops_and_is_gone(kept, sdk, wait_for):
     hold(kept)
     made = sdk.conversations.create()
     response_id = queue(kept, conversation=made.id)
@@ -149,7 +147,7 @@ def test_a_deleted_response_stops_and_is_gone(kept: Any, sdk: openai.OpenAI, wai
     assert sdk.responses.create(model="tiny", input="x", conversation=made.id).status == "completed"
 
 
-def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
+def test_what_is_wrong_is_refused_before_it_is_queued(kept):
     with kept.client() as client:
         for changes, status in (
             ({"model": "nowhere"}, 404),
@@ -161,9 +159,7 @@ def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
             assert client.post("/v1/responses", json=body).status_code == status
 
 
-def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(
-    kept: Any, sdk: openai.OpenAI, wait_for: Any
-) -> None:
+def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(kept, sdk, wait_for):
     made = sdk.conversations.create()
     go_on = hold(kept)
     response_id = queue(kept, conversation=made.id)
@@ -177,7 +173,7 @@ def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(
     assert sdk.responses.create(model="tiny", input="x", conversation=made.id).status == "completed"
 
 
-def test_a_gateway_that_stops_hands_its_responses_on(open_gateway: Open, wait_for: Any) -> None:
+def test_a_gateway_that_stops_hands_its_responses_on(open_gateway, wait_for):
     with open_gateway(hold_later) as first:
         ids = [queue(first, input=[{"role": "user", "content": str(number)}]) for number in range(3)]
         wait_for(lambda: len(first.chat.running) == 3, "all of them to run")
@@ -222,9 +218,7 @@ def die(server: Any) -> None:
     server.do(vanish())
 
 
-def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
-    open_gateway: Open, wait_for: Any
-) -> None:
+def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(open_gateway, wait_for):
     with ExitStack() as stack:
         servers = [stack.enter_context(open_gateway(hold_later)) for _ in range(2)]
         response_id = queue(servers[0])
@@ -243,7 +237,7 @@ def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
         assert not third.chat.submitted
 
 
-def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any, wait_for: Any) -> None:
+def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept, wait_for):
     go_on = hold(kept)
     response_id = queue(kept)
     wait_for(lambda: len(kept.chat.running) == 1, "it to run")
@@ -259,7 +253,7 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
     assert len(kept.chat.submitted) == 1 and attempts(kept, [response_id]) == [1]
 
 
-def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway: Open, wait_for: Any) -> None:
+def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway, wait_for):
     with open_gateway() as first, open_gateway() as second:
         ids = [queue(server) for server in (first, second) for _ in range(4)]
         wait_for(lambda: all(state(first, each)["status"] == "completed" for each in ids), "all to be made")
@@ -278,7 +272,7 @@ def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway:
         assert events_again(second, response_id)[-1]["response"]["status"] == "cancelled"
 
 
-def test_answers_survive_a_database_that_is_away(serve: Any, tmp_path: Any, wait_for: Any) -> None:
+def test_answers_survive_a_database_that_is_away(serve, tmp_path, wait_for):
     path = tmp_path / "kvarn.db"
 
     store = StoreConfig(url=f"sqlite:///{path}", timeout_s=2)
@@ -299,7 +293,7 @@ def test_answers_survive_a_database_that_is_away(serve: Any, tmp_path: Any, wait
         wait_for(lambda: state(server, response_id)["status"] == "completed", "the background one to be kept")
 
 
-def test_a_response_is_not_followed_by_a_stranger(kept: Any, wait_for: Any) -> None:
+def test_a_response_is_not_followed_by_a_stranger(kept, wait_for):
     hold(kept)
     with kept.add_tenant("other") as other, kept.client() as client:
         response_id = queue(kept)

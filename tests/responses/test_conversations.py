@@ -32,7 +32,7 @@ def say(text: str, role: str = "user") -> Any:
     return {"role": role, "content": text}
 
 
-def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> None:
+def test_a_conversation_is_made_read_changed_and_deleted(sdk):
     made = sdk.conversations.create(metadata={"topic": "räksmörgås\0"}, items=[say("one"), say("two", "assistant")])
     assert made.id.startswith("conv_") and made.metadata == {"topic": "räksmörgås\0"}
     assert sdk.conversations.retrieve(made.id) == made
@@ -44,10 +44,10 @@ def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> 
         with pytest.raises(openai.NotFoundError):
             ask(made.id)
     with pytest.raises(openai.NotFoundError):
-        sdk.conversations.items.retrieve(items[0].id, conversation_id=made.id)  # type: ignore[arg-type]
+        sdk.conversations.items.retrieve(items[0].id, conversation_id=made.id)
 
 
-def test_items_are_added_listed_in_pages_read_and_deleted(sdk: openai.OpenAI) -> None:
+def test_items_are_added_listed_in_pages_read_and_deleted(sdk):
     made = sdk.conversations.create()
     for first in range(0, 40, 20):
         added = sdk.conversations.items.create(made.id, items=[say(str(first + i)) for i in range(20)])
@@ -57,11 +57,11 @@ def test_items_are_added_listed_in_pages_read_and_deleted(sdk: openai.OpenAI) ->
     page = sdk.conversations.items.list(made.id, limit=3, order="asc", include=["message.output_text.logprobs"])
     assert page.has_more and texts(page.data) == ["0", "1", "2"]
     second = page.data[1]
-    assert sdk.conversations.items.retrieve(second.id, conversation_id=made.id) == second  # type: ignore[arg-type]
-    assert sdk.conversations.items.delete(second.id, conversation_id=made.id).id == made.id  # type: ignore[arg-type]
+    assert sdk.conversations.items.retrieve(second.id, conversation_id=made.id) == second
+    assert sdk.conversations.items.delete(second.id, conversation_id=made.id).id == made.id
     assert texts(sdk.conversations.items.list(made.id, limit=2, order="asc").data) == ["0", "2"]
     with pytest.raises(openai.NotFoundError):
-        sdk.conversations.items.delete(second.id, conversation_id=made.id)  # type: ignore[arg-type]
+        sdk.conversations.items.delete(second.id, conversation_id=made.id)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_items_are_added_listed_in_pages_read_and_deleted(sdk: openai.OpenAI) ->
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_what_a_conversation_cannot_hold_is_refused_by_name(kept: Any, body: dict[str, Any], param: str) -> None:
+def test_what_a_conversation_cannot_hold_is_refused_by_name(kept, body, param):
     with kept.client() as client:
         answer = client.post("/v1/conversations", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_an_id_can_be_in_a_conversation_once(sdk: openai.OpenAI) -> None:
+def test_an_id_can_be_in_a_conversation_once(sdk):
     made = sdk.conversations.create(items=[{**say("x"), "id": "msg_own"}])
     with pytest.raises(openai.ConflictError):
         sdk.conversations.items.create(made.id, items=[{**say("y"), "id": "msg_own"}])
@@ -94,7 +94,7 @@ def test_an_id_can_be_in_a_conversation_once(sdk: openai.OpenAI) -> None:
     assert texts(sdk.conversations.items.list(other.id).data) == ["x"]
 
 
-def test_a_conversation_grows_with_every_response(kept: Any, sdk: openai.OpenAI) -> None:
+def test_a_conversation_grows_with_every_response(kept, sdk):
     made = sdk.conversations.create(items=[say("Be brief.", "system")])
     for number in (1, 2):
         kept.chat.answer = lambda request, index, number=number: answer_text(f"answer {number}")
@@ -111,7 +111,7 @@ def test_a_conversation_grows_with_every_response(kept: Any, sdk: openai.OpenAI)
     assert len(sdk.conversations.items.list(made.id).data) == 7
 
 
-def test_one_response_at_a_time_is_made_in_a_conversation(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_one_response_at_a_time_is_made_in_a_conversation(kept, sdk, wait_for):
     made = sdk.conversations.create()
     go_on = hold(kept)
     with ThreadPoolExecutor(1) as pool:
@@ -129,9 +129,7 @@ def test_one_response_at_a_time_is_made_in_a_conversation(kept: Any, sdk: openai
     assert texts(sdk.conversations.items.list(made.id, order="asc"))[::2] == ["first", "third"]
 
 
-def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
-    kept: Any, sdk: openai.OpenAI, wait_for: Any
-) -> None:
+def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(kept, sdk, wait_for):
     made = sdk.conversations.create()
     kept.chat.lose_after = 3
     with pytest.raises(openai.InternalServerError):
@@ -152,7 +150,7 @@ def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
     assert len(sdk.conversations.items.list(made.id).data) == 2
 
 
-def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_a_conversation_deleted_meanwhile_stays_deleted(kept, sdk, wait_for):
     made = sdk.conversations.create()
     go_on = hold(kept)
     with ThreadPoolExecutor(1) as pool:
@@ -166,9 +164,7 @@ def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.O
         sdk.conversations.retrieve(made.id)
 
 
-def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(
-    kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(kept, sdk, monkeypatch):
     monkeypatch.setattr(histories, "MAX_HISTORY_BYTES", 2000)
     made = sdk.conversations.create(items=[say("x" * 300)])
     first = sdk.responses.create(model="tiny", input="short", conversation=made.id)
@@ -186,9 +182,7 @@ def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(
-    kept: Any, sdk: openai.OpenAI, wait_for: Any, background: bool
-) -> None:
+def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(kept, sdk, wait_for, background):
     made = sdk.conversations.create()
     go_on = hold(kept)
     asked: dict[str, Any] = {"input": "slow", "conversation": made.id, "stream": True, "background": background}

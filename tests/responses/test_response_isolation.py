@@ -40,7 +40,7 @@ def _other_project(server: Any) -> httpx.Client:
     return client
 
 
-def test_anothers_things_are_as_unknown_as_none(clients: tuple[httpx.Client, httpx.Client]) -> None:
+def test_anothers_things_are_as_unknown_as_none(clients):
     mine, other = clients
     made = mine.post("/v1/responses", json=HI).json()
     running = mine.post("/v1/responses", json={**HI, "background": True}).json()
@@ -89,7 +89,7 @@ def test_anothers_things_are_as_unknown_as_none(clients: tuple[httpx.Client, htt
     assert mine.get(f"/v1/responses/{running['id']}").json()["status"] != "cancelled"
 
 
-def test_an_item_of_the_same_name_is_ones_own(clients: tuple[httpx.Client, httpx.Client]) -> None:
+def test_an_item_of_the_same_name_is_ones_own(clients):
     for client, text in zip(clients, ("mine", "others"), strict=True):
         item = {"role": "user", "content": text, "id": "msg_same"}
         client.post("/v1/conversations", json={"items": [item]}).raise_for_status()

@@ -28,7 +28,7 @@ def sdk(guarded: Any) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_a_flagged_input_is_refused_at_once_and_fails_in_the_background(sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_a_flagged_input_is_refused_at_once_and_fails_in_the_background(sdk, wait_for):
     with pytest.raises(openai.BadRequestError) as refusal:
         sdk.responses.create(model="tiny", input="I will kill you.")
     assert (refusal.value.code, refusal.value.param) == ("content_filter", "input")
@@ -38,7 +38,7 @@ def test_a_flagged_input_is_refused_at_once_and_fails_in_the_background(sdk: ope
     assert error is not None and error.code == "invalid_prompt" and "moderation" in error.message
 
 
-def test_a_flagged_answer_ends_with_a_refusal_and_is_incomplete(guarded: Any, sdk: openai.OpenAI) -> None:
+def test_a_flagged_answer_ends_with_a_refusal_and_is_incomplete(guarded, sdk):
     guarded.chat.answer = lambda request, index: answer_text("All is well. " * 12 + "I will kill you." + "x" * 200)
     made: Any = sdk.responses.create(model="tiny", input="x")
     assert made.status == "incomplete" and made.incomplete_details.reason == "content_filter"
@@ -55,5 +55,5 @@ def test_a_flagged_answer_ends_with_a_refusal_and_is_incomplete(guarded: Any, sd
         "response.incomplete",
     ]
     assert not any("kill" in getattr(event, "delta", "") for event in events)
-    again = list(sdk.responses.retrieve(events[0].response.id, stream=True))  # type: ignore[union-attr]
+    again = list(sdk.responses.retrieve(events[0].response.id, stream=True))
     assert [event.to_dict() for event in again] == [event.to_dict() for event in events]

@@ -1,4 +1,4 @@
-"""Generators: whoever makes the deltas of answers, the engines of this server or other servers."""
+"""Generators make the deltas of answers: the engines of this server, or other servers."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RequestTimeline(Timeline):
 
 
 def _readable(flat: Sequence[int]) -> list[EngineEvent]:
-    """An engine's events, up to the first of a kind that is not known here: nobody can tell where that ends."""
+    """An engine's events, up to the first of a kind that is not known here: its length is unknown."""
     events: list[EngineEvent] = []
     try:
         for event in engine_events(flat):

@@ -60,16 +60,9 @@ class Backoff:
 
 
 class ModelItems:
-    """The open lines of a batch that ask for one model, or for none that is served (the empty name), in the file's
-    order. No line is read to be passed over, and what a line asks is not read here.
-
-    Args:
-        store: The database.
-        batch_id: The batch.
-        name: Of the model.
-        places: Lines for this model that may be in flight, of all batches.
-        besides: Under the empty name: the models that are served.
-    """
+    """The open lines of a batch that ask for one model, or (the empty name) for none of the served ones, `besides`, in
+    the file's order. No line is read to be passed over, and what a line asks is not read here. `places`: lines for this
+    model that may be in flight, of all batches."""
 
     def __init__(
         self, store: Store, batch_id: str, name: str, places: FairSemaphore, besides: Collection[str] = ()

@@ -39,7 +39,7 @@ class BatchJob(Job):
     """No more lines are begun; those in an engine are the last of this run."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever changes the row: `row` is never older than a change made here."""
+    """Held while the row is changed: `row` is never older than a change made here."""
     requests: dict[int, RequestRecord] = field(default_factory=dict)
     progress_at: float = field(default_factory=SYSTEM_CLOCK.now)
     """Time at which a line was last in an engine, or answered. Monotonic seconds."""

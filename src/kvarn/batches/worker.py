@@ -33,7 +33,7 @@ STALLED_S = 5.0
 REST_S = 5.0
 """Seconds after which a preempted batch may go on."""
 _REST_AFTER_FAILURE_S = 60.0
-"""The same of one whose run ended in an error that nobody foresaw."""
+"""The same after a run that ended in an unforeseen error."""
 
 _log = logging.getLogger("kvarn.batches")
 

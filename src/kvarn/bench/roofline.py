@@ -35,7 +35,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For a table."""
         return f"decode {self.batch} x {self.context}" if self.batch else f"prefill {self.context}"
 
     def longest(self, steps: int) -> int:
@@ -45,8 +44,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One case, measured."""
-
     case: Case
     work: StepWork
     floor_s: float

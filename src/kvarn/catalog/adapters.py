@@ -90,7 +90,6 @@ class AdapterLoader:
 
 
 def allowed_directories(config: KvarnConfig, model: ServedModel) -> list[Path]:
-    """Directories from which adapters may be loaded while the server runs."""
     configured = model.config.lora.directories
     return [Path(config.data_dir, "adapters")] if configured is None else list(map(Path, configured))
 
@@ -139,12 +138,8 @@ def _ready(model: ServedModel) -> list[tuple[ServedModel, ReplicaClient]]:
 
 
 async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
-    """Change the adapters of all replicas that are ready; those that are not hear of it when they are.
-
-    Raises:
-        ApiError: The adapter cannot be loaded or unloaded.
-        ReplicaLostError: None of them did it.
-    """
+    """Change the adapters of all replicas that are ready; those that are not hear of it when they are. Raises
+    `ApiError`, and `ReplicaLostError` where none of them did it."""
     results = await asyncio.gather(*changes, return_exceptions=True)
     lost = [each for each in results if isinstance(each, ReplicaLostError)]
     for error in results:

@@ -48,8 +48,6 @@ class BuiltInModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Tokenizer, template and formats of a model, read from its checkpoint."""
-
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder
@@ -116,20 +114,9 @@ class ReadyModel:
         note: Callable[[str], object] = lambda event: None,
         **options: Any,
     ) -> list[int]:
-        """The token ids of the prompt that the chat template makes of messages.
-
-        Args:
-            pool: Threads for what is long.
-            tenant: Who takes turns with others at them, and at the template's processes.
-            size: Bytes of what the prompt is made from.
-            messages: Makes the messages.
-            note: Is told what has been done.
-            options: See `PromptBuilder`.
-
-        Raises:
-            ChatTemplateError: The template refuses the messages, or passes a limit.
-            TokenizerError: The text cannot be encoded.
-        """
+        """The token ids of the prompt that the chat template makes of messages. `size`: bytes of what it is made from;
+        `note` is told what has been done; `options`: see `PromptBuilder`. Raises `ChatTemplateError`,
+        `TokenizerError`."""
         text, longest = self.text, self.card.max_context_length
         builder = await pool.run(
             tenant,

@@ -280,7 +280,6 @@ class ModelConfig(Section):
 
     @property
     def fallbacks(self) -> tuple[FallbackConfig, ...]:
-        """Fallbacks of this model, in order."""
         if isinstance(self.fallback, str):
             return (FallbackConfig(model=self.fallback, on=("overload",)),)
         return self.fallback or ()

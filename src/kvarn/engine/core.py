@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
 
 from kvarn.config.disaggregation import DisaggregationConfig
@@ -18,11 +18,12 @@ from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
 from kvarn.engine.proposals.proposer import Proposer
-from kvarn.engine.request import Request, TokenMask
+from kvarn.engine.request import Request, Sequence, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.turn import TurnRecorder
+from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.observe.timeline import Phase
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
 
@@ -73,15 +74,15 @@ class EngineCore:
         self._clock = clock
         self._max_in_flight = executor.max_in_flight
         self._masks = parts.masks
-        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time)
+        remote = None
+        if parts.prefill_peer is not None:
+            chosen = parts.disaggregation or DisaggregationConfig()
+            remote = RemotePrefill(parts.prefill_peer, config, step_time, self._work, chosen)
+        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time, remote)
         memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
         self.scheduler = Scheduler(config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches)
-        if tiers is not None and parts.prefill_peer is not None:
-            chosen = parts.disaggregation or DisaggregationConfig()
-            running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.remote_prefill = RemotePrefill(parts.prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
@@ -89,6 +90,9 @@ class EngineCore:
         self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
+
+    def _work(self) -> tuple[Collection[Sequence], WaitingQueue]:
+        return self.scheduler.running, self.scheduler.queue
 
     def add(self, message: Submit) -> None:
         """Take a request; its tokens come out of later steps. Raises `AdmissionError`: nothing of the request is

@@ -29,17 +29,17 @@ from kvarn.shapes import BLOCK_SIZE
 _NO_PROPOSALS: list[int] = []
 
 
+@dataclass(slots=True)
 class RowExtras:
     """Work of a step for one row beside computing its tokens."""
 
-    def __init__(self) -> None:
-        self.charged = 0
-        self.copies: list[BlockCopy] = []
-        self.proposals: list[int] = []
-        """Tokens to verify at its end; they count as the row's."""
-        self.is_forced = False
-        """Whether its proposals are what the mask forces: there is nothing to verify."""
-        self.saves: list[StateSave] = []
+    charged: int = 0
+    copies: list[BlockCopy] = field(default_factory=list)
+    proposals: list[int] = field(default_factory=list)
+    """Tokens to verify at its end; they count as the row's."""
+    is_forced: bool = False
+    """Whether its proposals are what the mask forces: there is nothing to verify."""
+    saves: list[StateSave] = field(default_factory=list)
 
 
 class StepBuilder:

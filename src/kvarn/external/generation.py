@@ -126,24 +126,9 @@ class _Choices:
 async def generate_external(
     serving: ServingContext, model: ExternalModel, prompt: ExternalPrompt, readers: Sequence[ChoiceReader], turn: Turn
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Send a prompt to a replica of a model; yields what comes of each choice.
-
-    The end of a choice is held back until the server has reported its tokens: what a client hears of its usage is what
-    it pays.
-
-    Args:
-        serving: Moderates the choices, counts the memory of the ends that are held back, and shows latencies.
-        model: Whose replica answers.
-        prompt: What is sent.
-        readers: One for each choice, in order.
-        turn: Where its tokens are counted.
-
-    Raises:
-        ApiError: No replica takes requests, or the answer cannot be moderated now.
-        ExternalRefusedError: The request cannot be answered as it is.
-        ExternalFailedError: The server failed.
-        StageTimeoutError: A stage took too long.
-    """
+    """Send a prompt to a replica of a model; yields what comes of each choice. The end of a choice is held back until
+    the server has reported its tokens, so that a client hears of the usage that it pays. Raises as
+    `ExternalModel.answer`."""
     observer = serving.metrics.generation(model.served.name, turn.record.timeline.received_s)
     account = TokenAccount(turn.usage, prompt.tokens, model.count_tokens)
     watches, held = [serving.moderation.output_moderation(turn) for _ in readers], HeldBytes(serving.held, turn.record)

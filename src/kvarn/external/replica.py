@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class ExternalReplica:
-    """A `ReplicaClient` of somebody else's server, which takes texts and no token ids: `answer` and `embed_texts` stand
+    """A `ReplicaClient` of an external server, which takes texts and no token ids: `answer` and `embed_texts` stand
     for `generate` and `embed`. `probe` must be called now and then."""
 
     def __init__(self, config: ModelConfig, base_url: str) -> None:

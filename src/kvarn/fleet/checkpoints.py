@@ -41,7 +41,6 @@ class VersionChangedError(Exception):
 
 
 def fingerprints_of(found: Checkpoints) -> dict[str, Any]:
-    """Digests of a version's checkpoint, draft model and configured adapters."""
     fingerprints: dict[str, Any] = {"checkpoint": checkpoint_fingerprint(found.directory)}
     if found.draft_directory is not None:
         fingerprints["draft model"] = checkpoint_fingerprint(found.draft_directory)

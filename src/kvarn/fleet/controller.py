@@ -31,19 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class FleetController:
-    """The loop. Without the database it goes on with the last result of `read_desired`.
-
-    Args:
-        config: The whole configuration.
-        engines: The engines of the start. Its table of supervisors is kept up to date.
-        launcher: Starts more.
-        desired: The desired state at first.
-        read_desired: Reads the desired state; None: it never changes.
-        lease: Whether this process looks after the fleet; None: it always does.
-        counts: Numbers of replicas. Default: the desired ones.
-        bind: See `BindVersion`.
-        load_of: Work on a replica, by its name: the least loaded of surplus replicas is drained.
-    """
+    """The loop. Without the database it goes on with the last result of `read_desired`. It keeps the table of
+    supervisors of `engines` up to date. `lease`: whether this process looks after the fleet; None: always. `load_of`:
+    work on a replica, by its name: the least loaded of surplus replicas is drained."""
 
     def __init__(
         self,
@@ -150,7 +140,6 @@ class FleetController:
         return ReplicaState.DOWN if is_out else state
 
     async def reconcile(self) -> None:
-        """Look once, and begin what has to be done."""
         if not await self._read_and_hold():
             return
         await self._claim()

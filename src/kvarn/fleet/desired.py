@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CandidateVersion:
-    """A version on its way to serve."""
-
     model: ModelConfig
     version: int
     share: float
@@ -32,8 +30,6 @@ class CandidateVersion:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """A model as it shall be served."""
-
     model: ModelConfig
     version: int = 0
     """The deployment's version; 0: the configuration's."""
@@ -74,7 +70,6 @@ class ReplicaCounts:
         return desired.count
 
     def pool(self, model: str) -> int:
-        """Additional replicas of a model for the warm pool."""
         return 0
 
     def forget(self) -> None: ...

@@ -33,21 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Engines:
-    """The engines of this server by their supervisors. Those of this machine die with this process.
-
-    Finds the models' checkpoints and launches an engine for each replica, unless another launcher does that later.
-    Where there are CPUs to spare, the engines get some and this process the others. Replicas of a model share its CPUs
-    among them.
-
-    Args:
-        config: The whole configuration.
-        process: One that was spawned ahead, for the first replica.
-        desired: How many replicas of which version the models have at first. Default: those of the configuration.
-
-    Raises:
-        TextError: A checkpoint cannot be found.
-        OSError: No process can be started.
-    """
+    """The engines of this server by their supervisors; those of this machine die with this process. Finds the models'
+    checkpoints and launches an engine for each replica, the first in a `process` that was spawned ahead, unless another
+    launcher does that later. Where there are CPUs to spare, the engines get some and this process the others; replicas
+    of a model share its CPUs among them. Raises `TextError`."""
 
     def __init__(
         self, config: KvarnConfig, process: EngineProcess | None = None, desired: DesiredModels | None = None
@@ -180,7 +169,6 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
 
 
 def launcher_of(config: KvarnConfig, engines: Engines) -> Launcher:
-    """The launcher of engine processes after the start."""
     if config.fleet.launcher == "local":
         return LocalLauncher(engines.places, engines.preloaded_process)
 

@@ -38,8 +38,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A replica that is there."""
-
     name: str
     model: str
     version: int
@@ -57,8 +55,6 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a replica."""
-
     model: str
     version: int
     warm: bool = False

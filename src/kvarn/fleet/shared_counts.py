@@ -17,12 +17,14 @@ from kvarn.limits.types import Decision, LimitsAwayError, Reservation, Update
 @dataclass(frozen=True, slots=True)
 class SharedState:
     counts: CountsBackend
+    """Limits and budgets, in the main process."""
     metrics: Callable[[], Awaitable[CollectorRegistry]]
     is_main: bool
     """This process supervises the engines and shows their metrics."""
 
 
 def counts_handlers(counts: Counts) -> Handlers:
+    """Handlers of the calls of other processes."""
     return {Reservation: counts.decide, Update: counts.update}
 
 
@@ -35,11 +37,7 @@ class RemoteCounts:
         self._channel = channel
 
     async def reserve(self, reservation: Reservation) -> Decision:
-        """Have the main process decide.
-
-        Raises:
-            LimitsAwayError: The main process is gone; this one ends too.
-        """
+        """Have the main process decide. Raises `LimitsAwayError` where that is gone; this one ends too."""
         try:
             return await self._channel.call(reservation, Decision)
         except asyncio.CancelledError:  # it may have been admitted
@@ -49,4 +47,5 @@ class RemoteCounts:
             raise LimitsAwayError(str(error)) from None
 
     def update(self, update: Update) -> None:
+        """Renew or settle a reservation there."""
         self._channel.send(update)

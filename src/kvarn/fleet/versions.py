@@ -89,7 +89,6 @@ class VersionTable:
         return self._result(desired, self._starting, replica, partial(self._bound, desired))
 
     def serving(self, model: str) -> ServedVersion | None:
-        """The latest version of a model that has served."""
         served = [each for (name, _), each in self.known.items() if name == model and not each.is_candidate]
         return served[-1] if served else None
 

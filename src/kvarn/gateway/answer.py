@@ -120,7 +120,7 @@ def event_stream(
                 await outbox.send(*start, _body(last, is_last=True))
         except asyncio.CancelledError:
             if outbox.begun:
-                await _take_leave(outbox, why)
+                await _end_unfinished(outbox, why)
             raise
 
     return WatchedResponse(answer)
@@ -187,8 +187,8 @@ def _body(data: bytes, *, is_last: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": not is_last}
 
 
-async def _take_leave(outbox: _Outbox, encode_error: Callable[[Exception], bytes]) -> None:
-    """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
+async def _end_unfinished(outbox: _Outbox, encode_error: Callable[[Exception], bytes]) -> None:
+    """Send the reason why a stream ends unfinished, in vain where the client has left."""
     has_last = bool(outbox.unsent) and outbox.unsent[-1].get("more_body") is False
     why = [] if has_last else [_body(encode_error(shutting_down()), is_last=True)]
     with suppress(TimeoutError):

@@ -181,8 +181,8 @@ async def _lifespan(
     if gateway.control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
-    if gateway.control.watch is not None:
-        workers.append(gateway.control.watch)
+    if gateway.control.monitor is not None:
+        workers.append(gateway.control.monitor)
     for external in gateway.control.external:
         workers += external.probes()
     if config.batches.enabled:

@@ -135,7 +135,7 @@ def _require_json(request: Request) -> None:
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _ACCEPTED = {"accept-encoding": "gzip, deflate"}
 _PIECE_BYTES = 256 * 1024
-"""Bytes that are made at once: whoever reads them counts them, and others are served, before there are more."""
+"""Bytes that are made at once: they are counted, and others are served, before there are more."""
 
 
 def decoding(request: Request, receive: Receive) -> Receive:

@@ -82,9 +82,9 @@ def build_gateway(
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:
         requests.on_held = autoscaling.wake
-    watch = _watch(golden, config, take_out, metrics)
-    if autoscaling is not None and watch is not None:
-        autoscaling.golden_prompts = watch.asked
+    monitor = _quality_monitor(golden, config, take_out, metrics)
+    if autoscaling is not None and monitor is not None:
+        autoscaling.golden_prompts = monitor.asked
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
     steps = _steps(services, text, generators, (rollouts.observer, shadows))
@@ -106,7 +106,7 @@ def build_gateway(
             fleet=fleet,
             autoscaling=autoscaling,
             shared=shared,
-            watch=watch,
+            monitor=monitor,
             golden=golden,
             shadows=shadows,
             rollouts=rollouts,
@@ -142,12 +142,12 @@ def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, 
     return {model.name: connect(model, shown) for model in found}
 
 
-def _watch(
+def _quality_monitor(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
 ) -> QualityMonitor | None:
-    """The monitor of replicas that answer wrongly; None: not wanted, or nobody could take one out."""
+    """The monitor of replicas that answer wrongly; None: disabled, or no replica could be taken out of service."""
     if take_out is None or not config.quality.enabled:
         return None
-    watch = QualityMonitor(golden, config.quality, take_out)
-    metrics.registry.register(QualityCollector(watch))
-    return watch
+    monitor = QualityMonitor(golden, config.quality, take_out)
+    metrics.registry.register(QualityCollector(monitor))
+    return monitor

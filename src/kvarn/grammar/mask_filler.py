@@ -20,16 +20,11 @@ _CAPACITY = 512
 
 
 class Fill:
-    """The masks of a matcher's next token, and of the tokens behind each of some proposals.
+    """The masks of a matcher's next token, and of those behind each of some proposals. The matcher belongs to the
+    filler until `wait` returns, and comes back as it is.
 
-    The matcher belongs to the filler until `wait` returns.
-
-    Args:
-        matcher: Where the answer stands; comes back as it is.
-        proposals: Tokens that may follow.
-        added: [words] int32 mask of tokens that are allowed besides, in the first mask.
-        fail: Called with what is wrong, where no mask can be made; the masks are then `instead`.
-        instead: [words] int32.
+    `added`: [words] int32 mask of tokens allowed besides, in the first mask. `fail` is called with the problem where no
+    mask can be made; the masks are then `instead`.
     """
 
     def __init__(

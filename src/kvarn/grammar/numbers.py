@@ -31,20 +31,14 @@ def has_fractional_bound(node: dict[str, Any]) -> bool:
 
 
 def exact_bounds(node: dict[str, Any], fractional: bool) -> None:
-    """Rewrite the bounds of a schema.
+    """Rewrite the bounds of a schema. Raises GrammarError that names the keyword of one that cannot be enforced.
 
     * Those beyond 2^53 are drawn in to it.
     * llguidance takes the integer at an exclusive bound for allowed where the other bound is a fraction less than 1
-      farther from zero. So the bound becomes an inclusive one a billionth away.
-    * It leaves out decimals that are the beginning of a bound's (0.9 of 0.999): they are added as ranges of
-      their own, as are multiples with fewer decimals than `multipleOf`.
-
-    Args:
-        node: The schema.
-        fractional: Whether any bound in the whole schema, with which this one's may be joined, is no integer.
-
-    Raises:
-        GrammarError: One cannot be enforced; it names the keyword.
+    farther from zero. So the bound becomes an inclusive one a billionth away, if any bound in the whole schema is
+    `fractional`.
+    * It leaves out decimals that are the beginning of a bound's (0.9 of 0.999): they are added as ranges of their own,
+    as are multiples with fewer decimals than `multipleOf`.
     """
     for inclusive, exclusive, sign in _BOUNDS:
         for keyword in (inclusive, exclusive):

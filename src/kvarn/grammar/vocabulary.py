@@ -17,17 +17,10 @@ class Vocabulary:
     """The tokens of one model. Reading a large one takes a second, most of it with the GIL held: it is done before an
     engine serves.
 
-    Special tokens, and others written like `<this>`, are no part of any text here: a grammar names them by id,
-    `<[7]>`. llguidance forces the tokens of a known text as the tokenizer splits it, and the tokenizer finds special
-    tokens in a text that only looks like them; so it gets them under names that no text contains.
-
-    Args:
-        tokenizer: Text of tokenizer.json.
-        vocab_size: Width of the model's logits; may be more than the tokenizer has.
-        end_ids: Tokens that end an answer.
-
-    Raises:
-        GrammarError: Nothing can be enforced with this tokenizer.
+    Special tokens, and others written like `<this>`, are no part of any text here: a grammar names them by id, `<[7]>`.
+    llguidance forces the tokens of a known text as the tokenizer splits it, and the tokenizer finds special tokens in a
+    text that only looks like them; so it gets them under names that no text contains. `vocab_size` is the width of the
+    model's logits; may be more than the tokenizer has. Raises GrammarError where nothing can be enforced.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, end_ids: list[int]) -> None:

@@ -37,7 +37,7 @@ AWAY_S = 1.0
 """Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
 _MAX_KNOWN = 65_536
 _MAX_UNKNOWN = 4_096
-"""Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
+"""Keys remembered at most. Unknown ones apart: trying many keys does not push out those in use."""
 _UNKNOWN_S = 5.0
 """Seconds for which a key counts as unknown: a new key is not in the feed."""
 _NO_GRANT = Grant("", digest_of(""), None, None)

@@ -26,7 +26,6 @@ class RouterSpec:
     renormalize: bool = True
     """The shares of the chosen experts are scaled to sum to one."""
     scale: float = 1.0
-    """Factor of the shares."""
 
 
 class GroupedExperts(Protocol):

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 
 class DriftAction(StrEnum):
-    """The action on a replica that deviates."""
-
     RESTART = "restart"
     """It is drained and started again, with weights that are loaded anew."""
     KEEP_OUT = "keep_out"
@@ -44,8 +42,6 @@ class DriftAction(StrEnum):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that deviates."""
-
     model: str
     replica: str
     prompt: str
@@ -81,8 +77,6 @@ OnDrift = Callable[[Drift], Awaitable[None]]
 
 @dataclass
 class _ProbeState:
-    """State of one replica."""
-
     due: float = 0.0
     starts: int = 0
     next_adapter: int = 0
@@ -103,17 +97,8 @@ class ProbeCounts:
 
 
 class QualityMonitor:
-    """Probes each replica when it gets ready and then again and again.
-
-    Args:
-        models: Gives the present models.
-        config: How often, and how much.
-        on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
-        clock: Tells when a probe is due.
-
-    Raises:
-        ReferenceFileError: The file of expected answers holds something else.
-    """
+    """Probes each replica when it gets ready and then again and again. `on_drift` takes a replica out of service, as
+    `Drift.action` says; what it raises is logged. Raises `ReferenceFileError`."""
 
     def __init__(
         self,

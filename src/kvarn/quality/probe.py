@@ -21,8 +21,6 @@ _TOP = 4
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a replica."""
-
     token_ids: tuple[int, ...]
     logprobs: tuple[bytes, ...]
     """Log-probabilities of each token, as `PositionLogprobs` packs them."""
@@ -58,8 +56,6 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance between two answers to one prompt."""
-
     agreement: float
     """Share of the answer's tokens before the first that differs."""
     mean_gap: float
@@ -70,21 +66,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 async def ask(
     client: ReplicaClient, prompt: GoldenPrompt, request_id: str, max_tokens: int, *, adapter: str = "", cached: bool
 ) -> GoldenAnswer:
-    """Have a replica answer a golden prompt.
-
-    Args:
-        client: The replica.
-        prompt: What is asked.
-        request_id: Of no other request.
-        max_tokens: Tokens of the answer.
-        adapter: Name of the adapter to answer with.
-        cached: Use the blocks of the prompt that the prefix cache holds, which another probe computed earlier. Else
-            the whole prompt is computed, with the log-probabilities of its tokens: what is cached of
-            `UNCACHED_TENANT` was deleted before.
-
-    Raises:
-        RequestRefusedError, ReplicaLostError: See `ReplicaClient.generate`.
-    """
+    """Have a replica answer a golden prompt. `cached`: use the blocks of the prompt that another probe computed
+    earlier. Else the whole prompt is computed, with the log-probabilities of its tokens: what is cached of
+    `UNCACHED_TENANT` was deleted before. Raises as `ReplicaClient.generate`."""
     request = golden_request(prompt, request_id, max_tokens, adapter=adapter, cached=cached)
     return GoldenAnswer.of([delta async for delta in client.generate(request)])
 

@@ -56,8 +56,6 @@ CONTINUABLE = ("completed", "incomplete")
 
 
 class State(Enum):
-    """States of a response's end."""
-
     WRITING = auto()
     ENDING = auto()
     ENDED = auto()
@@ -65,19 +63,15 @@ class State(Enum):
 
 
 class Stored(Enum):
-    """The result of storing a response."""
-
     STORED = auto()
     NOT_STORED = auto()
-    """The database is away, and nobody waits for it to come back."""
+    """The database is away, and its return is not waited for."""
     NOT_OURS = auto()
     """Another gateway ends it, or it is gone."""
 
 
 @dataclass(slots=True, eq=False)
 class ResponseEnding:
-    """The end of one response."""
-
     responses: BackgroundResponses
     owner: Owner
     writer: ResponseWriter

@@ -24,8 +24,6 @@ _HASH_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that the model may call."""
-
     tool: Mapping[str, Any]
     index: int
     """Place among the request's tools; those of one namespace share it."""

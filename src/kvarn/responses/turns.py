@@ -37,8 +37,6 @@ from kvarn.wire.openai.responses.request import ContextFields
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn."""
-
     earlier: list[StoredItem]
     """Items of the turns before, oldest first."""
     items: list[StoredItem]

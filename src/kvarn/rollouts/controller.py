@@ -43,17 +43,8 @@ class RolloutRefusedError(Exception):
 
 
 class Rollouts:
-    """All rollouts, as this process knows them.
-
-    Args:
-        routes: Get the shares.
-        configured: The routes of the configuration.
-        shadows: Make the copies that are compared.
-        models: The served models, with their versions.
-        store: Keeps rollouts.
-        text: Renders golden prompts.
-        may_lead: Whether this process may be the leader. Of several that may, the holder of the lease is.
-    """
+    """All rollouts, as this process knows them. `may_lead`: whether it may be the leader; of several that may, the
+    holder of the lease is."""
 
     def __init__(
         self,

@@ -21,8 +21,6 @@ from kvarn.wire.rollouts import RolloutDecision
 
 
 class RolloutPhase(StrEnum):
-    """Phase of a rollout."""
-
     SHADOW = "shadow"
     CANARY = "canary"
     PROMOTED = "promoted"

@@ -31,8 +31,6 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerRun(Protocol):
-    """An answer that has begun."""
-
     @property
     def deltas(self) -> Deltas: ...
 
@@ -62,8 +60,6 @@ class ComparedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ShadowResult:
-    """An answer and its copy."""
-
     route: str
     model: str
     answer: ComparedAnswer

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 
 class StoredRow(NamedTuple):
-    """A rollout in the database."""
-
     rollout: Rollout
     state: dict[str, Any]
     command: str | None

@@ -114,8 +114,6 @@ class Blobs:
         await _in_thread(delete)
 
     async def delete_folder(self, name: str) -> None:
-        """Delete all blobs whose names begin with a folder's."""
-
         def delete() -> None:
             files, root = self.open()
             with suppress(FileNotFoundError):
@@ -129,8 +127,6 @@ class Blobs:
 
 
 class BlobWriter:
-    """A blob that is being written."""
-
     def __init__(self, file: Any, folder: Path | None) -> None:
         self.file = file
         self._folder = folder

@@ -42,16 +42,8 @@ _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
 def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
-    """The engine that serves requests. Whoever finds no connection gets a `StoreAwayError`.
-
-    Args:
-        url: With an asynchronous driver.
-        pool_size: Connections at most.
-        timeout_s: Seconds that connecting may take, and waiting for a connection.
-
-    Raises:
-        StoreError: The URL names a file that is not there.
-    """
+    """The engine that serves requests; without a free connection within `timeout_s` it raises a `StoreAwayError`.
+    Raises `StoreError` where the URL names a file that is not there."""
     common: dict[str, Any] = {
         "hide_parameters": True,  # errors are logged, and parameters are what clients wrote
         "pool_size": pool_size,
@@ -181,7 +173,7 @@ def _begin_sqlite(connection: Any) -> None:
 DEMOTED_STATE = "25006"
 """SQLSTATE of a write in a read-only transaction: the server is a standby now, or was told to be read-only."""
 _LOCKED_STATE = "55P03"
-"""SQLSTATE of whoever waited for a lock for longer than its transaction's `lock_timeout`."""
+"""SQLSTATE of a wait for a lock for longer than the transaction's `lock_timeout`."""
 _AWAY_STATES = ("08", "53", "57P")
 """Beginnings of SQLSTATE while PostgreSQL starts, stops or has no room."""
 _UNPREPARED_STATES = ("42P01", "42703")

@@ -22,7 +22,7 @@ from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
-"""For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
+"""For sums of the ledger, which may take long: other queries do not wait for these connections."""
 _ACCOUNT_CONNECTIONS = 1
 """Beside those, which reports never have all: for what an organisation has stored, see `stored_bytes.py`."""
 _WRITERS_AT_ONCE = 2
@@ -87,12 +87,8 @@ class Store:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncSession, None]:
-        """A session whose changes are committed when the block ends, and undone when it raises.
-
-        Raises:
-            StoreReadOnlyError: The database takes no writes.
-            StoreAwayError: The database does not answer in time.
-        """
+        """A session whose changes are committed when the block ends, and undone when it raises. Raises
+        `StoreAwayError`, and `StoreReadOnlyError` where the database takes no writes."""
         with self.health.watching():
             async with self._guarded(self.timeout_s), self._sessions() as session, session.begin():
                 yield session
@@ -113,12 +109,8 @@ class Store:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[AsyncConnection, None]:
-        """A bare connection in one transaction, without a limit of time: a large table takes long to change.
-
-        Raises:
-            StoreAwayError: The database does not answer.
-            StoreError: It is none, or refuses the schema.
-        """
+        """A bare connection in one transaction, without a limit of time: a large table takes long to change. Raises
+        `StoreError`."""
         with self.health.watching(), self.explained(), _away_when_lost(self.timeout_s):
             async with self.engine.begin() as connection:
                 yield connection
@@ -179,7 +171,7 @@ def store_url(config: KvarnConfig) -> URL:
 
 
 def _no_url() -> StoreError:
-    """Without the URL: it may hold a password, and nobody knows where."""
+    """Error without the URL: it may hold a password at an unknown place."""
     return StoreError(
         "store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…, and @, / and ? of a password "
         "as %40, %2F and %3F"

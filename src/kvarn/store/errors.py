@@ -8,7 +8,7 @@ class StoreError(Exception):
 
 
 class StoreAwayError(StoreError):
-    """The database does not answer. What was asked has not been done, or nobody knows."""
+    """The database does not answer. Whether the request was carried out is unknown."""
 
 
 class StoreReadOnlyError(StoreAwayError):
@@ -31,7 +31,7 @@ class StoreRefusedError(StoreAwayError):
 
 
 class NotFoundError(StoreError):
-    """There is no such object, or it belongs to somebody else: the two are told apart by nobody."""
+    """There is no such object, or it belongs to another owner: the error does not tell which."""
 
 
 class ConflictError(StoreError):

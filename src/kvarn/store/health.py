@@ -19,8 +19,6 @@ _log = logging.getLogger("kvarn.store")
 
 
 class StoreState(StrEnum):
-    """State of the database."""
-
     UP = "up"
     READ_ONLY = "read_only"
     """It answers, and takes no writes."""

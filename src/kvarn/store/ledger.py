@@ -57,8 +57,6 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
-    """Sums of events."""
-
     start: int
     """Beginning of the bucket of time, seconds since 1970; 0 where there are no buckets."""
     group: Mapping[str, str | None]

@@ -35,11 +35,7 @@ ItemT = TypeVar("ItemT")
 
 
 class LogprobsEncoder:
-    """Encodes log-probabilities.
-
-    Args:
-        tokenizer: Of the model.
-    """
+    """Encodes log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -29,13 +29,8 @@ class InProcessExecutor(SynchronousExecutor):
         """The engine's `AdapterStore`."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end; results in the order of its rows.
-
-        Raises:
-            PlanError: The plan contradicts the slots' state.
-            InvalidSamplingError: An admitted request asks for what this model cannot do.
-            InvalidLogitsError: The model's logits are not finite.
-        """
+        """Run one step to its end; results in the order of its rows. Raises PlanError where the plan contradicts the
+        slots' state, InvalidSamplingError where a request asks for what this model cannot do, InvalidLogitsError."""
         started, first_uses = self.runner.clock.now(), self.runner.first_uses
         transfer_s = self.runner.transfer_blocks(plan)
         rows = self._run(plan)

@@ -99,26 +99,14 @@ def plan_cache(
 ) -> CachePlan:
     """The sizes of the KV cache, and of the recurrent states beside it: one budget for both.
 
-    Args:
-        spec: Shape of the decoder.
-        dtype: Type of keys and values.
-        kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
-            and recurrent states need, up to a third of the machine's, or, where one full context needs more, what
-            weights leave but for a tenth; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full contexts
-            need.
-        max_num_seqs: Sequences that may run at once.
-        max_context_length: Tokens of the longest sequence.
-        may_lower_seqs: `max_num_seqs` is a default: plan fewer if the recurrent states of all do not fit.
-        may_lower_context: `max_context_length` is a default: plan a shorter one, of whole blocks, if it does not fit
-            into the default share of the machine's memory.
-        weight_bytes: Bytes of the machine's memory that the loaded weights take.
-        memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
-        gpu: Budget on GPUs; None: keys and values are in the machine's memory.
-        copies: Ranks that hold the same key/value head, all in this memory.
+    The budget is `kv_cache_gib`, by default a tenth of the machine's memory, or what one full context and recurrent
+    states need, up to a third of the machine's, or, where one full context needs more, what weights leave but for a
+    tenth; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full contexts need.
 
-    Raises:
-        CacheTooSmallError: Not even one sequence of the longest length fits, or not the states of `max_num_seqs`.
-        CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
+    `may_lower_seqs`, `may_lower_context`: these numbers are defaults, and are lowered (contexts to whole blocks) where
+    the recurrent states of all, or one context, do not fit. `copies`: ranks that hold the same key/value head, all in
+    this memory. Raises CacheTooSmallError where not even one sequence of the longest length fits, or not the states of
+    `max_num_seqs`; CacheTooLargeError where `kv_cache_gib` is more than the memory that the weights leave.
     """
     block_bytes = spec.kv_bytes_per_token(dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)

@@ -106,15 +106,9 @@ class Sampler:
         min_tokens, logit bias -> repetition, frequency and presence penalties -> temperature -> min-p -> top-k -> top-p
         -> draw. A row's token depends on its logits, its parameters, its history and (seed, position) alone.
 
-        Args:
-            logits: [R, vocab] float32, contiguous; changed in place.
-            row_slots: [R] the slot of each row; distinct where a slot has a history that changes its logits.
-            masks: By row, where only some tokens may be drawn.
-            ahead: [R] tokens between the last one that the slot knows and the one drawn; by default none.
-
-        Raises:
-            InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
-            PlanError: A mask allows no token.
+        `logits` [R, vocab] float32, contiguous, are changed in place; `row_slots` [R] are distinct where a slot has a
+        history that changes its logits; `ahead` [R]: tokens between the last one that the slot knows and the one drawn.
+        Raises InvalidLogitsError where a row holds NaN or nothing finite, PlanError where a mask allows no token.
         """
         slots, operations = self._slots, self._operations
         reports = slots.num_logprobs[row_slots]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
-from kvarn.kernels.activation import Activation
 from kvarn.kernels.linear import Norm
 
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
@@ -23,19 +21,6 @@ from random_rows import random_weight  # noqa: E402
 FLOATS = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (16, 64), (37, 50), (96, 259), (170, 1025)]
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_nan_and_infinity_show_in_their_own_row_and_spoil_no_other(isa: str, dtype: torch.dtype) -> None:
-    packed = pack_linear(_native.Backend(isa), random_weight(20, 70, dtype))
-    for rows in (7, 40, 300):
-        x = torch.randn(rows, 70)
-        sound = packed(x)
-        x[3, 41], x[5, 0], x[5, 1] = math.nan, math.inf, -math.inf
-        found = packed(x)
-        assert found[3].isnan().all() and not found[5].isfinite().any()
-        others = [row for row in range(rows) if row not in (3, 5)]
-        assert torch.equal(found[others], sound[others])
 
 
 def test_calls_from_several_threads_on_one_backend_take_turns(isa: str) -> None:
@@ -61,18 +46,6 @@ def test_vector_instruction_sets_give_the_same_bits(isa: str) -> None:
         weight = random_weight(90, 300, torch.float32)
         found, want = (pack_linear(_native.Backend(name), weight, None, activation) for name in (isa, reference))
         assert torch.equal(found(x, norm=norm), want(x, norm=norm))
-
-
-@pytest.mark.parametrize("activation", [None, "silu"])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_rows_come_back_as_they_were_packed(dtype: torch.dtype, activation: Activation | None) -> None:
-    for out, in_features in [(2, 1), (38, 51), (128, 64), (170, 1025)]:
-        weight = random_weight(out, in_features, dtype)
-        packed = pack_linear(_native.Backend("generic"), weight, None, activation)
-        ids = torch.randint(out, (77,))
-        assert torch.equal(packed.rows(ids), weight[ids].float())
-        assert torch.equal(packed.rows(torch.arange(out)), weight.float())
-    assert packed.rows(torch.tensor([], dtype=torch.int64)).shape == (0, in_features)
 
 
 def test_packed_bytes_are_taken_over_from_elsewhere_and_padded_with_zeros() -> None:

@@ -77,7 +77,7 @@ def test_padding_of_rows_whose_scale_overflows_is_zero() -> None:
         assert not packed[75:].any()
 
 
-def test_what_cannot_be_packed_is_refused_and_it_is_said_what_to_do() -> None:
+def test_errors_of_packing_say_what_to_do() -> None:
     (weight,) = random_parts([5], 64, 1)
     with pytest.raises(UnsupportedByBackendError, match="`quantization` to int8"):
         pack_plain(BACKENDS[0], [weight], "fp8")

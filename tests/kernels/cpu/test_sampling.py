@@ -130,7 +130,7 @@ def test_weights_are_whole_and_within_rounding_of_the_exact_exponential(compiled
 
 
 @pytest.mark.parametrize("vocab_size", [*SIZES, 3 * 262_144 + 17])
-def test_the_most_likely_token_is_numpys_whatever_the_row_holds(compiled: Kernels, vocab_size: int) -> None:
+def test_the_most_likely_token_is_numpys(compiled: Kernels, vocab_size: int) -> None:
     generator = np.random.default_rng(vocab_size)
     logits = generator.normal(size=(40, vocab_size)).astype(np.float32)
     logits[::2] = logits[::2].round()  # ties

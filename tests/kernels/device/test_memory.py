@@ -44,7 +44,7 @@ def test_large_memory_is_private_and_asked_for_in_huge_pages():
         assert "hg" in flags.split()
 
 
-def test_what_stays_lies_side_by_side_in_huge_pages() -> None:
+def test_pieces_lie_side_by_side_in_huge_pages() -> None:
     memory = HugePages()
     sizes = [1, 100, HUGE_PAGE // 3, 64, HugePages.CHUNK - 1, 2 * HugePages.CHUNK, 5]
     pieces = [memory.take(size) for size in sizes]

@@ -116,9 +116,9 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
         )
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> CompletionPrompt:
-        given, most = as_list(self.request.prompt), serving.limits.max_prompts
-        if len(given) > most:
-            message = f"'prompt' has {len(given)} prompts; this server takes at most {most}."
+        given, max_prompts = as_list(self.request.prompt), serving.limits.max_prompts
+        if len(given) > max_prompts:
+            message = f"'prompt' has {len(given)} prompts; this server takes at most {max_prompts}."
             raise invalid_request(message, "prompt")
         return await serving.steps.generator_of(model).prompt_completion(serving, record, self.request, model)
 

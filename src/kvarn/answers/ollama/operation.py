@@ -99,10 +99,10 @@ async def start_ollama_generate(
             return await _start_chat(serving, record, request, prompt_chat(request, name), request.context or ())
 
         external = serving.catalog.find(record, name).config.external
-        most = MAX_INT if external is None else external.max_output_tokens  # here it is lowered to what fits
+        max_output = MAX_INT if external is None else external.max_output_tokens  # here it is lowered to what fits
 
         async def start(max_tokens: int | None) -> CompletionRun:
-            completion = raw_completion(request, name, most if max_tokens is None else max_tokens)
+            completion = raw_completion(request, name, max_output if max_tokens is None else max_tokens)
             return await start_completion(serving, record, completion)
 
         run = await _fitted(record, request.sampling.max_tokens, start)

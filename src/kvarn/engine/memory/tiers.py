@@ -28,13 +28,19 @@ _ASK_AGAIN_S = 0.02
 class KVTiers:
     """The engine's side of a `KVConnector`: decisions and counts."""
 
-    def __init__(self, connector: KVConnector, namespace: str, step_time: StepTimeModel) -> None:
+    def __init__(
+        self,
+        connector: KVConnector,
+        namespace: str,
+        step_time: StepTimeModel,
+        remote_prefill: RemotePrefill | None = None,
+    ) -> None:
         self.connector = connector
         self.queries = 0
         """Tokens of prompts that were looked for here, since the prefix cache did not hold them."""
         self.hits = 0
         self.given_up = 0
-        self.remote_prefill: RemotePrefill | None = None
+        self.remote_prefill = remote_prefill
         self._namespace = namespace
         self._step_time = step_time
         self._transfer_s = 0.0

@@ -35,14 +35,13 @@ class StepPrices:
         return max(self.token_s + self.pair_s * context, 1e-12)
 
 
+@dataclass(slots=True)
 class ProposalRow:
-    """A row that may get proposals."""
+    """A row that may get proposals, `limit` at most, the first at position `end`."""
 
-    def __init__(self, record: GuessRecord, end: int, limit: int) -> None:
-        self.record = record
-        self.end = end
-        """Position of its first proposal."""
-        self.limit = limit
+    record: GuessRecord
+    end: int
+    limit: int
 
 
 class ProposalBudget:

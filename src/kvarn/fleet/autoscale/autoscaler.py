@@ -26,8 +26,6 @@ _SLOW_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """The load of a model at one look."""
-
     now: float
     arrived_s: float
     """Work arrived since the last look, in seconds of one engine."""
@@ -41,8 +39,6 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """The number of replicas, and the reason."""
-
     now: float
     replicas: int
     reason: str

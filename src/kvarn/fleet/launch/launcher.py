@@ -11,8 +11,6 @@ from kvarn.replica.spec import ReplicaSpec
 
 
 class LaunchedEngine(Protocol):
-    """One engine process."""
-
     endpoint: Endpoint
     pid: int
     supervisor: str

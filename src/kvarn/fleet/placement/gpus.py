@@ -24,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU."""
-
     number: int
     uuid: str
     memory_bytes: int

@@ -28,8 +28,6 @@ _LEAST_SHARE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Resources that one replica needs."""
-
     memory_bytes: int
     cpus: float = 0.0
     gpus: int = 0
@@ -42,8 +40,6 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine's memory, cores and GPUs."""
-
     name: str
     memory_bytes: int
     cpus: float = float("inf")
@@ -52,8 +48,6 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The machine and GPUs of a replica."""
-
     machine: str
     needs: Needs
     gpus: tuple[str, ...] = ()
@@ -180,7 +174,6 @@ def main_memory() -> int:
 
 
 def describe_room(needs: Needs, machines: Sequence[Machine], placed: Collection[Placement]) -> str:
-    """The needs of a replica and the free resources, in words."""
     free = []
     for room in (_Room.on(machine, placed) for machine in machines):
         gpus = "".join(f", {max(0.0, each.free):.0%} of GPU {each.gpu.number}" for each in room.gpus)

@@ -28,8 +28,6 @@ EngineCommand = Activate | Sleep | Drain | Stop
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a run."""
-
     reason: str | None
     """None: a clean exit."""
     gone: bool
@@ -37,15 +35,8 @@ class RunEnd:
 
 class EngineRun:
     """Reads the messages of a launched process. Kills it if no heartbeat comes, a step or the start takes too long, or
-    a message cannot be read.
-
-    Args:
-        engine: The process.
-        config: Time limits.
-        on_message: Called with each report of the start, the first heartbeat after a computed step, and the heartbeats
-            of an adopted engine that drains.
-        adopted: An earlier controller started the process, so it should be ready.
-    """
+    a message cannot be read. `on_message` is called with each report of the start, the first heartbeat after a computed
+    step, and the heartbeats of an engine that drains and was `adopted` from an earlier controller."""
 
     def __init__(
         self,
@@ -197,15 +188,10 @@ class EngineRun:
 
 
 class StartProgress:
-    """Progress of one start. Time passes in `passed`, which counts turns of a loop that reads messages.
-
-    Heartbeats alone show that a process lives, not that it gets on: they come from a thread of their own. A report of
-    a further stage, and work done (`SessionWork.amount`), show that it does.
-
-    Args:
-        still_s: Seconds after which a process of this machine that neither speaks nor computes is stopped for good.
-        idle_s: Seconds without progress after which the start hangs.
-    """
+    """Progress of one start. Time passes in `passed`, which counts turns of a loop that reads messages. Heartbeats
+    alone are no progress: they come from a thread of their own. A report of a further stage, and work done
+    (`SessionWork.amount`), are. After `still_s` a process of this machine that neither speaks nor computes is stopped
+    for good; after `idle_s` without progress the start hangs."""
 
     def __init__(self, still_s: float, idle_s: float) -> None:
         self._still_limit_s = still_s

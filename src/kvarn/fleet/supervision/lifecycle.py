@@ -27,8 +27,6 @@ WAITING = (ReplicaState.WARM, ReplicaState.ASLEEP)
 
 
 class CommandKind(StrEnum):
-    """An instruction for one run."""
-
     LAUNCH = "launch"
     ACTIVATE = "activate"
     """Load the model, or wake it, and take requests."""
@@ -40,8 +38,6 @@ class CommandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An instruction, and its run."""
-
     kind: CommandKind
     run: int
 
@@ -90,7 +86,6 @@ class ReplicaLifecycle:
 
     @property
     def given_up(self) -> frozenset[int]:
-        """Runs that were given up and may still be there."""
         return frozenset(self._kills)
 
     # What is wanted ----------------------------------------------------------------------------------------------
@@ -112,7 +107,7 @@ class ReplicaLifecycle:
         return self._done(commands)
 
     def activate(self, now: float) -> list[Command]:
-        """Take requests: whoever waits, or will. Idempotent."""
+        """Take requests, now or once its process waits. Idempotent."""
         self.in_pool = False
         return [Command(CommandKind.ACTIVATE, self.run)] if self.state in WAITING else []
 

@@ -125,7 +125,7 @@ class EngineSupervisor:
         await self._until_gone()
 
     async def leave(self) -> None:
-        """Look after the engine no longer: one on another machine goes on, for whoever takes it over."""
+        """Look after the engine no longer: one on another machine goes on, to be taken over."""
         task, self._task = self._task, None
         tasks = [*self._tasks, *([] if task is None else [task])]
         for each in tasks:
@@ -233,7 +233,6 @@ class EngineSupervisor:
         await self._follow(run, engine)
 
     async def _follow(self, run: int, engine: LaunchedEngine, *, adopted: bool = False) -> None:
-        """Follow one engine process from its start to its end."""
         before = self.status
         if run == self.lifecycle.run:
             self._was_ready = False

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedQuery, QueryModel, check_query, list_answer
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, OrderedQuery, QueryModel, whole_list
 from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
-from kvarn.store.repositories.pages import Page
 from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses.items import (
@@ -25,9 +23,7 @@ from kvarn.wire.openai.responses.items import (
 )
 from kvarn.wire.openai.responses.request import Include
 
-router = APIRouter(
-    prefix="/v1/conversations", tags=["conversations"], route_class=JsonRoute, dependencies=[Depends(check_query)]
-)
+router = json_router("/v1/conversations", "conversations", CHECKED)
 
 Includes = Annotated[
     list[Include],
@@ -77,7 +73,7 @@ async def create_items(
     gateway: GatewayDep, record: RecordDep, conversation_id: str, body: CreateItemsRequest, query: ItemQuery
 ) -> ListObject[StoredItem]:
     items = await add_items(gateway, record, conversation_id, body.items)
-    return list_answer(Page(items, False), lambda item: item)
+    return whole_list(items)
 
 
 @router.get("/{conversation_id}/items", summary="List a conversation's items")
@@ -86,7 +82,7 @@ async def list_items(
 ) -> ListObject[StoredItem]:
     """The items of a conversation, newest first unless `order` is `asc`."""
     page = await stored.list_items(gateway.store, owner, conversation_id, query.cursor)
-    return list_answer(page, lambda item: item)
+    return whole_list(page.items, has_more=page.has_more)
 
 
 @router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")

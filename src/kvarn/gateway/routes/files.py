@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive
@@ -16,8 +16,8 @@ from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_metadata, file_page, page_cursor
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedQuery, Text, Texts, check_query, ignored_query, list_answer
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, OrderedQuery, Text, Texts, ignored_query, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.upload_parts import begin_upload, cancel_upload, complete_upload, take_part
 from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_file
@@ -28,7 +28,7 @@ from kvarn.wire.anthropic.objects import Deleted, FileMetadata, FilePage
 from kvarn.wire.openai.files import FileObject, UploadCompletion, UploadObject, UploadPart, UploadRequest
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 
-router = APIRouter(prefix="/v1", tags=["files"], route_class=JsonRoute, dependencies=[Depends(check_query)])
+router = json_router("/v1", "files", CHECKED)
 
 _UPLOAD_BYTES = 2 * 1024 * 1024
 """Memory that an upload takes at most while it is written: a megabyte, and the same on its way to the database."""

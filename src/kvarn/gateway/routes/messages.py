@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.answers.messages.operation import count_tokens, start_message
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
-from kvarn.gateway.openapi import EVENTS, JsonRoute
+from kvarn.gateway.openapi import EVENTS, json_router
 from kvarn.wire.anthropic.answer import Message, TokenCount
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 
-router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=JsonRoute)
+router = json_router("/v1/messages", "messages")
 
 
 @router.post("", summary="Answer a conversation, in Anthropic's words", openapi_extra=EVENTS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 import kvarn
@@ -15,7 +14,7 @@ from kvarn.answers.ollama.operation import OllamaRun, start_ollama_chat, start_o
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.routes.models import find_model, visible_models
 from kvarn.gateway.state import Gateway
 from kvarn.wire.ollama.answers import (
@@ -34,7 +33,7 @@ from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequ
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.models import Model
 
-router = APIRouter(prefix="/api", tags=["ollama"], route_class=JsonRoute)
+router = json_router("/api", "ollama")
 
 OLLAMA_VERSION = "0.13.0"  # the version whose API this is
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
@@ -14,14 +13,14 @@ from kvarn.catalog.adapters import AdapterLoader
 from kvarn.catalog.models import ServedModel
 from kvarn.fleet.desired import spec_of
 from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import QueryModel, Text
 from kvarn.gateway.state import Gateway
 from kvarn.store.repositories import deployments
 from kvarn.wire.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from kvarn.wire.openai.errors import invalid_request, model_not_found
 
-router = APIRouter(tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION)
+router = json_router("", "administration", ADMINISTRATION)
 
 _ENDS_LATER = "ignored 'mode', requests that run are finished first"
 

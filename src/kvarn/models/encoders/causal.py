@@ -121,7 +121,6 @@ def _output_row(token: int, spec: DecoderSpec, path: Path, loader: WeightLoader)
 
 
 def _answers(path: Path) -> tuple[int, int]:
-    """Token ids of yes and of no."""
     file = path / "tokenizer.json"
     vocabulary = validate(_TokenizerFile, read_json(file, required=True), file).model.vocab
     if missing := [word for word in ("yes", "no") if word not in vocabulary]:

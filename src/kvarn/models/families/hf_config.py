@@ -26,7 +26,6 @@ Width = Annotated[int, Field(ge=1, le=2**20)]
 Vocabulary = Annotated[int, Field(ge=1, le=2**24)]
 Experts = Annotated[int, Field(ge=1, le=4096)]
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""Tokens."""
 Epsilon = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 

@@ -29,8 +29,6 @@ NAMES = {
 
 
 class Base(DeclarativeBase):
-    """Base of all tables."""
-
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {dict[str, Any]: Json, list[Any]: Json}  # noqa: RUF012  SQLAlchemy's way
 

@@ -30,7 +30,7 @@ class File(Owned, Base):
     size: Mapped[Number]
     created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
-    """Nobody sees it from then on; the sweep deletes it."""
+    """Hidden from then on; the sweep deletes it."""
     counted: Mapped[bool] = mapped_column(default=True)
     """Whether it counts in its organisation's `file_bytes`: what a batch writes does so once it is published."""
     in_blobs: Mapped[bool] = mapped_column(default=False, server_default=false())

@@ -55,8 +55,6 @@ class Project(Base):
 
 
 class User(Base):
-    """A person or a service account of an organisation."""
-
     __tablename__ = "users"
     __table_args__ = (UniqueConstraint("organization_id", "email"),)
 
@@ -72,8 +70,6 @@ class User(Base):
 
 
 class ProjectMember(Base):
-    """A user's place in a project."""
-
     __tablename__ = "project_members"
 
     project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True)

@@ -24,7 +24,7 @@ class UsageEvent(Base):
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
-    """Made when the request is taken: whoever records it twice records it once."""
+    """Made when the request is taken, so that an event written twice counts once."""
     request_id: Mapped[str] = mapped_column(String(128))
     organization_id: Mapped[Id]
     project_id: Mapped[Id]

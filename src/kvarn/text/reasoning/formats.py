@@ -38,12 +38,8 @@ class ReasoningFormat:
         return len(self.starts) == len(self.ends) == 1
 
     def phase_after(self, tail: str, begun: str = "") -> ReasoningPhase:
-        """The phase in which an answer begins.
-
-        Args:
-            tail: The end of the prompt, as its template writes it, special tokens included.
-            begun: Beginning of the answer in the prompt: the message that is continued, the opening of a call.
-        """
+        """The phase in which an answer begins. `tail`: the end of the prompt, special tokens included; `begun`:
+        beginning of the answer in it (a message that is continued, the opening of a call)."""
         last_start, last_end = (_last(begun, tags) for tags in (self.starts, self.ends))
         if last_start > last_end:
             return ReasoningPhase.INSIDE

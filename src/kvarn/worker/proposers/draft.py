@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
@@ -55,13 +55,12 @@ class _Row:
     length: int
 
 
-class DraftProposer:
+class DraftProposer(Proposer):
     """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. The draft model's tokens are those of the
     large one; tokens beyond the large model's `vocab_size` are not guessed."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
-    overhead_s: float = 0.0
 
     CATCH_UP = 256
     """Known tokens computed in one call, beyond the first few of each sequence."""
@@ -107,9 +106,6 @@ class DraftProposer:
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self._free.extend(draft.table[: draft.num_blocks].tolist())
-
-    def forget_tenant(self, tenant: str) -> None:
-        """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         began = self._clock.now()

@@ -15,7 +15,7 @@ import torch
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
@@ -28,7 +28,7 @@ from kvarn.worker.step_batch import StepBatch
 Ints = npt.NDArray[np.int64]
 
 
-class EagleProposer:
+class EagleProposer(Proposer):
     """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe."""
 
     grades: tuple[float, ...] = (0.7,)
@@ -132,12 +132,6 @@ class EagleProposer:
 
     def seconds(self, num_sequences: int) -> float:
         return self._times.expected(num_sequences)
-
-    def forget(self, sequence: Sequence) -> None:
-        """Do nothing: the slot's next sequence replaces this one."""
-
-    def forget_tenant(self, tenant: str) -> None:
-        """Do nothing: ended sequences leave no trace."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         self._unasked = 0

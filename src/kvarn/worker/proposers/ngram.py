@@ -21,7 +21,7 @@ import numpy as np
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope
@@ -90,15 +90,13 @@ class _Text:
     """The token before it is another than in the source."""
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. Memory: 4 to 8 bytes a token of the sequences
     that run, and at most `SCOPES` times `HISTORY` tokens of answers."""
 
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
     """Expected share by matching tokens: only the template's, 1, 2, 3 to 4, 5 to 8, more; one differs."""
     is_free: bool = True
-    call_s: float = 0.0
-    overhead_s: float = 0.0
 
     SCOPES = 256
     HISTORY = 8192

@@ -30,14 +30,7 @@ class RanksExecutor:
     """See `kvarn.engine.plan.Executor`. Plans are run in all ranks, one after the other.
 
     With several stages as many plans are in flight: while one stage computes a plan, the one before it computes the
-    next. With one stage there are as many as rank 0's own executor takes.
-
-    Args:
-        own: Rank 0's part of the model, with its KV cache.
-        others: Pipes to the other ranks.
-        stages: Into which the layers are divided.
-        load: Reads rank 0's part of an adapter.
-        blocks: Keeps blocks beyond the caches, where that is configured.
+    next. With one stage there are as many as rank 0's own executor takes. `load` reads rank 0's part of an adapter.
     """
 
     def __init__(

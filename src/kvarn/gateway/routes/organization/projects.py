@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from kvarn.config.extras import missing_extra
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import Flag, OldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
     project_object,
@@ -28,9 +27,7 @@ from kvarn.wire.openai.organization.requests import (
     ServiceAccountUpdate,
 )
 
-router = APIRouter(
-    prefix="/v1/organization/projects", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization/projects", "administration", ADMINISTRATION)
 
 _ACCOUNTS = "/{project_id}/service_accounts"
 _SECRET_KEY = "Secret Key"  # OpenAI's name of a key that was given none

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import OldestFirstQuery, Texts, list_answer
 from kvarn.gateway.routes.organization.objects import project_user_object, role_of, user_object
 from kvarn.store.repositories.tenants import users
@@ -14,9 +13,7 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import ProjectUserObject, UserObject
 from kvarn.wire.openai.organization.requests import ProjectUserCreate, ProjectUserUpdate, UserCreate, UserUpdate
 
-router = APIRouter(
-    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization", "administration", ADMINISTRATION)
 
 _MEMBERS = "/projects/{project_id}/users"
 

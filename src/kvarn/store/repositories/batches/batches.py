@@ -1,7 +1,7 @@
 """Batches, as their owners see them, and as the gateways that run them do: taken by lease, changed by the holder of the
 lease only.
 
-A lease that runs out is taken by another. Whoever has lost one finds that its changes are refused (`LeaseLostError`),
+A lease that runs out is taken by another. Changes by a gateway that has lost its lease are refused (`LeaseLostError`),
 so that two never write the same batch.
 """
 
@@ -27,8 +27,6 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, j
 
 
 class BatchStatus(StrEnum):
-    """State of a batch."""
-
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
@@ -122,7 +120,6 @@ async def delete_batch(store: Store, owner: Owner, batch_id: str, endpoint: str)
 
 
 async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
-    """Ask that a batch be given up. Raises `ConflictError` where it is over, or as good as."""
     async with store.transaction() as session:
         batch = await find_owned(session, owner, Batch, batch_id, to_change=True)
         if batch.status in _CANCELLABLE:
@@ -168,7 +165,6 @@ async def renew_lease(store: Store, holder: str, batch_id: str, lease_s: float) 
 
 
 async def release_batch(store: Store, holder: str, batch_id: str, until: int | None = None) -> None:
-    """Let another take a batch: at once, or from the second `until` on."""
     async with store.transaction() as session:
         held = _held(holder, batch_id)
         await session.execute(held.values(leased_by=None, leased_until=until))
@@ -206,20 +202,8 @@ async def finish_batch(
     **values: Any,
 ) -> Batch:
     """End a batch: its files can be seen, and count, from the moment on at which it is over. One that is in none of the
-    states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
-
-    Args:
-        holder: Who runs it.
-        batch_id: The batch.
-        origin: States that it may leave in this way.
-        status: How it ends.
-        files: Fields of `publish_file` by the column that names the file, such as `output_file_id`.
-        kept_s: Seconds that the files are kept; None: until they are deleted.
-        values: More columns to change.
-
-    Raises:
-        LeaseLostError: Another has it.
-    """
+    states `origin` (its client cancelled it meanwhile) stays as it is. `files`: fields of `publish_file` by the column
+    that names the file. The batch as it is then."""
     now = int(store.now())
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)

@@ -33,7 +33,6 @@ async def queue_response(
     gateway_id: str,
     lease_s: int,
 ) -> None:
-    """Keep a response that shall run in the background, leased to this gateway."""
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
     async with storing(store, owner.organization_id, counted) as session:
         row = new_response(owner, body, input_items, conversation_id, counted)
@@ -45,14 +44,9 @@ async def queue_response(
 async def claim_response(
     store: Store, gateway_id: str, lease_s: int, known: Collection[str] = ()
 ) -> StoredResponse | None:
-    """Take over the oldest background response that nobody works on, which counts one more attempt; None if there is
-    none. One at a time, since each may be megabytes to decode.
-
-    Args:
-        gateway_id: Whose it shall be.
-        lease_s: Seconds for which.
-        known: Those that this gateway works on already: its leases may have run out while it stood still.
-    """
+    """Take over the oldest background response without a lease, which counts one more attempt; None if there is none.
+    One at a time, since each may be megabytes to decode. `known`: those that this gateway works on already: its leases
+    may have run out while it stood still."""
     oldest = (
         select(StoredResponse)
         .where(_unclaimed(store, known))

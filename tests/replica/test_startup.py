@@ -1,11 +1,17 @@
-"""A context that the memory has no room for is shorter where nobody asked for it, in all parts of a replica."""
+"""The start of an engine: its context, its draft model, its warm-up."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvarn.replica.server.startup.proposer import DraftModelError, check_vocabulary
+from kvarn.replica.server.startup.warm_up import warm_up
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -54,3 +60,29 @@ def test_a_context_is_lowered_to_what_fits_and_used_to_its_end(
             tokens += sum(len(delta.token_ids) for delta in output.deltas)
     service.shutdown()
     assert 0 < tokens <= 9
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 4096])
+def test_a_small_vocabulary_is_warmed_up(vocab_size: int) -> None:
+    plans: list[Any] = []
+    executor: Any = SimpleNamespace(max_context_length=64, num_blocks=4, submit=plans.append, collect=lambda: plans[-1])
+    warm_up(executor, vocab_size)
+    (first, *_) = plans
+    assert len(plans) == 3 and len(first.rows[0].token_ids) == 16
+    assert all(token < vocab_size for plan in plans for row in plan.rows for token in row.token_ids)
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    check_vocabulary(ASSETS / "kvarn-demo-draft", ASSETS / "kvarn-demo")
+    other = tmp_path / "other"
+    shutil.copytree(ASSETS / "kvarn-demo-draft", other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(DraftModelError, match=r"2 of 4096 tokens differ.*same family"):
+        check_vocabulary(other, ASSETS / "kvarn-demo")
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(DraftModelError, match=r"need a tokenizer\.json"):
+        check_vocabulary(other, ASSETS / "kvarn-demo")
