@@ -184,11 +184,12 @@ async def test_use_that_has_ended_but_is_not_read_back_counts_for_the_others(gat
     flying = await first.admitted(80)
     assert await second.left(30) == 100, "in flight is not spent"
     first.finish(flying, 80)  # and the database is away
-    assert await second.left(30) == 100
     assert await first.left(30) == 20, "its own requests are known to be spent"
+    assert await second.left(30) == 100
     first.write()  # the second has not looked yet
     assert await second.left(30) == 100
     first.read()
+    assert await first.left(30) == 20  # its update has arrived before
     assert await second.left(30) == 20
     await second.admitted(20)
 

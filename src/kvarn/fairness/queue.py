@@ -134,7 +134,6 @@ class FairQueue(Generic[ItemT]):
         return bool(self._tenants)
 
     def by_priority(self) -> dict[int, int]:
-        """Waiting items by their priority."""
         return dict(sorted(self._by_priority.items()))
 
     @property
@@ -152,7 +151,6 @@ class FairQueue(Generic[ItemT]):
         return min(others, default=self._last_counter)
 
     def push(self, item: ItemT) -> None:
-        """Add an item."""
         account = item.account
         tenant = self._tenants.get(account.name)
         if tenant is None:
@@ -162,7 +160,6 @@ class FairQueue(Generic[ItemT]):
         self._by_priority[priority] += 1
 
     def remove(self, item: ItemT) -> None:
-        """Take out an item that waits."""
         account = item.account
         tenant = self._tenants[account.name]
         is_late = self._is_apart(tenant, item)
@@ -197,7 +194,6 @@ class FairQueue(Generic[ItemT]):
         return self._tier(item.priority, item.arrival_s, now, best)
 
     def first(self, now: float) -> ItemT | None:
-        """The item whose turn it is."""
         return next(self.candidates(now), None)
 
     def candidates(self, now: float) -> Iterator[ItemT]:

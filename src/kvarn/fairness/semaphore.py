@@ -37,11 +37,9 @@ class FairSemaphore:
         """The tenant whose turn is next stands first."""
 
     def held(self, tenant: str) -> int:
-        """Places that a tenant holds."""
         return self._held[tenant]
 
     def holders(self) -> set[str]:
-        """Tenants that hold places."""
         return set(self._held)
 
     def try_acquire(self, tenant: str, places: int = 1) -> bool:
@@ -65,7 +63,6 @@ class FairSemaphore:
             raise
 
     def release(self, tenant: str, places: int = 1) -> None:
-        """Give places back."""
         self.used -= places
         self._held[tenant] -= places
         if not self._held[tenant]:
@@ -76,7 +73,6 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
-        """A place for as long as the block lasts."""
         await self.acquire(tenant)
         try:
             yield

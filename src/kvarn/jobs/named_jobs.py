@@ -48,18 +48,15 @@ class NamedWorker(Worker[NamedJob]):
         self._periodic = periodic
 
     async def claim(self, free: int) -> Sequence[NamedJob]:
-        """Take the job."""
         holder = new_id("job-")  # a new one each time: a lease that is kept is not taken again by its own process
         if not free or self.running or not await leases.take(self._store, self._name, holder, self._lease_s):
             return []
         return [NamedJob(self._name, "", holder)]
 
     async def renew(self, jobs: Sequence[NamedJob]) -> Collection[str]:
-        """Renew its lease."""
         return [job.id for job in jobs if await leases.take(self._store, self._name, job.holder, self._lease_s)]
 
     async def run(self, job: NamedJob) -> None:
-        """Do the work."""
         await self._do(job)
 
     async def release(self, job: NamedJob) -> None:

@@ -34,11 +34,9 @@ class Periodic:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started and not stopped."""
         return self._task is not None
 
     def start(self) -> None:
-        """Repeat it from now on."""
         self._task = asyncio.create_task(self._repeat(), name=self._what)
 
     def wake(self) -> None:

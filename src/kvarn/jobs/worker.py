@@ -94,11 +94,9 @@ class Worker(ABC, Generic[JobT]):
 
     @property
     def free(self) -> int:
-        """Free places."""
         return self._max_running - len(self.running) - self._reserved.total()
 
     def taken_by(self, organization_id: str) -> int:
-        """Places of an organisation."""
         running = sum(job.organization_id == organization_id for job in self.running.values())
         return running + self._reserved[organization_id]
 
@@ -113,7 +111,6 @@ class Worker(ABC, Generic[JobT]):
             self._reserved += Counter()  # drops those with none
 
     def start(self) -> None:
-        """Begin to take jobs."""
         self._polls.start()
 
     async def stop(self) -> None:
@@ -129,11 +126,9 @@ class Worker(ABC, Generic[JobT]):
             await asyncio.sleep(0)  # their callbacks are run
 
     def wake(self) -> None:
-        """Look for jobs at once."""
         self._polls.wake()
 
     def launch(self, job: JobT) -> None:
-        """Run a job whose lease is held."""
         self.running[job.id] = job
         job.task = asyncio.create_task(self._work(job), name=f"{self._kind} {job.id}")
         job.task.add_done_callback(lambda _: self._ended(job))

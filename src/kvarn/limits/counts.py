@@ -68,7 +68,6 @@ class _Window:
     total: int = 0
 
     def forget(self, oldest: int) -> None:
-        """Drop what was charged before the slot `oldest`."""
         while self.charges and (slot := next(iter(self.charges))) < oldest:
             self.total -= self.charges.pop(slot)
 
@@ -96,7 +95,6 @@ class _Hold:
     called_ms: int = 0
 
     def set(self, holder: str, amount: int, expires_ms: int) -> None:
-        """Set what a holder holds."""
         self.total += amount - self.amounts.pop(holder, 0)
         self.expiries.pop(holder, None)
         if amount > 0:
@@ -153,7 +151,6 @@ class Counts:
         return len(self._windows) + len(self._holds) + len(self._marks)
 
     async def reserve(self, reservation: Reservation) -> Decision:
-        """Admit a reservation if every limit has room for it; otherwise count nothing."""
         return self.decide(reservation)
 
     def decide(self, reservation: Reservation) -> Decision:
@@ -169,7 +166,6 @@ class Counts:
         return Decision(admitted, tuple(usages))
 
     def update(self, update: Update) -> None:
-        """Renew or settle a reservation."""
         now_ms, reservation = self._swept(), update.reservation
         expires_ms = now_ms + self._timing.lease_ms
         for limit in reservation.limits:

@@ -92,7 +92,6 @@ class Limiter:
 
     @property
     def away(self) -> bool:
-        """Whether counts are configured to be in Redis, and it does not answer."""
         return self._redis is not None and self._redis.away
 
     @property

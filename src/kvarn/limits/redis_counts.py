@@ -102,7 +102,6 @@ class RedisCounts:
 
     @property
     def away(self) -> bool:
-        """Whether Redis does not answer."""
         return self._prober is not None
 
     async def start(self) -> None:

@@ -76,7 +76,6 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Prompt tokens and expected output tokens."""
 
     def amount(self, limit: Limit) -> int:
-        """The amount that it takes of a limit."""
         return self.tokens if limit.kind is Kind.TOKENS else limit.amount
 
 

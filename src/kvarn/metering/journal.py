@@ -55,8 +55,6 @@ class JournalFullError(Exception):
 
 
 class Slot:
-    """Token counts of one request in flight."""
-
     __slots__ = ("_first_us", "_memory", "_offset", "_received", "number")
 
     def __init__(self, memory: mmap.mmap, number: int, received: float) -> None:
@@ -67,7 +65,6 @@ class Slot:
         self._first_us = 0
 
     def watch(self, tokens: Tokens) -> None:
-        """Store the counts."""
         if not self._first_us and tokens.first_token is not None:
             self._first_us = max(0, int(1e6 * (tokens.first_token - self._received))) + 1
         counts = tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
@@ -149,7 +146,6 @@ class Journal:
                 os.close(descriptor)
 
     def release(self) -> None:
-        """Close it and leave it to another gateway."""
         self._database.close()
 
     def remove(self) -> None:
@@ -209,7 +205,6 @@ class LiveJournal(Journal):
         return Slot(self._memory, number, received)
 
     def finish(self, slot: Slot | None, event: LedgerEvent) -> None:
-        """A request has ended."""
         try:
             self._append_within_bound(event)
         except (JournalFullError, sqlite3.Error) as error:
@@ -284,5 +279,4 @@ def dead_journals(root: Path) -> Iterator[Journal]:
 
 
 def decode_event(record: bytes) -> LedgerEvent:
-    """The event of a record."""
     return msgspec.msgpack.decode(record, type=LedgerEvent)

@@ -69,7 +69,6 @@ class _Head(msgspec.Struct):
 
 
 def encode_message(event: LedgerEvent) -> bytes:
-    """The value of an event's message; its key is the event's id."""
     return _HEAD + _encoder.encode(event)[1:]
 
 

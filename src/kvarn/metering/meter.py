@@ -42,7 +42,6 @@ class Meter:
         self._swept = float("-inf")
 
     def stop(self) -> None:
-        """End `run` once the batch in hand is counted."""
         self._stopping = True
 
     async def run(self) -> None:
@@ -92,7 +91,6 @@ class Meter:
             return
 
     async def _sweep(self) -> None:
-        """Delete now and then what was counted for organisations whose usage is erased."""
         if SYSTEM_CLOCK.now() < self._swept + _SWEEP_EVERY_S:
             return
         self._swept = SYSTEM_CLOCK.now()

@@ -41,7 +41,6 @@ class PriceBook:
         return 0 if price is None else price.cost(prompt, min(cached, prompt), output)
 
     def max_cost(self, model: str, at: float, *, prompt: int, output: int) -> int:
-        """The highest cost of a request, however much of its prompt is cached."""
         return max(self.cost(model, at, prompt=prompt, cached=cached, output=output) for cached in (0, prompt))
 
     def _price(self, model: str, at: float) -> _Price | None:

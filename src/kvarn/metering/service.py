@@ -139,7 +139,6 @@ class Metering:
         return event
 
     def forget(self, slot: Slot | None) -> None:
-        """A request that did nothing has ended."""
         if self._journal is not None:
             self._journal.free(slot)
 
@@ -182,5 +181,4 @@ class Metering:
 
 
 def wall_clock_of(monotonic: float) -> float:
-    """A monotonic second as seconds since 1970."""
     return SYSTEM_CLOCK.time() - (SYSTEM_CLOCK.now() - monotonic)
