@@ -25,6 +25,7 @@ from kvarn.config.platform import (
     SafetyConfig,
     SloConfig,
     StoreConfig,
+    TracesConfig,
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
@@ -342,6 +343,9 @@ class KvarnConfig(Section):
 
     batches: BatchesConfig = BatchesConfig()
     """Running of batches."""
+
+    traces: TracesConfig = TracesConfig()
+    """Traces of requests, sent to a collector."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of the log on standard error."""

@@ -181,6 +181,7 @@ async def generate_external(
             model.metrics.estimated.labels(model.served.name).inc()
         async for last in choices.ends():
             running -= 1
+            turn.usage.finish_reasons.append(last.finish_reason or "stop")
             if not running:  # counted before the client hears of it
                 turn.usage.pending -= 1
                 turn.record.timeline.mark("generated", {"tokens": turn.usage.completion_tokens})

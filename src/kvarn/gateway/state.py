@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.answers.traces import Traces
 from kvarn.external.model import ExternalModel
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
@@ -38,6 +39,7 @@ class ControlPlane:
     rollouts: Rollouts
     external: Sequence[ExternalModel]
     """Models that other servers run."""
+    traces: Traces
 
 
 @dataclass(frozen=True, slots=True)
