@@ -14,7 +14,7 @@ from kvarn.answers.turn import GeneratedPrompt, Turn
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.traces.context import begin, parent_of
 from kvarn.observe.traces.exporter import SpanExporter
-from kvarn.observe.traces.facts import RequestFacts, TurnFacts
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 
 if TYPE_CHECKING:
     from kvarn.answers.question import Question
@@ -59,7 +59,7 @@ class Traces(Observer):
         if not exporter.wants(trace):
             return
         owner, choice = record.principal.owner, record.choice
-        facts = RequestFacts(
+        request = TracedRequest(
             trace=trace,
             name=name,
             request_id=record.request_id,
@@ -74,14 +74,14 @@ class Traces(Observer):
             model_route="" if choice.route is None else choice.route.name,
             wall_clock_offset_s=SYSTEM_CLOCK.time() - SYSTEM_CLOCK.now(),
             events=record.timeline.events,
-            turns=[_turn_facts(turn, each) for turn, each in zip(record.turns, contents, strict=True)],
+            turns=[_traced_turn(turn, each) for turn, each in zip(record.turns, contents, strict=True)],
         )
-        exporter.add(facts)
+        exporter.add(request)
 
 
-def _turn_facts(turn: Turn, contents: _Contents | None) -> TurnFacts:
+def _traced_turn(turn: Turn, contents: _Contents | None) -> TracedTurn:
     usage = turn.usage
-    return TurnFacts(
+    return TracedTurn(
         id=turn.engine_id,
         model=turn.model,
         model_version=turn.model_version,

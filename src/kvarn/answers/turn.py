@@ -52,7 +52,7 @@ class TokenUsage:
     refused: bool = False
     """The engine did not take it, or gave it up."""
     finish_reasons: list[str] = field(default_factory=list)
-    """Of its choices that have ended, in the order in which they did."""
+    """Reasons of the choices that have ended, in the order in which they did."""
     first_token: float | None = None
     """Monotonic seconds."""
     timeline: RequestTimeline | None = None

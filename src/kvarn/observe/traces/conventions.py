@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvarn.observe.traces.facts import RequestFacts, TurnFacts
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 
 Value = str | int | float | bool | list[str]
 Attributes = dict[str, Value]
@@ -34,35 +34,35 @@ def operation_of(endpoint: str) -> str:
     return _OPERATIONS.get(endpoint) or endpoint.rstrip("/").rpartition("/")[2] or "request"
 
 
-def request_attributes(facts: RequestFacts) -> Attributes:
+def request_attributes(request: TracedRequest) -> Attributes:
     """Attributes of a request's span."""
     attributes: Attributes = {
-        "http.request.method": facts.method,
-        "http.route": facts.route,
-        "http.response.status_code": facts.status,
-        "kvarn.request.id": facts.request_id,
-        "kvarn.organization.id": facts.organization_id,
-        "kvarn.project.id": facts.project_id,
+        "http.request.method": request.method,
+        "http.route": request.route,
+        "http.response.status_code": request.status,
+        "kvarn.request.id": request.request_id,
+        "kvarn.organization.id": request.organization_id,
+        "kvarn.project.id": request.project_id,
     }
-    if facts.key_id:
-        attributes["kvarn.key.id"] = facts.key_id
-    if facts.model_route:
-        attributes["gen_ai.request.model"] = facts.model_route
-    if facts.is_error:
-        attributes["error.type"] = str(facts.status)
-    if facts.disconnected:
+    if request.key_id:
+        attributes["kvarn.key.id"] = request.key_id
+    if request.model_route:
+        attributes["gen_ai.request.model"] = request.model_route
+    if request.is_error:
+        attributes["error.type"] = str(request.status)
+    if request.disconnected:
         attributes["kvarn.client_left"] = True
-    if not facts.method:
+    if not request.method:
         del attributes["http.request.method"], attributes["http.route"], attributes["http.response.status_code"]
     return attributes
 
 
-def turn_attributes(facts: RequestFacts, turn: TurnFacts) -> Attributes:
+def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
     """Attributes of a turn's span."""
     attributes: Attributes = {
-        "gen_ai.operation.name": operation_of(facts.route),
+        "gen_ai.operation.name": operation_of(request.route),
         "gen_ai.provider.name": turn.provider or PROVIDER,
-        "gen_ai.request.model": facts.model_route or turn.model,
+        "gen_ai.request.model": request.model_route or turn.model,
         "gen_ai.response.model": turn.model,
         "gen_ai.usage.input_tokens": turn.prompt_tokens,
         "gen_ai.usage.output_tokens": turn.output_tokens,

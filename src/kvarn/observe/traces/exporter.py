@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from kvarn.config.platform import TracesConfig
 from kvarn.observe.traces.context import TraceContext
-from kvarn.observe.traces.facts import RequestFacts
 from kvarn.observe.traces.otlp import encode
 from kvarn.observe.traces.settings import ExportSettings, export_settings
 from kvarn.observe.traces.spans import request_spans
+from kvarn.observe.traces.traced import TracedRequest
 
 MAX_REQUESTS = 4096
 """Requests whose spans may wait for the collector; after that, the oldest are dropped."""
@@ -28,14 +28,26 @@ _LONGEST_PAUSE_S = 30.0
 _log = logging.getLogger("kvarn.observe")
 
 
+class ExportMetrics:
+    """Counts of exported requests."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.sent = Counter("kvarn_traces_exported_total", "Requests whose spans a collector took.", registry=registry)
+        self.dropped = Counter(
+            "kvarn_traces_dropped_total",
+            "Requests whose spans were not exported: the collector was away or refused them.",
+            registry=registry,
+        )
+
+
 def make_exporter(config: TracesConfig, registry: CollectorRegistry) -> SpanExporter | None:
     """The exporter that the configuration and the environment ask for; None: neither names a collector.
 
     Raises:
         ConfigError: A variable of OpenTelemetry's has no valid value.
     """
-    settings = export_settings(config, os.environ, _log.warning)
-    return None if settings is None else SpanExporter(settings, registry, vllm=config.vllm_attributes)
+    settings, metrics = export_settings(config, os.environ, _log.warning), ExportMetrics(registry)
+    return None if settings is None else SpanExporter(settings, metrics, vllm=config.vllm_attributes)
 
 
 class SpanExporter:
@@ -43,7 +55,7 @@ class SpanExporter:
 
     Args:
         settings: Where they go.
-        registry: Where the counts are shown.
+        metrics: Counts them.
         vllm: Turns have the attributes of vLLM's spans, too.
         transport: In place of the network.
     """
@@ -51,34 +63,29 @@ class SpanExporter:
     def __init__(
         self,
         settings: ExportSettings,
-        registry: CollectorRegistry,
+        metrics: ExportMetrics,
         *,
         vllm: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._settings = settings
         self._vllm = vllm
-        self._waiting: deque[RequestFacts] = deque()
+        self._waiting: deque[TracedRequest] = deque()
         self._pause_s = 0.0
         headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
         self._http = httpx.Client(timeout=settings.timeout_s, headers=headers, transport=transport, trust_env=True)
-        self._sent = Counter("kvarn_traces_exported_total", "Requests whose spans a collector took.", registry=registry)
-        self._dropped = Counter(
-            "kvarn_traces_dropped_total",
-            "Requests whose spans were not exported: the collector was away or refused them.",
-            registry=registry,
-        )
+        self._sent, self._dropped = metrics.sent, metrics.dropped
 
     def wants(self, trace: TraceContext) -> bool:
         """Whether a request's spans are exported: it is sampled."""
         return self._settings.samples(trace)
 
-    def add(self, facts: RequestFacts) -> None:
+    def add(self, request: TracedRequest) -> None:
         """Export a request's spans soon."""
         if len(self._waiting) >= MAX_REQUESTS:
             self._waiting.popleft()
             self._dropped.inc()
-        self._waiting.append(facts)
+        self._waiting.append(request)
 
     async def export(self) -> None:
         """Send what waits, until there is none or the collector does not take it now. The next call tries again."""
@@ -103,9 +110,9 @@ class SpanExporter:
         self._dropped.inc(len(self._waiting))
         self._http.close()
 
-    def _send(self, batch: Sequence[RequestFacts]) -> float | None:
+    def _send(self, batch: Sequence[TracedRequest]) -> float | None:
         """Send a batch. Runs in a thread. None: it is done with; else the seconds after which it is tried again."""
-        spans = ((facts, request_spans(facts, vllm=self._vllm)) for facts in batch)
+        spans = ((request, request_spans(request, vllm=self._vllm)) for request in batch)
         body = gzip.compress(encode(spans, self._settings.resource), 1)
         try:
             answer = self._http.post(self._settings.url, content=body)
@@ -121,7 +128,7 @@ class SpanExporter:
             _log.error("the collector refused spans: status %d: %s", answer.status_code, answer.text[:200])
         return None
 
-    def _failed(self, batch: Sequence[RequestFacts], why: str, retry_after: str | None) -> float:
+    def _failed(self, batch: Sequence[TracedRequest], why: str, retry_after: str | None) -> float:
         if not self._pause_s:
             _log.warning("export of spans failed, retrying: %s", why, extra={"requests": len(batch)})
         wanted = float(retry_after) if retry_after and retry_after.isdecimal() else 2 * self._pause_s

@@ -12,16 +12,16 @@ import msgspec
 
 import kvarn
 from kvarn.observe.traces.conventions import Attributes, Value
-from kvarn.observe.traces.facts import RequestFacts
 from kvarn.observe.traces.spans import Span
+from kvarn.observe.traces.traced import TracedRequest
 
 _ERROR = 2
 _SCOPE = {"name": "kvarn", "version": kvarn.__version__}
 
 
-def encode(requests: Iterable[tuple[RequestFacts, list[Span]]], resource: Mapping[str, str]) -> bytes:
+def encode(requests: Iterable[tuple[TracedRequest, list[Span]]], resource: Mapping[str, str]) -> bytes:
     """The body of an export: spans of some requests, and the attributes of the process that made them."""
-    spans = [each for facts, of_request in requests for each in _spans(facts, of_request)]
+    spans = [each for request, of_request in requests for each in _spans(request, of_request)]
     found = {
         "resource": {"attributes": _attributes(dict(resource))},
         "scopeSpans": [{"scope": _SCOPE, "spans": spans}],
@@ -29,8 +29,8 @@ def encode(requests: Iterable[tuple[RequestFacts, list[Span]]], resource: Mappin
     return msgspec.json.encode({"resourceSpans": [found]})
 
 
-def _spans(facts: RequestFacts, spans: list[Span]) -> Iterable[dict[str, Any]]:
-    trace, offset_s = facts.trace, facts.wall_clock_offset_s
+def _spans(request: TracedRequest, spans: list[Span]) -> Iterable[dict[str, Any]]:
+    trace, offset_s = request.trace, request.wall_clock_offset_s
     first = int(trace.span_id, 16)
     ids = [f"{(first + place) % (1 << 64) or 1:016x}" for place in range(len(spans))]
     for span_id, span in zip(ids, spans, strict=True):

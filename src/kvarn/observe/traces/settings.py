@@ -24,7 +24,7 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """Where spans go, and which."""
+    """The collector, and which requests it gets."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -48,7 +48,7 @@ class ExportSettings:
 def export_settings(
     config: TracesConfig, environment: Mapping[str, str], warn: Callable[[str], None]
 ) -> ExportSettings | None:
-    """What the configuration and the environment say; None: spans are not exported.
+    """Settings of the configuration and the environment; None: spans are not exported.
 
     Args:
         config: The configuration's own.

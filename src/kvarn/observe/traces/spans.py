@@ -28,7 +28,7 @@ from kvarn.observe.traces.conventions import (
     turn_attributes,
     vllm_attributes,
 )
-from kvarn.observe.traces.facts import RequestFacts, TurnFacts
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 
 
 class SpanKind(IntEnum):
@@ -77,48 +77,50 @@ _PARTS = {
     "ended": "end",
 }
 """Names of the gateway's parts, by the event that ends them."""
-_OF_A_TURN = frozenset({"first_token", "failover", "generated"})
+_OF_A_TURN = frozenset({"sent", "first_token", "failover", "generated"})
 _ENGINE = "engine."
 
 
-def request_spans(facts: RequestFacts, *, vllm: bool = False) -> list[Span]:
+def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
     """The spans of a request, its own first; each child stands behind its parent. `vllm`: turns have the attributes of
     vLLM's spans, too."""
-    gateway = [event for event in facts.events if not event.name.startswith(_ENGINE)]
-    engine = [event for event in facts.events if event.name.startswith(_ENGINE)]
+    gateway = [event for event in request.events if not event.name.startswith(_ENGINE)]
+    engine = [event for event in request.events if event.name.startswith(_ENGINE)]
     begin_s, end_s = gateway[0].at_s, gateway[-1].at_s
-    attributes = request_attributes(facts)
-    kind = SpanKind.SERVER if facts.method else SpanKind.INTERNAL
-    spans = [Span(facts.name, begin_s, end_s, None, kind, attributes, failed=facts.is_error)]
-    turns = iter(facts.turns)
-    before, place = begin_s, 1
-    while place < len(gateway):
-        event = gateway[place]
-        place += 1
-        name = _PARTS.get(event.name) or event.name.replace(".", " ", 1)
-        if event.name not in _OF_A_TURN:
-            spans.append(Span(name, before, event.at_s, 0, attributes=dict(event.numbers)))
-        before = event.at_s
-        if event.name != "sent":
+    attributes = request_attributes(request)
+    kind = SpanKind.SERVER if request.method else SpanKind.INTERNAL
+    spans = [Span(request.name, begin_s, end_s, None, kind, attributes, failed=request.is_error)]
+    turns = iter(request.turns)
+    before, of_turn = begin_s, list[Event]()
+    for event in (*gateway[1:], None):
+        if of_turn and (event is None or event.name not in _OF_A_TURN):
+            sent_s, last = of_turn[0].at_s, of_turn[-1]
+            is_whole = (
+                event is None or last.name == "generated"
+            )  # else it failed, at the latest when the next event came
+            before = event.at_s if event is not None and not is_whole else last.at_s
+            told = [each for each in engine if sent_s <= each.at_s <= before]
+            own = len(spans)
+            _add_turn(spans, request, next(turns, None), before, of_turn, told)
+            if vllm:
+                spans[own].attributes |= _vllm(spans[own:], request)
+            of_turn = []
+            if not is_whole:
+                continue
+        if event is None or of_turn:
+            of_turn += filter(None, [event])
             continue
-        events: list[Event] = []
-        while place < len(gateway) and gateway[place].name in ("sent", *_OF_A_TURN):
-            events.append(gateway[place])
-            place += 1
-        ended = bool(events) and events[-1].name == "generated"
-        before = events[-1].at_s if ended or place == len(gateway) else gateway[place].at_s
-        place += not ended and place < len(gateway)
-        of_turn = [each for each in engine if event.at_s <= each.at_s <= before]
-        own = len(spans)
-        _add_turn(spans, facts, next(turns, None), event.at_s, before, events, of_turn)
-        if vllm:
-            spans[own].attributes |= _vllm(spans[own:], facts)
+        name = _PARTS.get(event.name) or event.name.replace(".", " ", 1)
+        spans.append(Span(name, before, event.at_s, 0, attributes=dict(event.numbers)))
+        before = event.at_s
+        if event.name == "sent":
+            of_turn = [event]
     return spans
 
 
-def _vllm(spans: Sequence[Span], facts: RequestFacts) -> Attributes:
+def _vllm(spans: Sequence[Span], request: TracedRequest) -> Attributes:
     """The attributes that vLLM's span of a turn has; the turn's span is the first."""
-    turn, received_s = spans[0], next((e.at_s for e in facts.events if e.name == "read"), facts.events[0].at_s)
+    turn, received_s = spans[0], next((e.at_s for e in request.events if e.name == "read"), request.events[0].at_s)
     seconds = {each.name: each.end_s - each.begin_s for each in reversed(spans)}
     parts: dict[str, float] = {name: seconds[name] for name in ("queue", "prefill", "decode") if name in seconds}
     first = next((event.at_s for event in turn.events if event.name == "first_token"), None)
@@ -129,20 +131,19 @@ def _vllm(spans: Sequence[Span], facts: RequestFacts) -> Attributes:
 
 def _add_turn(
     spans: list[Span],
-    facts: RequestFacts,
-    turn: TurnFacts | None,
-    begin_s: float,
+    request: TracedRequest,
+    turn: TracedTurn | None,
     end_s: float,
     events: Sequence[Event],
     engine: Sequence[Event],
 ) -> None:
-    operation = operation_of(facts.route)
-    model = facts.model if turn is None else turn.model
-    span = Span(f"{operation} {model}", begin_s, end_s, 0)
+    operation = operation_of(request.route)
+    model = request.model if turn is None else turn.model
+    span = Span(f"{operation} {model}", events[0].at_s, end_s, 0)
     if turn is not None:
-        span.attributes = turn_attributes(facts, turn)
+        span.attributes = turn_attributes(request, turn)
         span.failed = turn.outcome == "failed"
-    span.events = [SpanEvent(each.name, each.at_s, each.numbers) for each in events if each.name != "generated"]
+    span.events = [SpanEvent(each.name, each.at_s, each.numbers) for each in events[1:] if each.name != "generated"]
     own = len(spans)
     spans.append(span)
     for sequence in _by_sequence(engine):

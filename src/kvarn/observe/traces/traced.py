@@ -1,4 +1,4 @@
-"""Facts of a request that is over: what its spans are made of, and nothing that it held."""
+"""A request that is over: what its spans are made of, and nothing that it held."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvarn.observe.traces.context import TraceContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFacts:
+class TracedTurn:
     """A turn that is settled."""
 
     id: str
@@ -20,7 +20,7 @@ class TurnFacts:
     adapter: str = ""
     replica: str = ""
     provider: str = ""
-    """Whose model it is; empty: of this server."""
+    """Owner of the model; empty: this server runs it."""
     service_tier: str = "default"
     outcome: str = "finished"
     refused: bool = False
@@ -37,7 +37,7 @@ class TurnFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFacts:
+class TracedRequest:
     """A request that is over."""
 
     trace: TraceContext
@@ -60,7 +60,7 @@ class RequestFacts:
     wall_clock_offset_s: float
     """Seconds from the clock of `events` to 1970's."""
     events: Sequence[Event]
-    turns: Sequence[TurnFacts] = ()
+    turns: Sequence[TracedTurn] = ()
 
     @property
     def is_error(self) -> bool:
